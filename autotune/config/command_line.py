@@ -1,0 +1,113 @@
+"""The command line that every entry point shares: Hydra's ``key=value`` overrides, and a few of Hydra's flags.
+
+Hydra composes; its own ``main`` is not used, because it would print mistakes over several lines, exit with 1, and run
+callbacks that a configuration names.
+"""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from autotune.config.paths import shipped_folder
+from autotune.errors import AutotuneError, ConfigError
+
+EXIT_BAD_INPUT = 2
+EXIT_NOT_REACHED = 3
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A parsed command line."""
+
+    overrides: tuple[str, ...]
+    config_dirs: tuple[str, ...]
+    cfg: str | None
+    """Print this part of the configuration (job, hydra, all) and run nothing."""
+    resolve: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help shows what is accepted")
+
+
+def parse_command_line(program: str, purpose: str, epilog: str, arguments: Sequence[str]) -> CommandLine:
+    """Parse flags and overrides; prints help or version and exits where asked.
+
+    Raises:
+        ConfigError: an unknown flag.
+    """
+    parser = _Parser(
+        prog=program,
+        usage=f"{program} [flags] experiment=NAME [key=value ...]",
+        description=purpose,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="any key of the configuration, in Hydra's grammar")
+    parser.add_argument("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="a folder of your own config groups, searched too")
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"), help="print the composed configuration and run nothing")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: interpolations resolved")
+    parser.add_argument("--version", action="version", version=f"autotune {_version()}")
+    parser.add_argument("--shell-completion", "-sc", metavar="COMMAND", help="tab completion: eval \"$(autotune -sc install=bash)\" (bash, zsh, fish)")
+    found = parser.parse_intermixed_args(list(arguments))
+    if found.shell_completion is not None:
+        from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
+
+        sys.exit(shell_completion(found.shell_completion, [*found.overrides], found.config_dir))
+    return CommandLine(overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve)
+
+
+def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Name and first comment line of every experiment there is."""
+    found: dict[str, str] = {}
+    for folder in (*map(Path, config_dirs), shipped_folder("conf")):
+        for path in sorted((folder / "experiment").glob("*.yaml")):
+            comments = (line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#"))
+            found.setdefault(path.stem, next((line for line in comments if line and "@package" not in line), ""))
+    return list(found.items())
+
+
+def experiments_help(config_dirs: Sequence[str] = ()) -> str:
+    """The experiments as indented lines of a help text."""
+    rows = experiments(config_dirs)
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
+
+
+def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
+    """Make modules of the user's own importable, and return where they may lie.
+
+    That is the working folder, and the folders of ``--config-dir`` and those around them.
+    """
+    folders = [str(Path.cwd())]
+    for each in config_dirs:
+        folder = Path(each).expanduser().resolve()
+        folders += [str(folder), str(folder.parent)]
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    return folders
+
+
+def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run an entry point; any failure that autotune explains becomes one line on stderr and exit code 2."""
+    try:
+        return command(arguments)
+    except AutotuneError as error:
+        print(f"autotune: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("autotune: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("autotune")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

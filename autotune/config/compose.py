@@ -1,0 +1,280 @@
+"""Composing: experiment, command line and suggestion become one checked, resolved configuration.
+
+Hydra composes, OmegaConf checks against the schema, and every ``_target_`` is held against the allow-list before anything is
+built of it. All that Hydra and OmegaConf say of a mistake is turned into one line.
+
+A suggestion is composed as Hydra would compose its overrides. What is slow in that (reading the files of a set of group
+choices, some 80 ms) is done once for each set and kept; a test holds both ways equal.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from autotune.config.allowed import check_target_names
+from autotune.config.paths import shipped_folder
+from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
+from autotune.errors import ConfigError, InvalidTrialError
+from autotune.space import Suggestion, override_text
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One resolved configuration and the files that its groups were taken from."""
+
+    plain: Mapping[str, Any]
+    """The whole configuration as nested plain data."""
+    choices: Mapping[str, str]
+    """Config group -> name of the chosen file."""
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration as schema objects.
+
+        Raises:
+            ConfigError: a value the schema does not take, or a mandatory one that is missing.
+        """
+        try:
+            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), self.plain))
+        except OmegaConfBaseException as error:
+            raise ConfigError(_explain_value(error)) from error
+        assert isinstance(config, Config)
+        return config
+
+    @cached_property
+    def trial(self) -> TrialConfig:
+        """The part that one training needs."""
+        return TrialConfig.from_dict(self.plain)
+
+    def lookup(self, key: str) -> Any:
+        """The value of a config key; for a config group, the name of its chosen file; None where there is no such key."""
+        if key in self.choices:
+            return self.choices[key]
+        value: Any = self.plain
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return None
+            value = value[part]
+        return value
+
+
+class Composer:
+    """Composes configurations from the shipped folder, folders of the user's own, and a command line.
+
+    Raises:
+        ConfigError: a folder that is not there, or an override that does not parse or is not for here.
+    """
+
+    def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()) -> None:
+        self.config_dirs = tuple(Path(each).expanduser().resolve() for each in config_dirs)
+        for folder, written in zip(self.config_dirs, config_dirs, strict=True):
+            if not folder.is_dir():
+                raise ConfigError(f"--config-dir {written}: no such folder")
+        parsed = [_parse(text) for text in overrides]
+        self.sweeps = {each.key_or_group: _sweep_text(each) for each in parsed if each.is_sweep_override()}
+        self.allowed_targets = _allowed_targets(parsed)
+        self.overrides = tuple(
+            text
+            for text, each in zip(overrides, parsed, strict=True)
+            if not each.is_sweep_override() and each.key_or_group != "allowed_targets"
+        )
+        for each in parsed:
+            if each.is_delete():
+                raise ConfigError(f"{each.input_line}: a key cannot be taken out; accepted is key=value")
+        self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+
+    def compose(self, overrides: Sequence[str] = ()) -> Composed:
+        """The configuration of the command line and ``overrides`` on top of it.
+
+        Raises:
+            ConfigError: with key, what was found and what is accepted.
+        """
+        config, choices = self._base(tuple(overrides))
+        return self._finish(config, choices)
+
+    def compose_suggestion(self, suggestion: Suggestion, *, seed: int) -> Composed:
+        """The configuration of one point of the search space.
+
+        Raises:
+            InvalidTrialError: the point cannot be composed, or no training can run it.
+        """
+        groups = tuple(f"{key}={override_text(value)}" for key, value in suggestion.values.items() if self.is_group(key))
+        try:
+            config, choices = self._base(groups)
+            for key, value in suggestion.values.items():
+                if not self.is_group(key):
+                    OmegaConf.update(config, key, value, merge=False)
+            config.seed = seed
+            composed = self._finish(config, choices)
+            _ = composed.trial
+        except ConfigError as error:
+            raise InvalidTrialError(str(error)) from error
+        except OmegaConfBaseException as error:
+            raise InvalidTrialError(_explain_value(error)) from error
+        return composed
+
+    def is_group(self, key: str) -> bool:
+        """Whether a key names a config group, so that its value is a file's name."""
+        return key in self._choices
+
+    def config_yaml(self, config_type: str, *, resolve: bool) -> str:
+        """The composed configuration as YAML: ``job`` ours, ``hydra`` Hydra's own, ``all`` both."""
+        config = self._hydra_compose(())
+        if resolve:
+            _ = self.compose()
+            OmegaConf.resolve(config)
+        hydra_part = OmegaConf.masked_copy(config, "hydra")
+        job_part = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        return OmegaConf.to_yaml({"job": job_part, "hydra": hydra_part, "all": config}[config_type])
+
+    @cached_property
+    def _choices(self) -> dict[str, str]:
+        return self._base(())[1]
+
+    def _base(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+        """A fresh copy of what Hydra composes for a set of overrides, with the groups' choices."""
+        if overrides not in self._bases:
+            config = self._hydra_compose(overrides)
+            choices = {str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")}
+            self._bases[overrides] = (OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), choices)
+        config, choices = self._bases[overrides]
+        return config.copy(), choices
+
+    def _hydra_compose(self, overrides: tuple[str, ...]) -> DictConfig:
+        everything = [*self.overrides, *overrides]
+        if self.config_dirs:
+            paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
+            everything.append(f"hydra.searchpath=[{paths}]")
+        try:
+            with _hydra():
+                return compose("config", everything, return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+            raise ConfigError(self._explain(error)) from error
+
+    def _finish(self, config: DictConfig, choices: Mapping[str, str]) -> Composed:
+        if config.get("allowed_targets"):
+            raise ConfigError(
+                f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the command line only: "
+                f"add allowed_targets={override_text(list(config.allowed_targets))} if you trust that code"
+            )
+        try:
+            config.allowed_targets = list(self.allowed_targets)
+            checked = OmegaConf.merge(OmegaConf.structured(Config), config)
+            plain = OmegaConf.to_container(checked, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(_explain_value(error)) from error
+        assert isinstance(plain, dict)
+        check_target_names(plain, self.allowed_targets)
+        return Composed({str(key): value for key, value in plain.items()}, choices)
+
+    def _explain(self, error: Exception) -> str:
+        """Hydra's error as one line: key, what was found, what is accepted."""
+        message = str(error)
+        if isinstance(error, MissingConfigException) and (missing := re.search(r"Could not find '([^']+)'", message)):
+            group, _, option = missing[1].rpartition("/")
+            options = error.options or []
+            accepted = f"accepted are {', '.join(options)}" if options else "there is no such file"
+            return f"{group}={option}: {accepted}{_did_you_mean(option, options)}"
+        if unknown := re.search(r"Could not override '([^']+)'", message):
+            key = unknown[1]
+            return f"{key}: no such key{_did_you_mean(key, self.known_keys())}; accepted keys are shown by --cfg job"
+        return _explain_value(error)
+
+    def known_keys(self) -> list[str]:
+        """Every key of the shipped default configuration, groups included, for suggestions."""
+        with _hydra():
+            config = compose("config", [])
+        return list(_flat_keys(OmegaConf.to_container(config)))
+
+
+def split_overrides(composer: Composer, overrides: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The part of a command line that says what a training is: group choices, and values by config key.
+
+    What only says how a study is run is left out, so the rest can be written into an exported experiment.
+    """
+    groups: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for text in overrides:
+        override = _parse(text)
+        key = override.key_or_group
+        if re.split(r"[./]", key)[0] in FIXED_KEYS - {"target", "evaluate_every_samples"}:
+            continue
+        if composer.is_group(key) and isinstance(override.value(), str):
+            groups[key] = str(override.value())
+        else:
+            values[key] = _plain(override)
+    return groups, values
+
+
+def _plain(override: Override) -> Any:
+    return OmegaConf.to_container(OmegaConf.create({"value": override.value()}))["value"]  # type: ignore[index,call-overload]  # a mapping by its make
+
+
+class _hydra:  # noqa: N801  # a context manager, used as a function
+    """Hydra's global state, ours while composing and the caller's before and after."""
+
+    def __enter__(self) -> None:
+        self._saved = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        self._context = initialize_config_dir(str(shipped_folder("conf")), version_base="1.3")
+        self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = self._saved
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(f"{text!r}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')") from error
+
+
+def _sweep_text(override: Override) -> str:
+    return str(override.input_line).split("=", 1)[1]
+
+
+def _allowed_targets(overrides: Sequence[Override]) -> tuple[str, ...]:
+    names: list[str] = []
+    for each in overrides:
+        if each.key_or_group == "allowed_targets":
+            value = each.value()
+            found = [value] if isinstance(value, str) else value
+            if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
+                raise ConfigError(f"{each.input_line}: accepted is a list of package names, as in allowed_targets=[my_package]")
+            names += found
+    return tuple(names)
+
+
+def _flat_keys(value: Any, prefix: str = "") -> Iterator[str]:
+    for key, each in value.items():
+        yield f"{prefix}{key}"
+        if isinstance(each, Mapping):
+            yield from _flat_keys(each, f"{prefix}{key}.")
+
+
+def _did_you_mean(found: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(found, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _explain_value(error: Exception) -> str:
+    """An error of OmegaConf, YAML or the file system as one line, its key first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    said = " ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line))
+    return f"{key}: {said}" if key else said

@@ -1,0 +1,204 @@
+"""The configuration's schema, and the part of it that one training needs.
+
+``Config`` is what OmegaConf checks a composed configuration against; what a component of the user's choice takes (a model, an
+optimizer) stays an open mapping, since its own signature is the check. ``TrialConfig`` is resolved plain data that crosses to
+a worker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from omegaconf import MISSING
+
+from autotune.errors import ConfigError
+from autotune.measurement import Target
+
+
+@dataclass(kw_only=True)
+class TargetConfig:
+    """Schema of ``target``: see ``autotune.measurement.Target``."""
+
+    metric: str = MISSING
+    value: float = MISSING
+    mode: str = MISSING
+    max_train_seconds: float = MISSING
+
+
+@dataclass(kw_only=True)
+class PrecisionConfig:
+    """Schema of ``precision``."""
+
+    autocast_dtype: str | None = MISSING
+
+
+@dataclass(kw_only=True)
+class ParallelismConfig:
+    """Schema of ``parallelism``."""
+
+    strategy: str = MISSING
+    num_workers: int = MISSING
+
+
+@dataclass(kw_only=True)
+class RuntimeConfig:
+    """Schema of ``runtime``."""
+
+    channels_last: bool = MISSING
+    num_threads: int | None = MISSING
+    data_on_device: bool | None = MISSING
+
+
+@dataclass(kw_only=True)
+class SearchConfig:
+    """Schema of ``search``."""
+
+    sampler: dict[str, Any] = MISSING
+    num_trials: int | None = MISSING
+    time_budget_seconds: float | None = MISSING
+    max_concurrent_trials: int | None = MISSING
+    trial_deadline_seconds: float | None = MISSING
+    max_errors_in_a_row: int = MISSING
+    storage: str | None = MISSING
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """Schema of ``cluster``."""
+
+    address: str | None = MISSING
+    cpus_per_worker: int = MISSING
+    num_cpus: int | None = MISSING
+    num_gpus: int | None = MISSING
+    connect_timeout_seconds: float = MISSING
+
+
+@dataclass(kw_only=True)
+class ConfirmConfig:
+    """Schema of ``confirm``."""
+
+    num_candidates: int = MISSING
+    num_seeds: int = MISSING
+
+
+@dataclass(kw_only=True)
+class StudyConfig:
+    """Schema of ``study``."""
+
+    name: str | None = MISSING
+    seed: int = MISSING
+    folder: str = MISSING
+
+
+@dataclass(kw_only=True)
+class Config:
+    """Schema of the whole configuration."""
+
+    model: dict[str, Any] = MISSING
+    data: dict[str, Any] = MISSING
+    loss: dict[str, Any] = MISSING
+    metric: dict[str, Any] = MISSING
+    optimizer: dict[str, Any] = MISSING
+    lr_schedule: dict[str, Any] = MISSING
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    batch_size: int = MISSING
+    epochs: int = MISSING
+    device: str = MISSING
+    seed: int = MISSING
+    evaluate_every_samples: int | None = MISSING
+    training: dict[str, Any] | None = MISSING
+    target: TargetConfig = field(default_factory=TargetConfig)
+
+    search_space: list[Any] = MISSING
+    search: SearchConfig = field(default_factory=SearchConfig)
+    stopping: dict[str, Any] = MISSING
+    objective: dict[str, Any] = MISSING
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    tracking: dict[str, Any] = MISSING
+    confirm: ConfirmConfig = field(default_factory=ConfirmConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
+    allowed_targets: list[str] = MISSING
+    dry_run: bool = MISSING
+
+
+STUDY_KEYS = frozenset(
+    {
+        "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "allowed_targets", "dry_run",
+        "experiment",
+    }
+)  # fmt: skip
+"""What a study is run with: never part of a trial, never searchable."""
+
+FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
+"""What every trial of a study shares: never searchable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """All that one training needs, resolved, as plain data.
+
+    Raises:
+        ConfigError: a value that no training can run with.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    loss: Mapping[str, Any]
+    metric: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    lr_schedule: Mapping[str, Any]
+    precision: Mapping[str, Any]
+    parallelism: Mapping[str, Any]
+    runtime: Mapping[str, Any]
+    batch_size: int
+    """Samples a step, over all workers."""
+    epochs: int
+    device: str
+    seed: int
+    evaluate_every_samples: int | None
+    """None: the size of the training split."""
+    training: Mapping[str, Any] | None
+    """A training function of the user's own, None for autotune's loop."""
+    target: Target
+    allowed_targets: tuple[str, ...]
+    """Packages that ``_target_`` may name besides autotune's own list."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("batch_size", self.batch_size, 1)
+        _check_at_least("epochs", self.epochs, 1)
+        _check_at_least("parallelism.num_workers", self.parallelism["num_workers"], 1)
+        for key, value in (
+            ("evaluate_every_samples", self.evaluate_every_samples),
+            ("runtime.num_threads", self.runtime["num_threads"]),
+        ):
+            if value is not None:
+                _check_at_least(key, value, 1)
+        _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _check_one_of("target.mode", self.target.mode, ("max", "min"))
+        _check_one_of("precision.autocast_dtype", self.precision["autocast_dtype"], (None, "bfloat16"))
+        _check_one_of("parallelism.strategy", self.parallelism["strategy"], ("single",))
+        if not self.target.max_train_seconds > 0:
+            raise ConfigError(f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is above 0")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as plain nested data, as YAML holds it."""
+        return {**asdict(self), "allowed_targets": list(self.allowed_targets)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Take a training's part out of a resolved configuration."""
+        known = {each.name: values[each.name] for each in fields(cls)}
+        return cls(**{**known, "target": Target(**known["target"]), "allowed_targets": tuple(known["allowed_targets"])})
+
+
+def _check_at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{key}: found {value}, accepted is a whole number from {least}")
+
+
+def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:
+    if value not in accepted:
+        names = ", ".join("null" if each is None else str(each) for each in accepted)
+        raise ConfigError(f"{key}: found {value!r}, accepted are {names}")

@@ -1,0 +1,173 @@
+"""Reading search spaces: files in the experiment's list, mappings in it, and sweeps on the command line.
+
+Hydra's own sweep words are read too, so that what people already have can be pasted:
+``choice(a,b)``, ``interval(1e-4,1e-1)``, ``range(1,10)`` (its end excluded, as in Hydra), ``int(interval(1,8))`` and
+``tag(log, interval(1e-4,1e-1))``.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
+from hydra.errors import HydraException
+
+from autotune.config.compose import Composer
+from autotune.config.paths import shipped_folder
+from autotune.config.schema import FIXED_KEYS
+from autotune.errors import InvalidTrialError, SearchSpaceError
+from autotune.space import Choice, SearchSpace, Suggestion
+
+
+def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace:
+    """The search space of an experiment: its ``search_space`` list, and the command line's sweeps in place of equal keys.
+
+    Raises:
+        SearchSpaceError: with file, key, what was found and what is accepted.
+    """
+    space = SearchSpace()
+    for index, entry in enumerate(entries):
+        if isinstance(entry, str):
+            mapping, source = _load(entry, composer.config_dirs), entry
+        else:
+            mapping, source = entry, f"search_space[{index}]"
+        space = space.merged_with(SearchSpace.from_mapping(_without_sweep_words(mapping, source), source))
+    if composer.sweeps:
+        narrowed = SearchSpace.from_mapping(_without_sweep_words(composer.sweeps, "command line"), "command line")
+        kept = {key: each for key, each in space.parameters.items() if key not in narrowed.parameters}
+        space = SearchSpace(kept, {key: space.sources[key] for key in kept}).merged_with(narrowed)
+    _check_searchable(space)
+    return space
+
+
+def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, Suggestion]]:
+    """Compose a point of every branch of the space, so that no key or value of it fails later.
+
+    Returns:
+        The points that were composed: the option each one opens (its qualified name and value), and the point.
+
+    Raises:
+        SearchSpaceError: a key that no configuration has, or a value that the schema does not take.
+    """
+    probes = list(space.probes())
+    for name, value, point in probes:
+        for key in point.values:
+            if not composer.is_group(key) and composer.compose(_groups(point, composer)).lookup(key) is None:
+                _check_key_exists(space, composer, point, key)
+        try:
+            composer.compose_suggestion(point, seed=0)
+        except InvalidTrialError as error:
+            opened = f"{name}={value}: " if name else ""
+            raise SearchSpaceError(f"{_source(space)}: {opened}{error}") from error
+    return probes
+
+
+def _groups(point: Suggestion, composer: Composer) -> list[str]:
+    return [text for key, text in zip(point.values, point.as_overrides(), strict=True) if composer.is_group(key)]
+
+
+def _check_key_exists(space: SearchSpace, composer: Composer, point: Suggestion, key: str) -> None:
+    """A key may hold null, but it must be there."""
+    parent, _, last = key.rpartition(".")
+    composed = composer.compose(_groups(point, composer))
+    holder = composed.lookup(parent) if parent else composed.plain
+    if isinstance(holder, Mapping) and last in holder:
+        return
+    has = f"{parent} has {', '.join(map(str, holder))}" if isinstance(holder, Mapping) else f"there is no {parent or key}"
+    raise SearchSpaceError(f"{_source(space)}: {key}: no config has this key; {has}")
+
+
+def _source(space: SearchSpace) -> str:
+    return ", ".join(dict.fromkeys(space.sources.values())) or "search_space"
+
+
+def _check_searchable(space: SearchSpace) -> None:
+    for _, key, parameter in space.items():
+        root = key.replace("/", ".").split(".")[0]
+        if root in FIXED_KEYS:
+            raise SearchSpaceError(
+                f"{_source(space)}: {key}: is a setting of the study, the same for all its trials; accepted are keys of a training"
+            )
+        if isinstance(parameter, Choice) and any(isinstance(value, Mapping) for value, _ in parameter.options):
+            raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
+
+
+def _load(name: str, config_dirs: Sequence[Path]) -> Any:
+    """The content of a search space file: in the working folder, in or beside --config-dir, or among the shipped ones."""
+    relative = Path(name).expanduser()
+    folders = [Path(), *config_dirs, *(each.parent for each in config_dirs), shipped_folder("search_spaces").parent]
+    path = next((folder / relative for folder in folders if (folder / relative).is_file()), None)
+    if path is None:
+        shipped = ", ".join(sorted(f"search_spaces/{each.name}" for each in shipped_folder("search_spaces").glob("*.yaml")))
+        raise SearchSpaceError(f"search_space: {name}: no such file; accepted is a path from here or --config-dir, or one of {shipped}")
+    try:
+        return yaml.load(path.read_text(), Loader=_UniqueKeyLoader) or {}
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise SearchSpaceError(f"{name}{line}: {error.problem}") from error
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise SearchSpaceError(f"{name}: cannot be read: {' '.join(str(error).split())}") from error
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader, which alone would let the second of two equal keys win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _without_sweep_words(mapping: Any, source: str) -> Any:
+    """The mapping with every domain that is a sweep word, at any depth, as the domain it stands for."""
+    if not isinstance(mapping, Mapping):
+        return mapping
+    return {key: _domain(domain, source, str(key)) for key, domain in mapping.items()}
+
+
+def _domain(domain: Any, source: str, key: str) -> Any:
+    if isinstance(domain, str):
+        return _parse_sweep(domain, source, key)
+    if isinstance(domain, Mapping) and isinstance(domain.get("choices"), Mapping):
+        opened = {value: _without_sweep_words(beneath, source) for value, beneath in domain["choices"].items()}
+        return {**domain, "choices": opened}
+    return domain
+
+
+def _parse_sweep(text: str, source: str, key: str) -> Any:
+    refusal = SearchSpaceError(
+        f"{source}: {key}: found {text!r}, accepted is a list of values, a mapping with type: float, int, power_of_two or choice, "
+        f"or one of choice(a,b), interval(low,high), range(start,stop), tag(log, interval(low,high))"
+    )
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+    except HydraException as error:
+        raise refusal from error
+    sweep = override.value()
+    if isinstance(sweep, ChoiceSweep):
+        return [each.text if isinstance(each, QuotedString) else each for each in sweep.list]
+    if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
+        whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
+        return {"type": "int" if whole else "float", "low": sweep.start, "high": sweep.end, "log": "log" in sweep.tags}
+    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
+        return _range(sweep, refusal)
+    raise refusal
+
+
+def _range(sweep: RangeSweep, refusal: SearchSpaceError) -> dict[str, Any]:
+    """A range's values lie at start + n * step below stop."""
+    start, stop, step = sweep.start, sweep.stop, sweep.step
+    assert start is not None and stop is not None
+    count = -(-(stop - start) // step) if step > 0 else 0
+    if count < 1:
+        raise refusal
+    whole = all(isinstance(each, int) for each in (start, stop, step))
+    high = start + (count - 1) * step
+    settings: dict[str, Any] = {"type": "int" if whole else "float", "low": start, "high": high, "log": "log" in sweep.tags}
+    return {**settings, "step": step} if step != 1 and count > 1 else settings

@@ -1,0 +1,212 @@
+"""The records of measuring: what is timed, what an evaluation says, how a trial ends.
+
+Time is measured, never inferred. One monotonic clock per trial is always in exactly one phase or stopped; the device is
+synchronised when the phase changes and at no other time. From the phases follow three times to target:
+
+* warm: prepare + train, what the next training in a ready process takes;
+* cold: build + prepare + train, what one training in a new process takes;
+* amortised over k trainings: build / k + prepare + train.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self
+
+
+class Phase(StrEnum):
+    """What a trial's clock is counting."""
+
+    BUILD = "build"
+    """Load data, move it to the device, warm kernels up, compile: paid once by a process."""
+    PREPARE = "prepare"
+    """Seed and make model, optimizer and schedule: paid by every training."""
+    TRAIN = "train"
+    """Training steps."""
+    EVALUATE = "evaluate"
+    """Scoring the validation split; never part of a time to target."""
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    REACHED = "REACHED"
+    """An evaluation was at or past the target."""
+    MISSED = "MISSED"
+    """Trained to the end of its own schedule without reaching the target."""
+    CAPPED = "CAPPED"
+    """Stopped because its clock had passed the best time to target so far."""
+    STOPPED = "STOPPED"
+    """Stopped by a stopping rule, or because the study's budget ended."""
+    TIMED_OUT = "TIMED_OUT"
+    """Passed the target's max_train_seconds, or hung past its hard deadline."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    DIVERGED = "DIVERGED"
+    """The loss or the metric was no longer finite."""
+    ERRORED = "ERRORED"
+    """A fault in the code that was trained, or a worker that died."""
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether the trial's time is only a lower bound of its time to target."""
+        return self in (Outcome.MISSED, Outcome.CAPPED, Outcome.STOPPED, Outcome.TIMED_OUT)
+
+    @property
+    def is_infeasible(self) -> bool:
+        """Whether the configuration itself cannot be trained, however long."""
+        return self in (Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
+
+    @property
+    def needs_new_worker(self) -> bool:
+        """Whether the process that ran the trial must not run another one."""
+        return self in (Outcome.OUT_OF_MEMORY, Outcome.ERRORED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What "trained" means: ``metric`` at or past ``value``, within ``max_train_seconds`` of training."""
+
+    metric: str
+    value: float
+    mode: str
+    """``max`` where higher is better, ``min`` where lower is."""
+    max_train_seconds: float
+
+    def reached_by(self, metric: float) -> bool:
+        """Whether a metric value is at or past the target; never for one that is not finite."""
+        if not math.isfinite(metric):
+            return False
+        return metric >= self.value if self.mode == "max" else metric <= self.value
+
+    def shortfall(self, metric: float) -> float:
+        """How far a metric value is from the target, in the metric's unit: positive while short of it."""
+        return self.value - metric if self.mode == "max" else metric - self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The only message from a worker to the driver: where a training stands, measured at one evaluation."""
+
+    step: int
+    epoch: float
+    """Passes over the training split, a fraction within one."""
+    samples: int
+    """Training samples seen since the start."""
+    build_seconds: float
+    prepare_seconds: float
+    train_seconds: float
+    """Seconds in the train phase since the trial began; evaluating and reporting not included."""
+    evaluate_seconds: float
+    metric: float
+    """The target's metric on the validation split; NaN where training diverged."""
+    loss: float
+    """Mean loss over the validation split; NaN where it was not computed."""
+    samples_per_second: float
+    """Training throughput since the previous evaluation."""
+    peak_memory_bytes: int | None
+    """Peak device memory of the trial so far; on the CPU the process's peak resident size; None where unknown."""
+    energy_joules: float | None
+    """None where the device has no readable energy counter."""
+    outcome: Outcome | None = None
+    """Set on the last evaluation of a training, None before."""
+
+    @property
+    def warm_seconds(self) -> float:
+        """Seconds of prepare and train so far."""
+        return self.prepare_seconds + self.train_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The evaluation that ``as_dict`` wrote."""
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        outcome = known.get("outcome")
+        return cls(**{**known, "outcome": Outcome(outcome) if outcome else None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What became of one trial: all that storage, tracker, recording and report need of it."""
+
+    trial: int
+    values: Mapping[str, Any]
+    """The suggestion, by config key; empty for a baseline that the space does not contain."""
+    overrides: tuple[str, ...]
+    """The suggestion as Hydra overrides."""
+    seed: int
+    outcome: Outcome
+    evaluations: tuple[Evaluation, ...]
+    started_at: float
+    """Unix time when the trial was handed out."""
+    stopped_at: float
+    fingerprint: Mapping[str, Any]
+    """What the numbers depend on: versions, device, driver, threads, data checksum; empty where no worker said it."""
+    error: str | None = None
+    """The worker's traceback for ERRORED, a reason for other ends without an evaluation."""
+    test_metric: float | None = None
+    """The metric on the held-out test split; only confirmation runs score it."""
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The last evaluation; None where the trial ended before its first one."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    @property
+    def time_to_target_seconds(self) -> float | None:
+        """Warm seconds at the first evaluation at or past the target; None unless REACHED."""
+        if self.outcome is not Outcome.REACHED or self.last is None:
+            return None
+        return self.last.warm_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The result that ``as_dict`` wrote, also after a pass through JSON."""
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(
+            **{
+                **known,
+                "overrides": tuple(known["overrides"]),
+                "outcome": Outcome(known["outcome"]),
+                "evaluations": tuple(Evaluation.from_dict(each) for each in known["evaluations"]),
+            }
+        )
+
+
+class PhaseClock:
+    """The one clock of a trial: counts host monotonic seconds into the phase it is in, or into none.
+
+    ``synchronize`` waits for the device and is called only when the phase changes, so steps run unhindered.
+    """
+
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self._synchronize = synchronize
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._phase: Phase | None = None
+        self._since = 0.0
+
+    def enter(self, phase: Phase | None) -> None:
+        """Wait for the device, end the current phase and begin another; None stops the clock."""
+        self._synchronize()
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase being counted, None while the clock is stopped."""
+        return self._phase
+
+    def seconds(self, phase: Phase) -> float:
+        """Seconds counted into a phase so far, by the host's clock and without waiting for the device."""
+        running = time.perf_counter() - self._since if phase is self._phase else 0.0
+        return self._seconds[phase] + running

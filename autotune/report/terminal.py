@@ -1,0 +1,284 @@
+"""What a person sees while a study runs, and at its end.
+
+On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe) every event that ends
+something is one plain line. Text of the user's (overrides, errors, commands) is never read as markup and never wrapped, so
+that it can be searched for and copied whole.
+"""
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, format_seconds
+
+REFRESHES_PER_SECOND = 2
+FRAME_LINES = 8
+"""Lines of the live display besides its trials."""
+
+OUTCOME_STYLES: Mapping[Outcome, str] = {
+    Outcome.REACHED: "green",
+    Outcome.MISSED: "yellow",
+    Outcome.CAPPED: "blue",
+    Outcome.STOPPED: "cyan",
+    Outcome.TIMED_OUT: "magenta",
+    Outcome.OUT_OF_MEMORY: "red",
+    Outcome.DIVERGED: "red",
+    Outcome.ERRORED: "bold red",
+}
+
+
+class StudyDisplay:
+    """Shows a study while it runs; a context manager.
+
+    ``num_done`` counts trials of earlier sessions of the same study, ``best`` is the best of them with its score in seconds.
+    Its verbs are called from one thread; the live table is redrawn from another one.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        target: Target,
+        num_trials: int | None,
+        time_budget_seconds: float | None,
+        num_done: int,
+        console: Console | None = None,
+        best: tuple[int, float] | None = None,
+    ) -> None:
+        self._title = title
+        self._target = target
+        self._num_trials = num_trials
+        self._time_budget_seconds = time_budget_seconds
+        self._num_done = num_done
+        self._console = console or Console()
+        self._best = best
+        self._began = time.monotonic()
+        self._running: dict[int, _Running] = {}
+        self._outcomes: Counter[Outcome] = Counter()
+        self._confirming: str | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        if self._console.is_interactive:
+            self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_SECOND)
+            self._live.start(refresh=True)
+        else:
+            self._print(f"{self._title}: target {describe_target(self._target)}, {self._budget()}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
+        """A trial was handed out."""
+        self._running[trial] = _Running(overrides=shorten_overrides(overrides), evaluation=None)
+
+    def evaluated(self, trial: int, evaluation: Evaluation) -> None:
+        """A running trial reported."""
+        if trial in self._running:
+            self._running[trial] = _Running(overrides=self._running[trial].overrides, evaluation=evaluation)
+
+    def trial_finished(self, result: TrialResult, score: float | None) -> None:
+        """A trial ended; ``score`` in seconds where it reached the target."""
+        self._running.pop(result.trial, None)
+        self._outcomes[result.outcome] += 1
+        self._num_done += 1
+        improved = score is not None and math.isfinite(score) and (self._best is None or score < self._best[1])
+        if improved and score is not None:
+            self._best = (result.trial, score)
+        if self._live is None or improved or result.outcome is Outcome.ERRORED:
+            self._print(self._line(result, score))
+
+    def confirming(self, done: int, total: int, label: str) -> None:
+        """A confirmation run of the arm ``label`` is the latest of ``done`` runs, out of ``total``."""
+        self._confirming = f"confirmation run {done} of {total}: {label}"
+        if self._live is None:
+            self._print(self._confirming)
+
+    def note(self, line: str) -> None:
+        """Show a line of text that stays, above the live table."""
+        self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(_printable(line)), soft_wrap=True)
+
+    def _line(self, result: TrialResult, score: float | None) -> str:
+        last = result.last
+        spent = score if score is not None else last.warm_seconds if last is not None else None
+        parts = [f"trial {result.trial}", f"{result.outcome}"]
+        parts.append("no time" if spent is None else format_seconds(spent))
+        parts.append(f"{self._target.metric} {'none' if last is None else format_metric(last.metric)}")
+        parts.append(self._best_so_far())
+        if result.error:
+            parts.append(result.error.strip().splitlines()[-1] if result.error.strip() else "")
+        return "  ".join(part for part in parts if part)
+
+    def _best_so_far(self) -> str:
+        if self._best is None:
+            return "best none yet"
+        trial, score = self._best
+        return f"best {format_seconds(score)} (trial {trial})"
+
+    def _budget(self) -> str:
+        """What is left of the study's budget, in words."""
+        done = f"{self._num_done}" if self._num_trials is None else f"{self._num_done} of {self._num_trials}"
+        if self._time_budget_seconds is None:
+            return f"{done} trials done"
+        left = max(0.0, self._time_budget_seconds - (time.monotonic() - self._began))
+        return f"{done} trials done, {format_seconds(left)} left"
+
+    def _render(self) -> RenderableType:
+        # Called by the refreshing thread: the trials are copied in one step, since the study adds and removes them meanwhile.
+        running = list(self._running.items())
+        room = max(3, self._console.height - FRAME_LINES)
+        table = Table(box=None, expand=True, padding=(0, 1), header_style="bold")
+        table.add_column("trial", justify="right", no_wrap=True)
+        table.add_column("overrides", ratio=1, no_wrap=True, overflow="ellipsis")
+        table.add_column("epoch", justify="right", no_wrap=True)
+        table.add_column(Text(self._target.metric), justify="right", no_wrap=True, max_width=24)
+        table.add_column("train s", justify="right", no_wrap=True)
+        for trial, each in running[:room]:
+            table.add_row(*map(Text, (str(trial), each.overrides, *each.numbers())))
+        head = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        head.append(f"  target {describe_target(self._target)}", style="not bold")
+        lines: list[RenderableType] = [head, table]
+        if len(running) > room:
+            lines.append(Text(f"and {len(running) - room} more running", style="dim"))
+        if self._confirming is not None:
+            lines.append(Text(self._confirming))
+        lines.append(_outcome_line(self._outcomes))
+        lines.append(Text(f"{self._best_so_far()} · {self._budget()}"))
+        return Group(*lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What there is to say at the end of a study."""
+
+    study: str
+    experiment: str
+    target: Target
+    baseline: ArmTimes
+    best: ArmTimes | None
+    """What is exported; the baseline again where nothing beat it, None where nothing was confirmed."""
+    best_overrides: Sequence[str]
+    ratio: float | None
+    """The baseline's time over the best's."""
+    low: float | None
+    high: float | None
+    outcomes: Mapping[str, int]
+    """How many trials ended in which way."""
+    train_seconds_spent: float
+    """Summed over the search's trials."""
+    wall_seconds: float
+    folder: str
+    next_commands: Sequence[tuple[str, str]]
+    """What each does, and the command as it is typed."""
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Print the end of a study: what was gained, at what price, where it is and what to type next."""
+    outcomes = ", ".join(f"{outcome} {count}" for outcome, count in summary.outcomes.items() if count)
+    times = f"{format_seconds(summary.train_seconds_spent)} of training in {format_seconds(summary.wall_seconds)} of wall clock"
+    rows = [
+        ("target", describe_target(summary.target)),
+        *_verdict(summary),
+        ("trials", outcomes or "none"),
+        ("spent", times),
+        ("folder", summary.folder),
+    ]
+    lines = [Text(f"{summary.experiment} · {summary.study}", style="bold")]
+    for name, value in rows:
+        style = "bold green" if name == "speed-up" and _is_resolved_gain(summary) else ""
+        lines.append(Text.assemble((f"  {name:<10}", "dim"), (_printable(value), style)))
+    for purpose, command in summary.next_commands:
+        lines += [Text(f"\n{_printable(purpose)}:"), Text(f"  {command}", style="cyan")]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def describe_target(target: Target) -> str:
+    """A target as it is said, such as ``accuracy >= 0.94``."""
+    return f"{target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}"
+
+
+def format_metric(metric: float) -> str:
+    """A metric with four significant digits."""
+    return f"{metric:.4g}"
+
+
+def shorten_overrides(overrides: Sequence[str]) -> str:
+    """Overrides on one line: the last part of each key, numbers with three digits."""
+    return " ".join(_shorten_override(override) for override in overrides) or "(no overrides)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    overrides: str
+    evaluation: Evaluation | None
+
+    def numbers(self) -> tuple[str, str, str]:
+        """Epoch, metric and train seconds, as the table shows them."""
+        if self.evaluation is None:
+            return "-", "-", "-"
+        return f"{self.evaluation.epoch:.1f}", format_metric(self.evaluation.metric), f"{self.evaluation.train_seconds:.1f}"
+
+
+def _verdict(summary: Summary) -> list[tuple[str, str]]:
+    """The rows that compare baseline and best."""
+    rows = [("baseline", describe_arm(summary.baseline))]
+    best = summary.best
+    if best is None:
+        reached = summary.outcomes.get(Outcome.REACHED, 0)
+        why = "not confirmed, so no speed-up is claimed" if reached else "none: no trial reached the target"
+        return [*rows, ("best", why)]
+    if best.label == summary.baseline.label:
+        return [*rows, ("best", "the baseline itself: no other configuration was confirmed to be faster")]
+    rows.append(("best", f"{describe_arm(best)}, {best.label}"))
+    rows += [("" if index else "overrides", override) for index, override in enumerate(summary.best_overrides)]
+    num_runs = f"n = {len(summary.baseline.reached)} and {len(best.reached)}"
+    rows.append(("speed-up", f"{describe_ratio(summary.baseline, best, summary.ratio, summary.low, summary.high)}, {num_runs}"))
+    if summary.low is not None and summary.high is not None and summary.low <= 1 <= summary.high:
+        rows.append(("", f"the interval includes 1: the gain is not resolved at {num_runs}"))
+    if summary.high is not None and summary.high < 1:
+        rows.append(("", "slower than the baseline"))
+    return rows
+
+
+def _is_resolved_gain(summary: Summary) -> bool:
+    return summary.best is not None and summary.best.all_reached and summary.low is not None and summary.low > 1
+
+
+def _outcome_line(outcomes: Mapping[Outcome, int]) -> Text:
+    parts = [
+        Text(f"{outcome} {outcomes[outcome]}", style=style)
+        for outcome, style in OUTCOME_STYLES.items()
+        if outcomes.get(outcome)
+    ]
+    return Text(" · ").join(parts) if parts else Text("no trial has finished yet", style="dim")
+
+
+def _shorten_override(override: str) -> str:
+    key, equals, value = override.partition("=")
+    with contextlib.suppress(ValueError):
+        value = f"{float(value):.3g}" if any(mark in value for mark in ".e") else value
+    return f"{key.rsplit('.', 1)[-1]}{equals}{value}"
+
+
+def _printable(line: str) -> str:
+    """The line without control characters, which a log must not carry."""
+    return "".join(character if character.isprintable() else " " for character in line)

@@ -1,0 +1,477 @@
+"""The search space: a tree of what may vary, written by config key.
+
+A choice carries what opens beneath each of its values, so a parameter that only makes sense for one optimizer stands under that
+optimizer and a dangling condition cannot be written down. Nothing here knows how a point is proposed or run: a sampler is
+anything with Optuna's ``suggest_*`` methods, and a point leaves as Hydra overrides.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeAlias
+
+from autotune.errors import SearchSpaceError
+
+Scalar: TypeAlias = bool | int | float | str | None
+Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
+
+
+class SuggestsValues(Protocol):
+    """The part of Optuna's trial that a search space asks values of."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+        """A float in [low, high]."""
+        ...
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """A whole number in [low, high]."""
+        ...
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        """One of the choices."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float:
+    """A real number in [low, high], both included.
+
+    Raises:
+        ValueError: the bounds, ``log`` and ``step`` do not go together.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self.low, self.high, self.log)
+        if self.step is not None:
+            _check_step(self.low, self.high, self.log, self.step)
+
+    def suggest(self, trial: SuggestsValues, name: str) -> float:
+        """Ask a sampler for a value."""
+        return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return None
+        if self.step is not None and not _on_grid(value, self.low, self.step):
+            return None
+        return "", float(value)
+
+    def ends(self) -> tuple[Any, Any]:
+        """The lowest and the highest value."""
+        return self.low, self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int:
+    """A whole number in [low, high], both included.
+
+    Raises:
+        ValueError: the bounds, ``log`` and ``step`` do not go together.
+    """
+
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        _check_range(self.low, self.high, self.log)
+        if self.step != 1:
+            _check_step(self.low, self.high, self.log, self.step)
+
+    def suggest(self, trial: SuggestsValues, name: str) -> int:
+        """Ask a sampler for a value."""
+        return trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it."""
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            return None
+        return ("", value) if (value - self.low) % self.step == 0 else None
+
+    def ends(self) -> tuple[Any, Any]:
+        """The lowest and the highest value."""
+        return self.low, self.high - (self.high - self.low) % self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerOfTwo:
+    """A power of two in [low, high], both included and both powers of two themselves.
+
+    The sampler sees the exponent, under the name ``log2(<key>)``, so neighbours are a factor of two apart: for example
+    low 32, high 4096 is asked as a whole number from 5 to 12.
+
+    Raises:
+        ValueError: a bound is not a power of two, or low is above high.
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        for name, bound in (("low", self.low), ("high", self.high)):
+            if bound < 1 or bound & (bound - 1):
+                raise ValueError(f"{name} {bound} is not a power of two; accepted are 1, 2, 4, 8, ...")
+        _check_range(self.low, self.high, log=False)
+
+    def suggest(self, trial: SuggestsValues, name: str) -> int:
+        """Ask a sampler for a value."""
+        exponent = trial.suggest_int(_log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1)
+        return int(2**exponent)
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler knows it (a prefix of its name, the exponent); None where the range lacks it."""
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high or value & (value - 1):
+            return None
+        return "log2", value.bit_length() - 1
+
+    def ends(self) -> tuple[Any, Any]:
+        """The lowest and the highest value."""
+        return self.low, self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One of several values, each with the part of the space that opens beneath it.
+
+    A value is a scalar or a list; where the key is a config group, it is the name of one of the group's files.
+
+    Raises:
+        ValueError: no value, or one of them twice.
+    """
+
+    options: tuple[tuple[Any, "SearchSpace"], ...]
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise ValueError("no choices; accepted is a list or a mapping with at least one value")
+        seen: set[str] = set()
+        for value, _ in self.options:
+            text = override_text(value)
+            if text in seen:
+                raise ValueError(f"choice {text} is repeated; accepted is each value once")
+            seen.add(text)
+
+    def suggest(self, trial: SuggestsValues, name: str) -> Any:
+        """Ask a sampler for a value."""
+        labels = [_label(value) for value, _ in self.options]
+        chosen = trial.suggest_categorical(name, labels)
+        return self.options[_index(labels, chosen)][0]
+
+    def beneath(self, value: Any) -> "SearchSpace":
+        """What opens beneath a value."""
+        return self.options[_index([each for each, _ in self.options], value)][1]
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler knows it (a prefix of its name, the label); None where it is no choice."""
+        text = override_text(value)
+        return ("", _label(value)) if any(override_text(each) == text for each, _ in self.options) else None
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One point of a search space: values by config key."""
+
+    values: Mapping[str, Any]
+
+    def as_overrides(self) -> list[str]:
+        """The point as Hydra overrides, as one would type them."""
+        return [f"{key}={override_text(value)}" for key, value in self.values.items()]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The tree of what may vary: parameters by config key, and where each was written (for messages)."""
+
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[Any, Any], source: str, where: str = "") -> Self:
+        """Read the space from plain data as YAML holds it.
+
+        Args:
+            mapping: config key -> domain: ``{type: float, low: ..., high: ...}``, a list of values, or a choice tree.
+            source: the file's name, for messages.
+            where: the branch that ``mapping`` stands beneath, for messages.
+
+        Raises:
+            SearchSpaceError: with file, key, what was found and what is accepted.
+        """
+        if not isinstance(mapping, Mapping):
+            raise SearchSpaceError(f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain")
+        parameters: dict[str, Parameter] = {}
+        for key, domain in mapping.items():
+            name = f"{where}/{key}" if where else str(key)
+            if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.\w+)*", key):
+                raise SearchSpaceError(f"{source}: {name}: is not a config key; accepted are keys such as optimizer.lr")
+            try:
+                parameters[key] = _parameter(domain, source, name)
+            except (TypeError, ValueError) as error:
+                raise SearchSpaceError(f"{source}: {name}: {error}") from error
+        return cls(parameters, dict.fromkeys(parameters, source))
+
+    def merged_with(self, other: Self) -> Self:
+        """Both spaces as one.
+
+        Raises:
+            SearchSpaceError: a key stands in both.
+        """
+        for key in other.parameters:
+            if key in self.parameters:
+                raise SearchSpaceError(
+                    f"{other.sources.get(key, 'search_space')}: {key}: is also in {self.sources.get(key, 'search_space')}; "
+                    f"accepted is each key once in an experiment's search_space"
+                )
+        return replace(self, parameters={**self.parameters, **other.parameters}, sources={**self.sources, **other.sources})
+
+    def suggest(self, trial: SuggestsValues) -> Suggestion:
+        """Ask a sampler for one point; only the branches that its choices open are asked for."""
+        values: dict[str, Any] = {}
+        self._suggest_into(values, trial, branch="")
+        return Suggestion(values)
+
+    def _suggest_into(self, values: dict[str, Any], trial: SuggestsValues, branch: str) -> None:
+        for key, parameter in self.parameters.items():
+            name = branch + key
+            values[key] = parameter.suggest(trial, name)
+            if isinstance(parameter, Choice):
+                parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))
+
+    def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
+        """The point that a configuration stands for, or None where the space does not contain it.
+
+        Args:
+            lookup: the configuration's value of a config key; for a config group, the name of its chosen file.
+        """
+        values: dict[str, Any] = {}
+        for _, key, parameter in self._opened(lookup):
+            values[key] = lookup(key)
+            if parameter.as_param(values[key]) is None:
+                return None
+        return Suggestion(values)
+
+    def params_of(self, suggestion: Suggestion) -> dict[str, Any]:
+        """A point as the sampler's own parameters, for enqueueing: qualified name -> internal value."""
+        params: dict[str, Any] = {}
+        for branch, key, parameter in self._opened(suggestion.values.__getitem__):
+            param = parameter.as_param(suggestion.values[key])
+            if param is None:
+                raise SearchSpaceError(f"{key}: {suggestion.values[key]!r} is not in the search space")
+            prefix, value = param
+            params[_log2_name(branch + key) if prefix == "log2" else branch + key] = value
+        return params
+
+    def _opened(self, lookup: Callable[[str], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
+        """Branch, key and parameter of all that the values of ``lookup`` open."""
+        for key, parameter in self.parameters.items():
+            yield branch, key, parameter
+            if isinstance(parameter, Choice) and parameter.as_param(lookup(key)) is not None:
+                yield from parameter.beneath(lookup(key))._opened(lookup, _branch(branch + key, lookup(key)))
+
+    def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
+        """Every parameter of every branch: qualified name, config key, parameter."""
+        for key, parameter in self.parameters.items():
+            yield branch + key, key, parameter
+            if isinstance(parameter, Choice):
+                for value, beneath in parameter.options:
+                    yield from beneath.items(_branch(branch + key, value))
+
+    def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
+        """Points that open every branch: for each option of each choice, its name, value, and a point that takes it.
+
+        Numbers are at their lowest; a last point, with an empty name, takes the first options and the highest numbers.
+        """
+        for name, value, path in self._paths(()):
+            yield name, value, Suggestion(self._fill(dict(path), high=False))
+        yield "", None, Suggestion(self._fill({}, high=True))
+
+    def _paths(self, above: tuple[tuple[str, Any], ...], branch: str = "") -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
+        for key, parameter in self.parameters.items():
+            if isinstance(parameter, Choice):
+                for value, beneath in parameter.options:
+                    path = (*above, (key, value))
+                    yield branch + key, value, path
+                    yield from beneath._paths(path, _branch(branch + key, value))
+
+    def _fill(self, chosen: Mapping[str, Any], *, high: bool) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, parameter in self.parameters.items():
+            if isinstance(parameter, Choice):
+                values[key] = chosen[key] if key in chosen else parameter.options[0][0]
+                values |= parameter.beneath(values[key])._fill(chosen, high=high)
+            else:
+                values[key] = parameter.ends()[high]
+        return values
+
+    def without(self, name: str, value: Any, branch: str = "") -> Self:
+        """The space less one option of one choice, named as ``probes`` names it.
+
+        Raises:
+            SearchSpaceError: it was the choice's last option.
+        """
+        parameters: dict[str, Parameter] = {}
+        for key, parameter in self.parameters.items():
+            if isinstance(parameter, Choice):
+                kept = tuple(
+                    (each, beneath.without(name, value, _branch(branch + key, each)))
+                    for each, beneath in parameter.options
+                    if not (branch + key == name and override_text(each) == override_text(value))
+                )
+                if not kept:
+                    raise SearchSpaceError(f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine")
+                parameters[key] = Choice(options=kept)
+            else:
+                parameters[key] = parameter
+        return replace(self, parameters=parameters)
+
+
+def override_text(value: Any) -> str:
+    """A value as Hydra's override grammar writes it: what parses back to the same value and type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return _float_text(value)
+    if isinstance(value, str):
+        return _string_text(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_string_text(str(key))}:{override_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(override_text(each) for each in value) + "]"
+    raise TypeError(f"{value!r} cannot be written as an override; accepted are scalars, lists and mappings")
+
+
+def _float_text(value: float) -> str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return repr(value)
+
+
+def _string_text(value: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z_][\w\-./]*", value) and value.lower() not in ("null", "true", "false", "nan", "inf")
+    if plain:
+        return value
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _label(value: Any) -> Scalar:
+    """A choice's value as the sampler sees it: samplers take scalars only."""
+    return value if value is None or isinstance(value, bool | int | float | str) else override_text(value)
+
+
+def _index(values: Sequence[Any], wanted: Any) -> int:
+    """Position of a value, where ``1``, ``1.0`` and ``True`` are three values."""
+    text = override_text(wanted)
+    return next(index for index, each in enumerate(values) if override_text(each) == text)
+
+
+def _branch(name: str, value: Any) -> str:
+    label = _label(value)
+    return f"{name}={label if isinstance(label, str) else override_text(label)}/"
+
+
+def _log2_name(name: str) -> str:
+    branch, slash, key = name.rpartition("/")
+    return f"{branch}{slash}log2({key})"
+
+
+def _check_range(low: float, high: float, log: bool) -> None:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"low {low}, high {high}: accepted are finite numbers")
+    if low > high:
+        raise ValueError(f"low {low} is above high {high}; accepted is low <= high")
+    if log and low <= 0:
+        raise ValueError(f"log: true with low {low}; accepted is low > 0")
+
+
+def _check_step(low: float, high: float, log: bool, step: float) -> None:
+    if log:
+        raise ValueError("log and step together; accepted is one of them")
+    if not step > 0 or step > high - low:
+        raise ValueError(f"step {step}: accepted is above 0 and at most high - low = {high - low}")
+
+
+def _on_grid(value: float, low: float, step: float) -> bool:
+    steps = (value - low) / step
+    return abs(steps - round(steps)) < 1e-8
+
+
+_NUMERIC: dict[str, tuple[type[Float] | type[Int] | type[PowerOfTwo], frozenset[str]]] = {
+    "float": (Float, frozenset({"low", "high", "log", "step"})),
+    "int": (Int, frozenset({"low", "high", "log", "step"})),
+    "power_of_two": (PowerOfTwo, frozenset({"low", "high"})),
+}
+
+
+def _parameter(domain: Any, source: str, name: str) -> Parameter:
+    if isinstance(domain, Sequence) and not isinstance(domain, str):
+        return Choice(options=tuple((value, SearchSpace()) for value in domain))
+    if not isinstance(domain, Mapping):
+        raise ValueError(f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
+    kind = domain.get("type")
+    if kind == "choice":
+        return _choice(domain, source, name)
+    if kind not in _NUMERIC:
+        raise ValueError(f"type: found {kind!r}, accepted are float, int, power_of_two, choice")
+    made, accepted = _NUMERIC[kind]
+    settings = {key: value for key, value in domain.items() if key != "type"}
+    _check_fields(settings, accepted)
+    for bound in ("low", "high"):
+        if bound not in settings:
+            raise ValueError(f"{bound} is missing; {kind} needs low and high")
+    return made(**{key: _number(kind, key, value) for key, value in settings.items()})
+
+
+def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
+    _check_fields({key: None for key in domain if key != "type"}, frozenset({"choices"}))
+    choices = domain.get("choices")
+    if isinstance(choices, Mapping):
+        return Choice(
+            options=tuple(
+                (value, SearchSpace.from_mapping(beneath or {}, source, f"{name}={_label(value)}"))
+                for value, beneath in choices.items()
+            )
+        )
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        return Choice(options=tuple((value, SearchSpace()) for value in choices))
+    raise ValueError(f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it")
+
+
+def _check_fields(settings: Mapping[str, Any], accepted: frozenset[str]) -> None:
+    for key in settings:
+        if key not in accepted:
+            raise ValueError(f"unknown field {key!r}; accepted are type, {', '.join(sorted(accepted))}")
+
+
+def _number(kind: str, key: str, value: Any) -> Any:
+    """A field's value in the type its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
+    if key == "log":
+        if not isinstance(value, bool):
+            raise ValueError(f"log: found {value!r}, accepted is true or false")
+        return value
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"{key}: found {value!r}, accepted is a number") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{key}: found {value!r}, accepted is a number")
+    if kind == "float":
+        return float(value)
+    if value != int(value):
+        raise ValueError(f"{key}: found {value!r}, accepted is a whole number")
+    return int(value)

@@ -1,0 +1,186 @@
+"""One study's runs in an MLflow store: made, written to, ended and found again, by their ids.
+
+MLflow's fluent functions share one global run; here every call names its run, so several trials can be open at once. Any
+call may raise what the store's client raises, and may be made again: nothing is kept twice.
+"""
+
+import getpass
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric, Param, Run, RunTag
+
+from autotune.measurement import TrialResult
+from autotune.tracking import mlflow_fields as fields
+from autotune.tracking.mlflow_fields import INTERRUPTED, Point
+from autotune.tracking.mlflow_store import first_contact, open_experiment, store_uri
+from autotune.tracking.tracker import StudyInfo, TrackedTrial
+
+_MAX_METRICS = 1000
+_MAX_PARAMS = 100
+_PAGE = 1000
+
+
+class MlflowRuns:
+    """The parent run of a study and its children; ``finished`` names the children whose results are known.
+
+    Raises:
+        ConfigError: The store does not answer.
+    """
+
+    def __init__(self, info: StudyInfo, uri: str | None, finished: Collection[str]) -> None:
+        uri = store_uri(uri)
+        self._study = info.name
+        self._origin = {"mlflow.user": _user(), "mlflow.source.name": "autotune", "mlflow.source.type": "LOCAL"}
+        with first_contact(uri):
+            self._client, self._experiment = open_experiment(uri, info.workload)
+            self._parent = self._open_parent(info, is_resumed=bool(finished))
+            self.left = self._take_over(finished)
+        """The finished children that are there already, by name: the id of one still open, None for a complete one."""
+
+    def _open_parent(self, info: StudyInfo, *, is_resumed: bool) -> str:
+        """The study's parent run, open; a new one where the store's belongs to an earlier study of that name and folder."""
+        tags = fields.study_tags(info, str(Path(info.folder).resolve()))
+        settings = fields.params(info.settings)
+        earlier = self._find_parent(tags)
+        if earlier is not None and (is_resumed or not self._has_ended_children(earlier.info.run_id)):
+            run_id = str(earlier.info.run_id)
+            kept = dict(earlier.data.params)
+            # A param is written once; what a resumed study was asked for otherwise stands beside it as a tag.
+            changed = {key: value for key, value in settings.items() if kept.get(key, value) != value}
+            tags |= fields.plain_tags({f"autotune.resumed.{key}": value for key, value in changed.items()})
+            self._client.update_run(run_id, status="RUNNING")
+        else:
+            kept = {}
+            run_id = self._create(info.name, tags, time.time())
+        self._log_params(run_id, {key: value for key, value in settings.items() if key not in kept})
+        self._log(run_id, tags=tags)
+        return run_id
+
+    def _find_parent(self, tags: Mapping[str, str]) -> Run | None:
+        found = self._search({key: tags[key] for key in ("autotune.study", "autotune.phase", "autotune.folder")})
+        return max(found, key=lambda run: run.info.start_time, default=None)
+
+    def _has_ended_children(self, parent: str) -> bool:
+        children = self._search({"mlflow.parentRunId": parent})
+        return any(not _is_open(run) and not _was_interrupted(run) for run in children)
+
+    def _take_over(self, finished: Collection[str]) -> dict[str, str | None]:
+        """Find the children that earlier processes left; an open one without a result lost its driver and is ended."""
+        kept: dict[str, str | None] = {}
+        for run in self._search({"mlflow.parentRunId": self._parent}):
+            name = str(run.info.run_name)
+            if _is_open(run):
+                if name in finished and name not in kept:
+                    kept[name] = str(run.info.run_id)
+                else:
+                    self.interrupt(run.info.run_id)
+            elif not _was_interrupted(run):
+                kept[name] = None
+        return kept
+
+    def start(self, trial: TrackedTrial) -> str:
+        """Make a run and give its id."""
+        tags = fields.trial_tags(trial, self._study) | {"mlflow.parentRunId": self._parent}
+        return self._create(trial.name, tags, trial.started_at)
+
+    def describe(self, run_id: str, trial: TrackedTrial) -> None:
+        """Write what is known of a run before it trains."""
+        self._log_params(run_id, fields.params(trial.values))
+        self._client.log_dict(run_id, fields.plain(trial.config), "config.yaml")
+        self._client.log_dict(run_id, fields.plain(trial.overrides), "overrides.yaml")
+
+    def write(self, run_id: str, points: Sequence[Point]) -> None:
+        """Write metrics, each a key's value at a step."""
+        metrics = [Metric(each.key, each.value, each.timestamp_ms, each.step) for each in points]
+        for batch in _batches(metrics, _MAX_METRICS):
+            self._client.log_batch(run_id, metrics=batch)
+
+    def finish(self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        """Write what a run's end tells, and end it."""
+        points = fields.result_points(result, score)
+        metrics = [Metric(each.key, each.value, each.timestamp_ms, each.step) for each in points]
+        self._log(run_id, metrics=metrics, tags=fields.result_tags(trial, result))
+        self._client.log_dict(run_id, fields.plain(result.fingerprint), "fingerprint.json")
+        if result.error is not None:
+            self._client.log_text(run_id, result.error, "error.txt")
+        self._client.set_terminated(run_id, fields.STATUS[result.outcome], fields.milliseconds(result.stopped_at))
+
+    def interrupt(self, run_id: str) -> None:
+        """End a run of which no result will come."""
+        self._client.set_tag(run_id, "autotune.outcome", INTERRUPTED)
+        self._client.set_terminated(run_id, "KILLED")
+
+    def interrupt_open(self) -> None:
+        """End every run of the study that is still open, such as one whose making was answered too late."""
+        for run in self._search({"mlflow.parentRunId": self._parent}):
+            if _is_open(run):
+                self.interrupt(run.info.run_id)
+
+    def steps(self, run_id: str) -> set[int]:
+        """The steps whose evaluations a run already has."""
+        return {point.step for point in self._client.get_metric_history(run_id, fields.STEP_METRIC)}
+
+    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+        """Write what the study came to, and end its run; artifacts that are not there are left out."""
+        self.write(self._parent, fields.study_points(metrics, time.time()))
+        self._log(self._parent, tags=fields.plain_tags(tags))
+        for path in artifacts:
+            if path.is_dir():
+                self._client.log_artifacts(self._parent, str(path), path.name)
+            elif path.exists():
+                self._client.log_artifact(self._parent, str(path))
+        self._client.set_terminated(self._parent, status)
+
+    def _create(self, name: str, tags: Mapping[str, str], started_at: float) -> str:
+        run = self._client.create_run(
+            self._experiment, fields.milliseconds(started_at), {**self._origin, **tags}, run_name=name
+        )
+        return str(run.info.run_id)
+
+    def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        for batch in _batches([Param(key, value) for key, value in params.items()], _MAX_PARAMS):
+            self._client.log_batch(run_id, params=batch)
+
+    def _log(self, run_id: str, *, metrics: Sequence[Metric] = (), tags: Mapping[str, str]) -> None:
+        batches = list(_batches([RunTag(key, value) for key, value in tags.items()], _MAX_PARAMS))
+        for position, batch in enumerate(batches):
+            self._client.log_batch(run_id, metrics=metrics if position == 0 else (), tags=batch)
+
+    def _search(self, tags: Mapping[str, str]) -> list[Run]:
+        """The experiment's runs that have all these tags."""
+        query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
+        runs: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self._client.search_runs([self._experiment], query, max_results=_PAGE, page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+
+def _is_open(run: Run) -> bool:
+    return run.info.status not in ("FINISHED", "FAILED", "KILLED")
+
+
+def _was_interrupted(run: Run) -> bool:
+    return bool(run.data.tags.get("autotune.outcome") == INTERRUPTED)
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "unknown"

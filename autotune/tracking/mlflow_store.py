@@ -1,0 +1,116 @@
+"""The way to an MLflow store: which one, whether it answers, and quietly.
+
+A store that cannot be reached is told in one line before a study takes any device. Left alone, MLflow retries a server for
+minutes and a database for two, prints tracebacks of what it retries, and lists the migrations of every new database.
+"""
+
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import sqlalchemy
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from autotune.errors import ConfigError
+
+LOGGER = logging.getLogger("autotune.tracking")
+ACCEPTED = "the address of an MLflow server (http://host:5000) or a database (sqlite:///mlflow.db, postgresql://...)"
+
+_QUIET_LOGGERS = {
+    "alembic": logging.WARNING,
+    "mlflow.store.db.utils": logging.CRITICAL,
+    "urllib3.connectionpool": logging.ERROR,
+}
+_DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_CONNECT_SECONDS = 10
+
+
+def store_uri(uri: str | None) -> str:
+    """The store to use: the one given, else the environment's, else a SQLite file in the working folder."""
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
+
+
+@contextmanager
+def first_contact(uri: str) -> Iterator[None]:
+    """Tell whatever goes wrong within as one line.
+
+    Raises:
+        ConfigError: The store does not answer, or refuses.
+    """
+    for logger, level in _QUIET_LOGGERS.items():
+        logging.getLogger(logger).setLevel(level)
+    try:
+        with warnings.catch_warnings():  # MLflow's own use of SQLAlchemy; not for our users to mend
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    except Exception as error:  # each kind of store raises its own client's errors
+        raise ConfigError(
+            f"tracking.uri: {without_password(uri)}: does not answer ({_reason(error, uri)}); accepted is {ACCEPTED}"
+        ) from error
+
+
+def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
+    """A client of a store that answers, and the id of the named experiment in it, made or restored where need be."""
+    _check_database(uri)
+    client = MlflowClient(uri)
+    return client, _experiment_id(client, uri, name)
+
+
+def without_password(uri: str) -> str:
+    """A URI that can be shown."""
+    parts = urlsplit(uri)
+    return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri
+
+
+def _check_database(uri: str) -> None:
+    """Read a database once, without MLflow's ten attempts."""
+    if urlsplit(uri).scheme.partition("+")[0] not in {"sqlite", *_DATABASE_PORTS}:
+        return
+    url = sqlalchemy.make_url(uri)
+    if url.host:
+        port = url.port or _DATABASE_PORTS[url.get_backend_name()]
+        socket.create_connection((url.host, port), timeout=_CONNECT_SECONDS).close()
+    elif url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = sqlalchemy.create_engine(url)
+    try:
+        sqlalchemy.inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+
+
+def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=_artifact_location(uri, name)))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # another study may have made it just now
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+        LOGGER.info("MLflow experiment %s was deleted; restored it", name)
+    return str(found.experiment_id)
+
+
+def _artifact_location(uri: str, experiment: str) -> str | None:
+    """``mlruns`` beside a SQLite file, wherever the study is started from; any other store knows its own place."""
+    if not uri.startswith("sqlite"):
+        return None
+    database = sqlalchemy.make_url(uri).database
+    return str(Path(database).resolve().parent / "mlruns" / quote(experiment, safe="")) if database else None
+
+
+def _reason(error: BaseException, uri: str) -> str:
+    """The first line of the error that began it all."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].replace(uri, without_password(uri))[:200]

@@ -1,0 +1,96 @@
+"""Train one configuration, without Ray and without MLflow: ``python -m autotune.train experiment=NAME``.
+
+Prints every evaluation and ends with the outcome, the phase times and the time to target. Exit code 0: the target was reached;
+3: it was not; 2: bad input.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from autotune.config.command_line import (
+    EXIT_NOT_REACHED,
+    experiments_help,
+    import_user_code_from,
+    parse_command_line,
+    run_command,
+)
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Outcome, TrialResult
+
+
+def train_command(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    line = parse_command_line("python -m autotune.train", "Train one configuration to its target.", _EPILOG, arguments)
+    if not any(each.startswith(("experiment=", "+experiment=")) for each in line.overrides):
+        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of\n{experiments_help(line.config_dirs)}")
+    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
+
+    import_user_code_from(line.config_dirs)
+    composer = Composer(line.overrides, line.config_dirs)
+    if composer.sweeps:
+        raise ConfigError(f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)")
+    if line.cfg:
+        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+        return 0
+    composed = composer.compose()
+    config = composed.trial
+
+    from autotune.config.build import build  # noqa: PLC0415
+    from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
+    from autotune.training.run import check_training, start_training  # noqa: PLC0415
+
+    check_training(config)
+    objective = build(composed.config.objective, config.allowed_targets, "objective")
+    num_threads = composed.config.cluster.cpus_per_worker
+    test_metric, last, outcome = None, None, Outcome.MISSED
+    training = start_training(config, num_threads=num_threads, score_test=True)
+    try:
+        while True:
+            last = next(training)
+            print(_describe(last, config.target.metric), flush=True)
+            outcome = last.outcome or outcome
+    except StopIteration as ended:
+        test_metric = ended.value
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        outcome = Outcome.OUT_OF_MEMORY
+        print(str(error).splitlines()[0])
+    result = TrialResult(
+        trial=0, values={}, overrides=(), seed=config.seed, outcome=outcome, evaluations=(last,) if last else (), started_at=0.0,
+        stopped_at=0.0, fingerprint={},
+    )  # fmt: skip
+    print(f"outcome {outcome}: {config.target.metric} {'>=' if config.target.mode == 'max' else '<='} {config.target.value}")
+    if last is not None:
+        print(
+            f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, train {last.train_seconds:.3f} s, "
+            f"evaluate {last.evaluate_seconds:.3f} s"
+        )
+    if test_metric is not None:
+        print(f"test {config.target.metric} {test_metric:.4f}")
+    if result.time_to_target_seconds is None or last is None:
+        return EXIT_NOT_REACHED
+    print(
+        f"time to target: warm {last.warm_seconds:.3f} s, cold {last.build_seconds + last.warm_seconds:.3f} s, "
+        f"objective {objective.score(result):.3f}"
+    )
+    return 0
+
+
+_EPILOG = "An exported experiment runs by name: python -m autotune.train experiment=NAME --config-dir DIR"
+
+
+def _describe(evaluation: Evaluation, metric: str) -> str:
+    return (
+        f"step {evaluation.step:6d}  epoch {evaluation.epoch:6.2f}  train {evaluation.train_seconds:8.3f} s  "
+        f"{metric} {evaluation.metric:.4f}  loss {evaluation.loss:.4f}  {evaluation.samples_per_second:,.0f} samples/s"
+    )
+
+
+def main() -> None:
+    """Entry point of ``python -m autotune.train``."""
+    sys.exit(run_command(train_command, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

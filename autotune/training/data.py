@@ -1,0 +1,139 @@
+"""The data set of a training: loaded once by a process, checked, and moved to the device.
+
+Contract of ``data:`` in the configuration: a callable that returns a mapping from split to data, ``train`` and ``validation``
+and optionally ``test``. A split is a pair (inputs [samples, ...], targets [samples, ...]) of tensors or arrays, or a map-style
+``torch.utils.data.Dataset``, which is read once into such a pair.
+
+A process keeps the last data set it loaded: trials that follow in the same worker begin at once.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from autotune.config.build import build_partial
+from autotune.config.schema import TrialConfig
+from autotune.errors import AutotuneError, DataError
+from autotune.training.device import free_memory_bytes
+
+_FITS_FRACTION = 0.5
+"""A data set counts as fitting while it takes at most this much of the device's free memory."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs [samples, ...] and targets [samples, ...], on one device."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that both tensors hold."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+    def to(self, device: torch.device, *, channels_last: bool) -> "Split":
+        """The split on a device; 4-D inputs in channels-last memory format where asked."""
+        memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format
+        return Split(self.inputs.to(device).contiguous(memory_format=memory_format), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """A data set in host memory, checked."""
+
+    train: Split
+    validation: Split
+    test: Split | None
+    checksum: str
+    """Of all splits' shapes, types and a sample of their bytes."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes of integer targets; None for others."""
+        if self.train.targets.is_floating_point() or self.train.targets.ndim != 1:
+            return None
+        return int(max(int(split.targets.max()) for split in (self.train, self.validation)) + 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that training and validation hold on a device."""
+        return self.train.num_bytes + self.validation.num_bytes
+
+
+_loaded: tuple[str, LoadedData] | None = None
+
+
+def load_data(config: TrialConfig) -> LoadedData:
+    """The data set that a configuration names, from this process's memory where it was the last one loaded.
+
+    Raises:
+        DataError: it is missing, unreadable or of the wrong form.
+        ConfigError: its ``_target_`` is not allowed or refuses its values.
+    """
+    global _loaded  # noqa: PLW0603  # one data set a process is the point
+    key = json.dumps([config.data, config.allowed_targets], sort_keys=True, default=str)
+    if _loaded is None or _loaded[0] != key:
+        _loaded = None  # the old one must go before the new one comes
+        _loaded = (key, _load(config))
+    return _loaded[1]
+
+
+def _load(config: TrialConfig) -> LoadedData:
+    made = build_partial(config.data, config.allowed_targets, "data")
+    name = config.data["_target_"]
+    try:
+        splits = made()
+    except AutotuneError:
+        raise
+    except Exception as error:
+        raise DataError(f"data: {name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
+        found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
+        raise DataError(f"data: {name} returned {found}, accepted is a mapping with train, validation and optionally test")
+    checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
+    return LoadedData(checked["train"], checked["validation"], checked.get("test"), _checksum(checked))
+
+
+def _split(given: Any, where: str) -> Split:
+    if isinstance(given, Dataset):
+        loader = DataLoader(given, batch_size=len(given), collate_fn=default_collate)  # type: ignore[arg-type]  # map-style by contract
+        given = next(iter(loader))
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
+    try:
+        inputs, targets = (torch.as_tensor(each) for each in given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are tensors or arrays") from error
+    if len(inputs) != len(targets) or len(inputs) == 0:
+        raise DataError(f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one")
+    return Split(inputs, targets)
+
+
+def _checksum(splits: Mapping[str, Split]) -> str:
+    digest = hashlib.sha256()
+    for name, split in splits.items():
+        for tensor in (split.inputs, split.targets):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            sample = tensor[:: max(1, len(tensor) // 256)].contiguous()
+            digest.update(sample.view(torch.uint8).numpy().tobytes() if sample.ndim else b"")
+    return digest.hexdigest()[:16]
+
+
+def fits_on(device: torch.device, data: LoadedData) -> bool:
+    """Whether the data set may live on the device as a whole."""
+    free = free_memory_bytes(device)
+    return free is None or data.num_bytes <= free * _FITS_FRACTION

@@ -1,0 +1,178 @@
+"""Training functions of the user's own: any loop (plain PyTorch, Lightning, Hugging Face) becomes a generator of evaluations.
+
+Contract of ``training:`` in the configuration: ``_target_`` names a generator function that yields mappings, or a function
+that takes ``report`` and calls it at every evaluation. A yield, or a call of ``report``, gives ``metric`` and whatever is known
+of ``loss``, ``step``, ``epoch`` and ``samples``. Further arguments are the node's other values, and, where the signature names
+them, ``config`` (the TrialConfig), ``seed``, ``device`` and ``clock``. All time counts as training, less what stands in
+``with clock.building():`` and ``with clock.evaluating():``.
+"""
+
+import contextlib
+import inspect
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from autotune.config.build import build_partial
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Phase, PhaseClock
+from autotune.training.components import accepted_arguments
+from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
+from autotune.training.loop import outcome_of, seed_everything
+
+_REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
+
+
+class TrainingClock:
+    """How a training function says what is not training."""
+
+    def __init__(self, clock: PhaseClock) -> None:
+        self._clock = clock
+
+    def building(self) -> contextlib.AbstractContextManager[None]:
+        """Time that one process pays once: loading data, compiling."""
+        return self._within(Phase.BUILD)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Time of scoring the validation data."""
+        return self._within(Phase.EVALUATE)
+
+    @contextlib.contextmanager
+    def _within(self, phase: Phase) -> Iterator[None]:
+        before = self._clock.phase
+        self._clock.enter(phase)
+        try:
+            yield
+        finally:
+            self._clock.enter(before)
+
+
+def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> Generator[Evaluation, None, None]:
+    """Run the configuration's own training function as ``autotune.training.loop.train`` runs autotune's.
+
+    Raises:
+        ConfigError: the function has no way to report, or reports something that is no evaluation.
+        Exception: whatever the function raises.
+    """
+    device = pick_device(config.device)
+    torch.set_num_threads(config.runtime["num_threads"] or num_threads)
+    reset_device(device)
+    clock = PhaseClock(synchronizer(device))
+    seed_everything(config.seed)
+    clock.enter(Phase.TRAIN)
+    before: Evaluation | None = None
+    with contextlib.closing(_reports(config, device, clock)) as reports:
+        for values in reports:
+            clock.enter(None)
+            evaluation = _evaluation(config, values, clock, device, cap_seconds, before)
+            yield evaluation
+            if evaluation.outcome is not None:
+                return
+            before = evaluation
+            clock.enter(Phase.TRAIN)
+    if before is None:
+        raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
+
+
+def check_own(config: TrialConfig) -> None:
+    """Refuse a training function that cannot report, before it runs.
+
+    Raises:
+        ConfigError: its target cannot be resolved, or it neither yields nor takes ``report``.
+    """
+    assert config.training is not None
+    made = build_partial(config.training, config.allowed_targets, "training")
+    takes_report = "report" in accepted_arguments(made, {"report": None})
+    if not takes_report and not inspect.isgeneratorfunction(made.func):
+        raise ConfigError(f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report")
+
+
+def _reports(config: TrialConfig, device: torch.device, clock: PhaseClock) -> Generator[Mapping[str, Any], None, None]:
+    assert config.training is not None
+    made = build_partial(config.training, config.allowed_targets, "training")
+    offered = {"config": config, "seed": config.seed, "device": device, "clock": TrainingClock(clock)}
+    given = accepted_arguments(made, offered)
+    if inspect.isgeneratorfunction(made.func):
+        yield from made(**given)
+    else:
+        yield from _reports_of_function(lambda report: made(report=report, **given))
+
+
+class _TrainingEnded(BaseException):
+    """Raised by ``report`` in the training function once no more of it is wanted; not for user code to catch."""
+
+
+def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Generator[Mapping[str, Any], None, None]:
+    """What a function reports, as a generator: it runs in a thread that waits inside ``report`` until it is asked to go on."""
+    said: queue.SimpleQueue[Mapping[str, Any] | BaseException | None] = queue.SimpleQueue()
+    goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def report(metric: Any, **values: Any) -> None:
+        """Report one evaluation; returns when training is to go on."""
+        said.put({"metric": metric, **values})
+        if not goes_on.get():
+            raise _TrainingEnded
+
+    def run() -> None:
+        if goes_on.get():
+            try:
+                function(report)
+            except _TrainingEnded:
+                return
+            except BaseException as error:  # noqa: BLE001  # it is raised again where the generator stands
+                said.put(error)
+                return
+            said.put(None)
+
+    thread = threading.Thread(target=run, name="training", daemon=True)
+    thread.start()
+    try:
+        while True:
+            goes_on.put(True)
+            values = said.get()
+            if values is None:
+                return
+            if isinstance(values, BaseException):
+                raise values
+            yield values
+    finally:
+        goes_on.put(False)
+        thread.join(timeout=5)
+
+
+def _evaluation(
+    config: TrialConfig, values: Any, clock: PhaseClock, device: torch.device, cap_seconds: float, before: Evaluation | None
+) -> Evaluation:
+    if not isinstance(values, Mapping) or "metric" not in values or not set(values) <= _REPORTED:
+        found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+        raise ConfigError(f"training: {_name(config)} reported {found}, accepted is metric and any of {', '.join(sorted(_REPORTED - {'metric'}))}")
+    metric, loss = float(values["metric"]), float(values.get("loss", 0.0))
+    train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
+    samples = int(values.get("samples", 0))
+    since = (before.samples, before.train_seconds) if before else (0, 0.0)
+    return Evaluation(
+        step=int(values.get("step", before.step + 1 if before else 1)),
+        epoch=float(values.get("epoch", 0.0)),
+        samples=samples,
+        build_seconds=clock.seconds(Phase.BUILD),
+        prepare_seconds=prepare_seconds,
+        train_seconds=train_seconds,
+        evaluate_seconds=clock.seconds(Phase.EVALUATE),
+        metric=metric,
+        loss=float(values.get("loss", float("nan"))),
+        samples_per_second=(samples - since[0]) / max(train_seconds - since[1], 1e-9),
+        peak_memory_bytes=peak_memory_bytes(device),
+        energy_joules=None,
+        outcome=outcome_of(config.target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False),
+    )
+
+
+def _name(config: TrialConfig) -> str:
+    assert config.training is not None
+    return str(config.training["_target_"])
+
+

@@ -1,0 +1,91 @@
+"""Running one training of either kind, and checking beforehand that it can run."""
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Generator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.measurement import Evaluation
+from autotune.training.components import make_components
+from autotune.training.data import load_data
+from autotune.training.device import cpu_name, pick_device
+from autotune.training.loop import seed_everything, train
+from autotune.training.own_loop import check_own, train_own
+
+
+def start_training(
+    config: TrialConfig, *, cap_seconds: float = math.inf, num_threads: int = 1, score_test: bool = False
+) -> Generator[Evaluation, None, float | None]:
+    """The configuration's training, by autotune's loop or by the user's own: see ``autotune.training.loop.train``."""
+    if config.training is None:
+        return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test)
+    return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))
+
+
+def _without_test(evaluations: Generator[Evaluation, None, None]) -> Generator[Evaluation, None, float | None]:
+    yield from evaluations
+    return None
+
+
+def check_training(config: TrialConfig) -> None:
+    """Make everything a training needs once, on the CPU, and train nothing: mistakes show before a device is taken.
+
+    Raises:
+        ConfigError: a component is not allowed, not there, or refuses its values.
+        DataError: the data set is missing, unreadable or of the wrong form.
+    """
+    if config.training is not None:
+        check_own(config)
+        return
+    data = load_data(config)
+    batch_size = min(config.batch_size, len(data.train))
+    seed_everything(config.seed)
+    make_components(config, data, torch.device("cpu"), config.epochs * (len(data.train) // batch_size))
+
+
+def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
+    """What a trial's numbers depend on besides its configuration: versions, device, driver, threads, data.
+
+    To be taken in the process that trained, after it has.
+    """
+    device = pick_device(config.device)
+    cuda = device.type == "cuda"
+    facts = {
+        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
+        "device_type": device.type,
+        "driver": _driver_version() if cuda else None,
+        "num_threads": config.runtime["num_threads"] or num_threads,
+        "num_cpus": os.cpu_count(),
+        "host": platform.node(),
+        "data_checksum": load_data(config).checksum if config.training is None else None,
+        "versions": versions(),
+    }
+    digest = hashlib.sha256(json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode())
+    return {**facts, "sha256": digest.hexdigest()[:16]}
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what times and numbers depend on; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    for name in ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _driver_version() -> str | None:
+    """The GPU driver's version, as the kernel module tells it; None where it does not."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as lines:
+            return next(word for word in lines.readline().split() if word[0].isdigit())
+    except (OSError, StopIteration):
+        return None

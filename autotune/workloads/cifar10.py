@@ -1,0 +1,221 @@
+"""CIFAR-10, read from its official files in any of the forms they are handed around in.
+
+The Python form is pickled, and unpickling runs what a file asks for. Data can come from anyone, so only the three names an
+array needs are known here, and they stand for records of ours: nothing of the file is ever called.
+"""
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autotune.errors import DataError
+from autotune.workloads.download import RemoteDataSet, RemoteFile, obtain
+from autotune.workloads.splits import Splits, image_splits
+
+REMOTE = RemoteDataSet(
+    name="CIFAR-10",
+    files=(
+        RemoteFile(
+            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
+        ),
+    ),
+    accepted="cifar-10-batches-bin/, cifar-10-batches-py/, cifar-10-binary.tar.gz or cifar-10-python.tar.gz",
+)
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+NUM_CLASSES = 10
+IMAGE_SHAPE = (3, 32, 32)
+IMAGE_BYTES = 3 * 32 * 32
+MAX_BATCH_BYTES = 1 << 26
+"""Twice an official batch: what an archive may make us read for one file."""
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """One of the two official forms: how its folder, its archive and its batch files are named."""
+
+    folder: str
+    archive: str
+    suffix: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The batch files, the test batch last."""
+        return (*(f"data_batch_{number}{self.suffix}" for number in range(1, 6)), f"test_batch{self.suffix}")
+
+
+_BINARY = _Form(folder="cifar-10-batches-bin", archive="cifar-10-binary.tar.gz", suffix=".bin")
+_PYTHON = _Form(folder="cifar-10-batches-py", archive="cifar-10-python.tar.gz", suffix="")
+
+
+def cifar10(root: str, download: bool) -> Splits:
+    """50,000 training images as 45,000 train and 5,000 validation samples, and the official 10,000 as test.
+
+    Inputs are float32 ``[samples, 3, 32, 32]``, normalised by the training images' channel means and deviations; targets are
+    int64 ``[samples]``, 0 to 9. Smaller files of the same form are split in the same proportion.
+
+    Raises:
+        DataError: if a file is missing, damaged or not of its form, or a wanted download fails.
+    """
+    folder = Path(root).expanduser()
+    source = _find(folder)
+    if source is None:
+        obtain(REMOTE, folder, root=folder, download=download)
+        source = folder / _BINARY.archive, _BINARY
+    path, form = source
+    contents = _read_folder(path, form) if path.is_dir() else _read_archive(path, form)
+    parse = _parse_binary if form is _BINARY else _parse_pickle
+    batches = [parse(contents[name], path / name) for name in form.names]
+    train, test = _joined(batches[:-1]), _joined(batches[-1:])
+    return image_splits(train, test, num_validation=max(1, len(train[1]) // 10), mean=MEAN, std=STD)
+
+
+def _find(root: Path) -> tuple[Path, _Form] | None:
+    """The folder or archive to read and its form; None where there is neither.
+
+    Raises:
+        DataError: if a folder has some of the batch files and nothing else is whole.
+    """
+    partial: str | None = None
+    for form in (_BINARY, _PYTHON):
+        for folder in (root / form.folder, root):
+            present = [name for name in form.names if (folder / name).is_file()]
+            if len(present) == len(form.names):
+                return folder, form
+            if present and partial is None:
+                absent = ", ".join(name for name in form.names if name not in present)
+                partial = f"{folder} has {', '.join(present)} but no {absent}"
+    for form in (_BINARY, _PYTHON):
+        if (root / form.archive).is_file():
+            return root / form.archive, form
+    if partial is not None:
+        raise DataError(f"data.root: {partial} (accepted: {REMOTE.accepted}, whole)")
+    return None
+
+
+def _read_folder(folder: Path, form: _Form) -> dict[str, bytes]:
+    """The batch files' content by name."""
+    try:
+        return {name: (folder / name).read_bytes() for name in form.names}
+    except OSError as error:
+        raise DataError(f"data.root: {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _read_archive(archive: Path, form: _Form) -> dict[str, bytes]:
+    """The batch files' content by name, read in memory: nothing is extracted to a path that the archive chooses."""
+    contents: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r|gz") as members:
+            for member in members:
+                name = PurePosixPath(member.name).name
+                if name not in form.names or not member.isfile():
+                    continue
+                if member.size > MAX_BATCH_BYTES:
+                    raise DataError(f"data.root: {archive} holds a {name} of {member.size} bytes, at most {MAX_BATCH_BYTES}")
+                file = members.extractfile(member)
+                contents[name] = file.read() if file else b""
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"data.root: {archive} cannot be read: {error}; accepted is the whole official file") from error
+    absent = [name for name in form.names if name not in contents]
+    if absent:
+        raise DataError(f"data.root: {archive} has no {', '.join(absent)}; accepted is the whole official file")
+    return contents
+
+
+def _parse_binary(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
+    """Images ``[records, 3, 32, 32]`` and labels ``[records]`` of one binary batch: per record a label byte, then the image."""
+    record_bytes = 1 + IMAGE_BYTES
+    if not content or len(content) % record_bytes:
+        raise DataError(f"data.root: {path} has {len(content)} bytes, accepted are whole records of {record_bytes} bytes")
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record_bytes)
+    return _checked(records[:, 1:], records[:, 0], path)
+
+
+def _parse_pickle(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
+    """Images ``[records, 3, 32, 32]`` and labels ``[records]`` of one pickled batch: a dict with ``data`` and ``labels``."""
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"data.root: {path} cannot be unpickled: {error}; accepted is an official batch file") from error
+    data, labels = (batch.get(key) for key in (b"data", b"labels")) if isinstance(batch, Mapping) else (None, None)
+    if not isinstance(data, _PickledArray) or not isinstance(labels, list):
+        raise DataError(f"data.root: {path} holds no pair of data and labels, accepted is an official batch file")
+    if not all(type(label) is int and 0 <= label < NUM_CLASSES for label in labels):
+        raise DataError(f"data.root: {path} holds labels that are no class, accepted are 0 to {NUM_CLASSES - 1}")
+    if not labels or data.shape != (len(labels), IMAGE_BYTES) or len(data.content) != len(labels) * IMAGE_BYTES:
+        found = f"{len(data.content)} bytes of data of shape {data.shape} for {len(labels)} labels"
+        raise DataError(f"data.root: {path} holds {found}, accepted are {IMAGE_BYTES} bytes each")
+    return _checked(np.frombuffer(data.content, dtype=np.uint8), np.array(labels, dtype=np.uint8), path)
+
+
+def _checked(images: Bytes, labels: Bytes, path: Path) -> tuple[Bytes, Bytes]:
+    if labels.max() >= NUM_CLASSES:
+        raise DataError(f"data.root: {path} holds the label {labels.max()}, accepted are 0 to {NUM_CLASSES - 1}")
+    return images.reshape(-1, *IMAGE_SHAPE), labels
+
+
+def _joined(batches: Sequence[tuple[Bytes, Bytes]]) -> tuple[Tensor, Tensor]:
+    """The images and int64 targets of all batches, copied: what was read from a file is read-only, and no tensor is."""
+    images, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return torch.from_numpy(images), torch.from_numpy(targets.astype(np.int64))
+
+
+class _PickledDtype:
+    """Stands for ``numpy.dtype``: knows only whether it means bytes."""
+
+    def __init__(self, code: bytes | str, *_: Any) -> None:
+        self.is_bytes = code in (b"u1", "u1")
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and fields: nothing that bytes need."""
+
+
+class _PickledArray:
+    """Stands for ``numpy.ndarray`` and for what makes an empty one: keeps an array's shape and bytes, in C order."""
+
+    def __init__(self, *_: Any) -> None:
+        self.shape: object = None
+        self.content = b""
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the state that NumPy gives its arrays: version, shape, dtype, whether in Fortran order, content."""
+        _, shape, dtype, is_fortran, content = state
+        if not isinstance(dtype, _PickledDtype) or not dtype.is_bytes or not isinstance(content, bytes) or is_fortran:
+            raise pickle.UnpicklingError("an array that is not of bytes in C order")
+        self.shape, self.content = shape, content
+
+
+_STANDS_FOR = {
+    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy", "ndarray"): _PickledArray,
+    ("numpy", "dtype"): _PickledDtype,
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles plain values and arrays of bytes, and refuses every other name before it is imported.
+
+    Source: the Python documentation of ``pickle``, "Restricting Globals"; stricter, as not even NumPy's own names are called.
+    """
+
+    def find_class(self, module: str, name: str, /) -> type:
+        """The record that stands for a name of NumPy's.
+
+        Raises:
+            pickle.UnpicklingError: for any other name.
+        """
+        if (module, name) not in _STANDS_FOR:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only NumPy arrays are read")
+        return _STANDS_FOR[module, name]

@@ -1,0 +1,66 @@
+"""A small convolutional network for small images: the model the examples tune."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from autotune.errors import ConfigError
+
+
+class SimpleCNN(nn.Module):
+    """One 3x3 convolution per entry of ``widths``, each followed by ReLU and a 2x2 max-pool, then one linear layer.
+
+    ``input_shape`` is ``[channels, height, width]``; ``forward`` takes ``[batch, channels, height, width]`` and returns logits
+    ``[batch, num_classes]``. With ``batch_norm`` each convolution is normalised before its ReLU and has no bias of its own.
+
+    The convolutions have no padding where the input is large enough for that: with widths of 16 and 32 an input of 3x32x32
+    leaves 32 x 6 x 6 features. Where any of them would be left with less than 2x2 (8x8 is 6x6, 3x3, 1x1), all are padded by 1.
+
+    Raises:
+        ConfigError: if a size is not positive, or the input is too small for that many layers even with padding.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], num_classes: int, widths: Sequence[int], batch_norm: bool) -> None:
+        super().__init__()
+        _check_sizes(input_shape, num_classes, widths)
+        channels, height, width = input_shape
+        padding, height, width = _padding_and_size(height, width, len(widths))
+        layers: list[nn.Module] = []
+        for out_channels in widths:
+            layers.append(nn.Conv2d(channels, out_channels, kernel_size=3, padding=padding, bias=not batch_norm))
+            if batch_norm:
+                layers.append(nn.BatchNorm2d(out_channels))
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+            channels = out_channels
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(channels * height * width, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``[batch, num_classes]`` of inputs ``[batch, channels, height, width]``."""
+        logits: Tensor = self.classifier(self.features(inputs).flatten(1))
+        return logits
+
+
+def _check_sizes(input_shape: Sequence[int], num_classes: int, widths: Sequence[int]) -> None:
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise ConfigError(f"model: input_shape is {list(input_shape)}, accepted are images [channels, height, width]")
+    if num_classes < 1:
+        raise ConfigError(f"model: num_classes is {num_classes}, accepted are numbers from 1")
+    if not widths or min(widths) < 1:
+        raise ConfigError(f"model.widths: found {list(widths)}, accepted is one number of filters from 1 for each convolution")
+
+
+def _padding_and_size(height: int, width: int, num_layers: int) -> tuple[int, int, int]:
+    """The padding of all convolutions, and the height and width that remain after the last pool."""
+    for padding in (0, 1):
+        shrinkage = 2 - 2 * padding
+        size, fits = [height, width], True
+        for _ in range(num_layers):
+            fits = fits and min(size) - shrinkage >= 2
+            size = [(length - shrinkage) // 2 for length in size]
+        if fits:
+            return padding, size[0], size[1]
+    raise ConfigError(
+        f"model: an input of {height}x{width} is too small for {num_layers} convolutions that each halve it, "
+        f"accepted are inputs from {2**num_layers}x{2**num_layers}; shorten model.widths"
+    )

@@ -1,0 +1,191 @@
+"""What a study prints, on a terminal and into a file."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.report.arms import ArmTimes
+from autotune.report.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
+
+TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
+EVALUATION = Evaluation(
+    step=10,
+    epoch=1.5,
+    samples=1000,
+    build_seconds=2.0,
+    prepare_seconds=0.5,
+    train_seconds=12.0,
+    evaluate_seconds=0.1,
+    metric=0.91234,
+    loss=0.3,
+    samples_per_second=100.0,
+    peak_memory_bytes=None,
+    energy_joules=None,
+)
+SUMMARY = Summary(
+    study="cnn-1",
+    experiment="cnn",
+    target=TARGET,
+    baseline=ArmTimes(label="baseline", times_seconds=[20.0, 22.0], reached=[True, True]),
+    best=ArmTimes(label="trial 7", times_seconds=[10.0, 11.0], reached=[True, True]),
+    best_overrides=["optimizer=sgd", "model.widths=[64,128]"],
+    ratio=2.0,
+    low=1.8,
+    high=2.2,
+    outcomes={"REACHED": 12, "CAPPED": 22, "MISSED": 0},
+    train_seconds_spent=500.0,
+    wall_seconds=800.0,
+    folder="outputs/cnn-1",
+    next_commands=[("Train what was found", "python -m autotune.train experiment=cnn 'model.widths=[64,128]' " + "x" * 200)],
+)
+
+
+def finished(trial: int, outcome: Outcome, *, evaluated: bool = True, error: str | None = None) -> TrialResult:
+    """A trial that ended after one evaluation or none."""
+    return TrialResult(
+        trial=trial,
+        values={},
+        overrides=(),
+        seed=0,
+        outcome=outcome,
+        evaluations=(EVALUATION,) if evaluated else (),
+        started_at=0.0,
+        stopped_at=1.0,
+        fingerprint={},
+        error=error,
+    )
+
+
+def display(console: Console) -> StudyDisplay:
+    """A study of ten trials with an hour to go."""
+    return StudyDisplay(
+        title="cnn · study cnn-1", target=TARGET, num_trials=10, time_budget_seconds=3600, num_done=0, console=console
+    )
+
+
+def plain_lines(summary: Summary) -> list[str]:
+    """The summary as it stands in a log file."""
+    console = Console(file=StringIO(), width=60, force_terminal=False)
+    print_summary(console, summary)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_log_has_one_plain_line_for_each_event() -> None:
+    file = StringIO()
+    with display(Console(file=file, width=40, force_terminal=False)) as shown:
+        shown.trial_started(0, ["optimizer=sgd"])
+        shown.evaluated(0, EVALUATION)
+        shown.trial_finished(finished(0, Outcome.REACHED), 12.34)
+        shown.trial_finished(finished(1, Outcome.CAPPED), None)
+        shown.trial_finished(
+            finished(2, Outcome.OUT_OF_MEMORY, evaluated=False, error="Traceback:\nout of memory \x1b[1m[4 GiB]\n"), None
+        )
+        shown.confirming(3, 26, "trial 0 [exported]")
+        shown.note("[bold]kept[/bold] as it is: " + "long " * 30)
+    text = file.getvalue()
+    assert text.splitlines() == [
+        "cnn · study cnn-1: target accuracy >= 0.94, 0 of 10 trials done, 60 min 00 s left",
+        "trial 0  REACHED  12.3 s  accuracy 0.9123  best 12.3 s (trial 0)",
+        "trial 1  CAPPED  12.5 s  accuracy 0.9123  best 12.3 s (trial 0)",
+        "trial 2  OUT_OF_MEMORY  no time  accuracy none  best 12.3 s (trial 0)  out of memory  [1m[4 GiB]",
+        "confirmation run 3 of 26: trial 0 [exported]",
+        "[bold]kept[/bold] as it is: " + "long " * 30,
+    ]
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    file = StringIO()
+    with display(Console(file=file, width=100, height=30, force_terminal=True, color_system=None)) as shown:
+        shown.trial_started(4, ["optimizer=sgd", "model.widths=[64,128]", "optimizer.lr=0.123456"])
+        shown.evaluated(4, EVALUATION)
+        shown.trial_finished(finished(3, Outcome.REACHED), 12.34)
+        shown.trial_finished(finished(2, Outcome.CAPPED), None)
+        shown.confirming(1, 4, "baseline")
+    text = file.getvalue()
+    assert "optimizer=sgd widths=[64,128] lr=0.123" in text
+    for part in ("1.5", "0.9123", "12.0", "REACHED 1 · CAPPED 1", "best 12.3 s (trial 3)", "2 of 10 trials done", "run 1 of 4"):
+        assert part in text, part
+    assert "trial 3  REACHED" in text, "a new best leaves a line that stays"
+    assert "trial 2  CAPPED" not in text
+
+
+def test_many_running_trials_do_not_fill_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    file = StringIO()
+    with display(Console(file=file, width=100, height=20, force_terminal=True, color_system=None)) as shown:
+        for trial in range(50):
+            shown.trial_started(trial, ["a=" + "x" * 200])
+    assert "and 38 more running" in file.getvalue()
+
+
+def test_a_resumed_study_keeps_its_best() -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=False)
+    with StudyDisplay(
+        title="t", target=TARGET, num_trials=None, time_budget_seconds=None, num_done=5, console=console, best=(3, 9.0)
+    ) as shown:
+        shown.trial_finished(finished(5, Outcome.REACHED), 12.0)
+    assert file.getvalue().splitlines()[0] == "t: target accuracy >= 0.94, 5 trials done"
+    assert "best 9.00 s (trial 3)" in file.getvalue()
+
+
+def test_the_summary_compares_and_says_what_to_type_next() -> None:
+    lines = plain_lines(SUMMARY)
+    assert "  speed-up  2.00x (interval 1.80x to 2.20x), n = 2 and 2" in lines
+    assert "            model.widths=[64,128]" in lines
+    assert "  trials    REACHED 12, CAPPED 22" in lines
+    assert "  " + SUMMARY.next_commands[0][1] in lines, "a command stays on one line"
+
+
+def test_a_command_is_not_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    file = StringIO()
+    print_summary(Console(file=file, width=60, force_terminal=True, color_system="standard"), SUMMARY)
+    assert SUMMARY.next_commands[0][1] in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"low": 0.9, "high": 1.3, "ratio": 1.1}, "the gain is not resolved at n = 2 and 2"),
+        ({"best": replace(SUMMARY.baseline)}, "best      the baseline itself"),
+        ({"best": None, "outcomes": {"CAPPED": 3}}, "no trial reached the target"),
+        ({"low": 0.7, "high": 0.9, "ratio": 0.8}, "slower than the baseline"),
+        ({"best": None}, "not confirmed, so no speed-up is claimed"),
+        (
+            {"baseline": replace(SUMMARY.baseline, reached=[False, False]), "ratio": 3.1, "low": None, "high": None},
+            "at least 3.10x",
+        ),
+    ],
+)
+def test_the_summary_claims_no_more_than_was_measured(changes: dict[str, object], expected: str) -> None:
+    assert any(expected in line for line in plain_lines(replace(SUMMARY, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "(no overrides)"),
+        (
+            ["optimizer.lr=0.0123456", "batch_size=512", "precision=bf16", "+a.b=[1,2]"],
+            "lr=0.0123 batch_size=512 precision=bf16 b=[1,2]",
+        ),
+        (["run.name=1e", "flag"], "name=1e flag"),
+    ],
+)
+def test_overrides_are_shortened_without_losing_their_values(overrides: Sequence[str], words: str) -> None:
+    assert shorten_overrides(overrides) == words
+
+
+def test_the_terminal_needs_no_plotting_library() -> None:
+    code = "import sys, autotune.report.terminal; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
