@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Protocol, Self, TypeAlias
 
 from autotune.errors import SearchSpaceError
@@ -53,7 +54,8 @@ class Float:
 
     def suggest(self, trial: SuggestsValues, name: str) -> float:
         """Ask a sampler for a value."""
-        return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
+        low, high = self.ends()
+        return trial.suggest_float(name, low, high, step=self.step, log=self.log)
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
         """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it."""
@@ -64,8 +66,11 @@ class Float:
         return "", float(value)
 
     def ends(self) -> tuple[Any, Any]:
-        """The lowest and the highest value."""
-        return self.low, self.high
+        """The lowest and the highest value; with a step, the highest one that the steps from ``low`` meet."""
+        if self.step is None:
+            return self.low, self.high
+        low, high, step = (Decimal(repr(each)) for each in (self.low, self.high, self.step))
+        return self.low, float(low + (high - low) // step * step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,8 @@ class Int:
 
     def suggest(self, trial: SuggestsValues, name: str) -> int:
         """Ask a sampler for a value."""
-        return trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)
+        low, high = self.ends()
+        return trial.suggest_int(name, low, high, step=self.step, log=self.log)
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
         """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it."""
@@ -97,7 +103,7 @@ class Int:
         return ("", value) if (value - self.low) % self.step == 0 else None
 
     def ends(self) -> tuple[Any, Any]:
-        """The lowest and the highest value."""
+        """The lowest and the highest value; with a step, the highest one that the steps from ``low`` meet."""
         return self.low, self.high - (self.high - self.low) % self.step
 
 
@@ -154,9 +160,9 @@ class Choice:
             raise ValueError("no choices; accepted is a list or a mapping with at least one value")
         seen: set[str] = set()
         for value, _ in self.options:
-            text = override_text(value)
+            text = override_text(_label(value))
             if text in seen:
-                raise ValueError(f"choice {text} is repeated; accepted is each value once")
+                raise ValueError(f"choice {override_text(value)} is repeated; accepted is each value once")
             seen.add(text)
 
     def suggest(self, trial: SuggestsValues, name: str) -> Any:
@@ -188,10 +194,24 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The tree of what may vary: parameters by config key, and where each was written (for messages)."""
+    """The tree of what may vary: parameters by config key, and where each was written (for messages).
+
+    Raises:
+        SearchSpaceError: two parameters that can be open at once have one config key.
+    """
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        opened_by: dict[str, str] = {}
+        for above, parameter in self.parameters.items():
+            for key in (above, *_keys_beneath(parameter)):
+                if key in opened_by:
+                    both = " and ".join(repr(each) if each == key else f"beneath {each!r}" for each in (opened_by[key], above))
+                    source = self.sources.get(above, "search_space")
+                    raise SearchSpaceError(f"{source}: {key}: stands twice, as {both}; accepted is a key once among what is open together")
+                opened_by[key] = above
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str, where: str = "") -> Self:
@@ -217,6 +237,10 @@ class SearchSpace:
             except (TypeError, ValueError) as error:
                 raise SearchSpaceError(f"{source}: {name}: {error}") from error
         return cls(parameters, dict.fromkeys(parameters, source))
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The space as plain data, as ``from_mapping`` reads it."""
+        return {key: _as_domain(parameter) for key, parameter in self.parameters.items()}
 
     def merged_with(self, other: Self) -> Self:
         """Both spaces as one.
@@ -333,6 +357,23 @@ class SearchSpace:
         return replace(self, parameters=parameters)
 
 
+def _keys_beneath(parameter: Parameter) -> set[str]:
+    """Every config key that some value of the parameter opens."""
+    if not isinstance(parameter, Choice):
+        return set()
+    return {key for _, beneath in parameter.options for _, key, _ in beneath.items()}
+
+
+def _as_domain(parameter: Parameter) -> Any:
+    if isinstance(parameter, Choice):
+        if any(beneath.parameters for _, beneath in parameter.options):
+            return {"type": "choice", "choices": {value: beneath.as_mapping() for value, beneath in parameter.options}}
+        return [value for value, _ in parameter.options]
+    kind = next(name for name, (made, _) in _NUMERIC.items() if type(parameter) is made)
+    given = {name: getattr(parameter, name) for name in ("low", "high", "log", "step") if hasattr(parameter, name)}
+    return {"type": kind} | {name: value for name, value in given.items() if value is not None and value is not False}
+
+
 def override_text(value: Any) -> str:
     """A value as Hydra's override grammar writes it: what parses back to the same value and type."""
     if value is None:
@@ -361,10 +402,10 @@ def _float_text(value: float) -> str:
 
 
 def _string_text(value: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z_][\w\-./]*", value) and value.lower() not in ("null", "true", "false", "nan", "inf")
+    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_\-./]*", value) and value.lower() not in ("null", "true", "false", "nan", "inf")
     if plain:
         return value
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", "\\'")
     return f"'{escaped}'"
 
 
@@ -401,7 +442,7 @@ def _check_range(low: float, high: float, log: bool) -> None:
 def _check_step(low: float, high: float, log: bool, step: float) -> None:
     if log:
         raise ValueError("log and step together; accepted is one of them")
-    if not step > 0 or step > high - low:
+    if not step > 0 or step > (high - low) * (1 + 1e-9):
         raise ValueError(f"step {step}: accepted is above 0 and at most high - low = {high - low}")
 
 
@@ -442,7 +483,7 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
     if isinstance(choices, Mapping):
         return Choice(
             options=tuple(
-                (value, SearchSpace.from_mapping(beneath or {}, source, f"{name}={_label(value)}"))
+                (value, SearchSpace.from_mapping({} if beneath is None else beneath, source, f"{name}={_label(value)}"))
                 for value, beneath in choices.items()
             )
         )
@@ -472,6 +513,6 @@ def _number(kind: str, key: str, value: Any) -> Any:
         raise ValueError(f"{key}: found {value!r}, accepted is a number")
     if kind == "float":
         return float(value)
-    if value != int(value):
+    if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{key}: found {value!r}, accepted is a whole number")
     return int(value)

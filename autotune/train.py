@@ -28,7 +28,9 @@ def train_command(arguments: Sequence[str]) -> int:
     import_user_code_from(line.config_dirs)
     composer = Composer(line.overrides, line.config_dirs)
     if composer.sweeps:
-        raise ConfigError(f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)")
+        raise ConfigError(
+            f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)"
+        )
     if line.cfg:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0
@@ -55,16 +57,23 @@ def train_command(arguments: Sequence[str]) -> int:
         if not is_out_of_memory(error):
             raise
         outcome = Outcome.OUT_OF_MEMORY
-        print(str(error).splitlines()[0])
+        print(" ".join(str(error).split()) or type(error).__name__)
     result = TrialResult(
-        trial=0, values={}, overrides=(), seed=config.seed, outcome=outcome, evaluations=(last,) if last else (), started_at=0.0,
-        stopped_at=0.0, fingerprint={},
-    )  # fmt: skip
+        trial=0,
+        values={},
+        overrides=(),
+        seed=config.seed,
+        outcome=outcome,
+        evaluations=(last,) if last else (),
+        started_at=0.0,
+        stopped_at=0.0,
+        fingerprint={},
+    )
     print(f"outcome {outcome}: {config.target.metric} {'>=' if config.target.mode == 'max' else '<='} {config.target.value}")
     if last is not None:
         print(
-            f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, train {last.train_seconds:.3f} s, "
-            f"evaluate {last.evaluate_seconds:.3f} s"
+            f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, "
+            f"train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
         )
     if test_metric is not None:
         print(f"test {config.target.metric} {test_metric:.4f}")

@@ -20,7 +20,8 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
         where: the node's config key, for messages.
 
     Raises:
-        ConfigError: the target refused its values, or a ``_target_`` in the node is missing or not allowed.
+        ConfigError: the target refused its values, a ``_target_`` in the node is missing or not allowed, or a text holds
+            an interpolation, which Hydra would resolve into whatever it makes, past the allow-list.
     """
     made = build_partial(node, allowed, where)
     return call(made, where)
@@ -63,3 +64,5 @@ def _check_nested(node: Any, allowed: Sequence[str], where: str) -> None:
     elif isinstance(node, list | tuple):
         for index, each in enumerate(node):
             _check_nested(each, allowed, f"{where}.{index}")
+    elif isinstance(node, str) and "${" in node:
+        raise ConfigError(f"{where}: found {node!r}, accepted is text without ${{")

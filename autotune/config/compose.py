@@ -149,6 +149,7 @@ class Composer:
         if overrides not in self._bases:
             config = self._hydra_compose(overrides)
             choices = {str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")}
+            self._check_names(choices)
             self._bases[overrides] = (OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), choices)
         config, choices = self._bases[overrides]
         return config.copy(), choices
@@ -161,7 +162,9 @@ class Composer:
         try:
             with _hydra():
                 return compose("config", everything, return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._file_that_is_not_text()}: is not text; accepted is YAML in UTF-8") from error
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
             raise ConfigError(self._explain(error)) from error
 
     def _finish(self, config: DictConfig, choices: Mapping[str, str]) -> Composed:
@@ -170,6 +173,8 @@ class Composer:
                 f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the command line only: "
                 f"add allowed_targets={override_text(list(config.allowed_targets))} if you trust that code"
             )
+        if "experiment" in config:
+            raise ConfigError(f"experiment={choices['experiment']}: the file's first line must be: # @package _global_")
         try:
             config.allowed_targets = list(self.allowed_targets)
             checked = OmegaConf.merge(OmegaConf.structured(Config), config)
@@ -180,9 +185,32 @@ class Composer:
         check_target_names(plain, self.allowed_targets)
         return Composed({str(key): value for key, value in plain.items()}, choices)
 
+    def _check_names(self, choices: Mapping[str, str]) -> None:
+        """Refuse a chosen file of the user's own that a shipped one of the same name hides: shipped ones come first."""
+        for group, option in choices.items():
+            shipped = shipped_folder("conf") / group / f"{option}.yaml"
+            for folder in self.config_dirs:
+                own = folder / group / f"{option}.yaml"
+                if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
+                    raise ConfigError(f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name")
+
+    def _file_that_is_not_text(self) -> Path | str:
+        for path in (path for folder in self.config_dirs for path in sorted(folder.rglob("*.yaml")) if path.is_file()):
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                return path
+        return "a configuration file"
+
     def _explain(self, error: Exception) -> str:
         """Hydra's error as one line: key, what was found, what is accepted."""
+        if not str(error) and isinstance(error.__cause__, Exception):
+            return _explain_value(error.__cause__)
         message = str(error)
+        if message.startswith("Config group override must be"):
+            groups = [text for text in self.overrides if (shipped_folder("conf") / _parse(text).key_or_group).is_dir()]
+            wrong = [text for text in groups if not isinstance(_parse(text).value(), str | list | dict)]
+            return f"{', '.join(wrong)}: accepted is GROUP=NAME with the name of one of the group's files"
         if isinstance(error, MissingConfigException) and (missing := re.search(r"Could not find '([^']+)'", message)):
             group, _, option = missing[1].rpartition("/")
             options = error.options or []
@@ -190,6 +218,8 @@ class Composer:
             return f"{group}={option}: {accepted}{_did_you_mean(option, options)}"
         if unknown := re.search(r"Could not override '([^']+)'", message):
             key = unknown[1]
+            if key in self.known_keys():
+                return f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
             return f"{key}: no such key{_did_you_mean(key, self.known_keys())}; accepted keys are shown by --cfg job"
         return _explain_value(error)
 
@@ -275,6 +305,8 @@ def _did_you_mean(found: str, known: Sequence[str]) -> str:
 def _explain_value(error: Exception) -> str:
     """An error of OmegaConf, YAML or the file system as one line, its key first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if part := re.search(r"(\w+) is not a subclass of (\w+)Config\. value: (.*)", lines[0] if lines else ""):
+        return f"{part[2].lower()}: found {part[3]}, accepted is a mapping"
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
     said = " ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line))
     return f"{key}: {said}" if key else said

@@ -5,7 +5,9 @@ Hydra's own sweep words are read too, so that what people already have can be pa
 ``tag(log, interval(1e-4,1e-1))``.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from autotune.config.compose import Composer
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import InvalidTrialError, SearchSpaceError
-from autotune.space import Choice, SearchSpace, Suggestion
+from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 
 
 def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace:
@@ -36,10 +38,27 @@ def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace
         space = space.merged_with(SearchSpace.from_mapping(_without_sweep_words(mapping, source), source))
     if composer.sweeps:
         narrowed = SearchSpace.from_mapping(_without_sweep_words(composer.sweeps, "command line"), "command line")
-        kept = {key: each for key, each in space.parameters.items() if key not in narrowed.parameters}
-        space = SearchSpace(kept, {key: space.sources[key] for key in kept}).merged_with(narrowed)
+        known = {key for _, key, _ in space.items()}
+        added = {key: each for key, each in narrowed.parameters.items() if key not in known}
+        space = _narrowed(space, narrowed).merged_with(SearchSpace(added, dict.fromkeys(added, "command line")))
     _check_searchable(space)
     return space
+
+
+def _narrowed(space: SearchSpace, to: SearchSpace) -> SearchSpace:
+    """The space with the domains of ``to`` wherever their keys stand; a choice's values open what they opened."""
+    parameters: dict[str, Parameter] = {}
+    for key, parameter in space.parameters.items():
+        given = to.parameters.get(key, parameter)
+        if isinstance(parameter, Choice) and isinstance(given, Choice):
+            opened = [(value, _narrowed(beneath, to)) for value, beneath in parameter.options]
+            given = Choice(options=tuple((value, _opened_by(value, opened)) for value, _ in given.options))
+        parameters[key] = given
+    return SearchSpace(parameters, {**space.sources, **{key: to.sources[key] for key in parameters if key in to.parameters}})
+
+
+def _opened_by(value: Any, options: Sequence[tuple[Any, SearchSpace]]) -> SearchSpace:
+    return next((beneath for each, beneath in options if override_text(each) == override_text(value)), SearchSpace())
 
 
 def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, Suggestion]]:
@@ -112,16 +131,23 @@ def _load(name: str, config_dirs: Sequence[Path]) -> Any:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, which alone would let the second of two equal keys win in silence."""
+    """YAML's safe loader, which alone would let the second of two equal keys win in silence and read 1e-2 as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeyLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"), list("-+0123456789.")
+)
 
 
 def _without_sweep_words(mapping: Any, source: str) -> Any:
@@ -151,7 +177,7 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
         raise refusal from error
     sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
-        return [each.text if isinstance(each, QuotedString) else each for each in sweep.list]
+        return _unquoted(sweep.list)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
         whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
         return {"type": "int" if whole else "float", "low": sweep.start, "high": sweep.end, "log": "log" in sweep.tags}
@@ -160,14 +186,21 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
     raise refusal
 
 
+def _unquoted(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unquoted(each) for each in value]
+    return value.text if isinstance(value, QuotedString) else value
+
+
 def _range(sweep: RangeSweep, refusal: SearchSpaceError) -> dict[str, Any]:
     """A range's values lie at start + n * step below stop."""
-    start, stop, step = sweep.start, sweep.stop, sweep.step
-    assert start is not None and stop is not None
-    count = -(-(stop - start) // step) if step > 0 else 0
-    if count < 1:
+    start, stop, step = (Decimal(str(each)) for each in (sweep.start, sweep.stop, sweep.step))
+    if step <= 0 or stop <= start:
         raise refusal
-    whole = all(isinstance(each, int) for each in (start, stop, step))
-    high = start + (count - 1) * step
-    settings: dict[str, Any] = {"type": "int" if whole else "float", "low": start, "high": high, "log": "log" in sweep.tags}
-    return {**settings, "step": step} if step != 1 and count > 1 else settings
+    count = int((stop - start) / step) + bool((stop - start) % step)
+    whole = all(isinstance(each, int) for each in (sweep.start, sweep.stop, sweep.step))
+    number = int if whole else float
+    settings: dict[str, Any] = {"type": number.__name__, "low": number(start), "high": number(start + (count - 1) * step)}
+    if "log" in sweep.tags:
+        settings["log"] = True
+    return {**settings, "step": number(step)} if count > 1 and (step != 1 or not whole) else settings

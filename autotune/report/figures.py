@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ _DIAMOND = Outline([(0, -1.15), (1.15, 0), (0, 1.15), (-1.15, 0), (0, -1.15)], c
 _TRIANGLE = Outline([(-1.1, 0.9), (1.1, 0.9), (0, -1.2), (-1.1, 0.9)], closed=True)
 
 # The eight colours stay apart under the common colour-vision deficiencies, and shapes repeat what they say.
-# Source: Okabe and Ito, "Color Universal Design" (2008), figure 16; the yellow, too faint on white, is replaced by a grey.
+# Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey stands for its yellow, too faint on white.
 MARKS: Mapping[Outcome, _Mark] = {
     Outcome.REACHED: _Mark(colour="#009E73", marker="o", hollow=False, size=7),
     Outcome.MISSED: _Mark(colour="#E69F00", marker=_with_arrow(_DIAMOND), hollow=True, size=20),
@@ -145,7 +146,7 @@ def draw_best_over_search(results: Sequence[TrialResult], scores: Mapping[int, f
     ordered = sorted((result for result in results if result.trial in scores), key=lambda result: result.stopped_at)
     if ordered:
         times = [result.stopped_at - start for result in ordered]
-        best = [min(scores[result.trial] for result in ordered[: index + 1]) for index in range(len(ordered))]
+        best = list(accumulate((scores[result.trial] for result in ordered), min))
         end = max(result.stopped_at for result in results) - start
         handles += axes.step([*times, end], [*best, best[-1]], where="post", color=INK, linewidth=1.8, label="best so far")
     if 0 in scores:

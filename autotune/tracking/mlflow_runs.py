@@ -7,7 +7,9 @@ call may raise what the store's client raises, and may be made again: nothing is
 import getpass
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlflow.entities import Metric, Param, Run, RunTag
@@ -18,8 +20,9 @@ from autotune.tracking.mlflow_fields import INTERRUPTED, Point
 from autotune.tracking.mlflow_store import first_contact, open_experiment, store_uri
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
-_MAX_METRICS = 1000
+_MAX_METRICS = 800  # a batch holds 1,000 entries of all kinds
 _MAX_PARAMS = 100
+_MAX_TAGS = 100
 _PAGE = 1000
 
 
@@ -37,8 +40,8 @@ class MlflowRuns:
         with first_contact(uri):
             self._client, self._experiment = open_experiment(uri, info.workload)
             self._parent = self._open_parent(info, is_resumed=bool(finished))
-            self.left = self._take_over(finished)
-        """The finished children that are there already, by name: the id of one still open, None for a complete one."""
+            self.left: dict[str, str | None] = self._take_over(finished)
+            """The children that are there already, by name: the id of one still open, None for a complete one."""
 
     def _open_parent(self, info: StudyInfo, *, is_resumed: bool) -> str:
         """The study's parent run, open; a new one where the store's belongs to an earlier study of that name and folder."""
@@ -55,8 +58,7 @@ class MlflowRuns:
         else:
             kept = {}
             run_id = self._create(info.name, tags, time.time())
-        self._log_params(run_id, {key: value for key, value in settings.items() if key not in kept})
-        self._log(run_id, tags=tags)
+        self._log(run_id, params={key: value for key, value in settings.items() if key not in kept}, tags=tags)
         return run_id
 
     def _find_parent(self, tags: Mapping[str, str]) -> Run | None:
@@ -88,21 +90,19 @@ class MlflowRuns:
 
     def describe(self, run_id: str, trial: TrackedTrial) -> None:
         """Write what is known of a run before it trains."""
-        self._log_params(run_id, fields.params(trial.values))
+        self._log(run_id, params=fields.params(trial.values))
         self._client.log_dict(run_id, fields.plain(trial.config), "config.yaml")
         self._client.log_dict(run_id, fields.plain(trial.overrides), "overrides.yaml")
 
     def write(self, run_id: str, points: Sequence[Point]) -> None:
         """Write metrics, each a key's value at a step."""
-        metrics = [Metric(each.key, each.value, each.timestamp_ms, each.step) for each in points]
-        for batch in _batches(metrics, _MAX_METRICS):
-            self._client.log_batch(run_id, metrics=batch)
+        self._log(run_id, points=points)
 
-    def finish(self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Write what a run's end tells, and end it."""
-        points = fields.result_points(result, score)
-        metrics = [Metric(each.key, each.value, each.timestamp_ms, each.step) for each in points]
-        self._log(run_id, metrics=metrics, tags=fields.result_tags(trial, result))
+    def finish(
+        self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point]
+    ) -> None:
+        """Write a run's last ``points`` and what its end tells, and end it."""
+        self._log(run_id, points=[*points, *fields.result_points(result, score)], tags=fields.result_tags(trial, result))
         self._client.log_dict(run_id, fields.plain(result.fingerprint), "fingerprint.json")
         if result.error is not None:
             self._client.log_text(run_id, result.error, "error.txt")
@@ -125,8 +125,7 @@ class MlflowRuns:
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Write what the study came to, and end its run; artifacts that are not there are left out."""
-        self.write(self._parent, fields.study_points(metrics, time.time()))
-        self._log(self._parent, tags=fields.plain_tags(tags))
+        self._log(self._parent, points=fields.study_points(metrics, time.time()), tags=fields.plain_tags(tags))
         for path in artifacts:
             if path.is_dir():
                 self._client.log_artifacts(self._parent, str(path), path.name)
@@ -140,14 +139,23 @@ class MlflowRuns:
         )
         return str(run.info.run_id)
 
-    def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        for batch in _batches([Param(key, value) for key, value in params.items()], _MAX_PARAMS):
-            self._client.log_batch(run_id, params=batch)
-
-    def _log(self, run_id: str, *, metrics: Sequence[Metric] = (), tags: Mapping[str, str]) -> None:
-        batches = list(_batches([RunTag(key, value) for key, value in tags.items()], _MAX_PARAMS))
-        for position, batch in enumerate(batches):
-            self._client.log_batch(run_id, metrics=metrics if position == 0 else (), tags=batch)
+    def _log(
+        self,
+        run_id: str,
+        *,
+        points: Sequence[Point] = (),
+        params: Mapping[str, str] = MappingProxyType({}),
+        tags: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Write all in as few calls as MLflow's limits allow."""
+        batches = zip_longest(
+            _batches([Metric(each.key, each.value, each.timestamp_ms, each.step) for each in points], _MAX_METRICS),
+            _batches([Param(key, value) for key, value in params.items()], _MAX_PARAMS),
+            _batches([RunTag(key, value) for key, value in tags.items()], _MAX_TAGS),
+            fillvalue=(),
+        )
+        for metrics, some_params, some_tags in batches:
+            self._client.log_batch(run_id, metrics=metrics, params=some_params, tags=some_tags)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
         """The experiment's runs that have all these tags."""

@@ -41,7 +41,7 @@ def first_contact(uri: str) -> Iterator[None]:
     """Tell whatever goes wrong within as one line.
 
     Raises:
-        ConfigError: The store does not answer, or refuses.
+        ConfigError: The store does not answer, is none, or refuses.
     """
     for logger, level in _QUIET_LOGGERS.items():
         logging.getLogger(logger).setLevel(level)
@@ -51,7 +51,7 @@ def first_contact(uri: str) -> Iterator[None]:
             yield
     except Exception as error:  # each kind of store raises its own client's errors
         raise ConfigError(
-            f"tracking.uri: {without_password(uri)}: does not answer ({_reason(error, uri)}); accepted is {ACCEPTED}"
+            f"tracking.uri: {without_password(uri)}: cannot be used ({_reason(error, uri)}); accepted is {ACCEPTED}"
         ) from error
 
 
@@ -112,5 +112,7 @@ def _reason(error: BaseException, uri: str) -> str:
     """The first line of the error that began it all."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
+    if isinstance(error, KeyError):
+        return "MLflow knows no such kind of store"
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].replace(uri, without_password(uri))[:200]

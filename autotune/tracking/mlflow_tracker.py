@@ -51,6 +51,7 @@ class MlflowTracker:
 
         self._store = MlflowRuns(info, uri, {trial.name for trial, _, _ in finished})
         self._runs = _owed_runs(finished, self._store.left)
+        self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
         self._retry_at = 0.0
         self._num_failures = 0
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -88,10 +89,11 @@ class MlflowTracker:
             else:
                 if take is None:
                     return
-                take()
+                self._attempt(take)
             self._write_due()
 
     def _take_start(self, trial: TrackedTrial) -> None:
+        self._complete.discard(trial.name)
         self._runs[trial.name] = _Run(trial)
 
     def _take_evaluation(self, name: str, evaluation: Evaluation, at: float) -> None:
@@ -101,8 +103,8 @@ class MlflowTracker:
             run.points += fields.evaluation_points(evaluation, at)
 
     def _take_finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        run = self._runs.setdefault(trial.name, _Run(trial))
-        run.end = (result, score)
+        if trial.name not in self._complete:
+            self._runs.setdefault(trial.name, _Run(trial)).end = (result, score)
 
     def _take_close(self, write_study: Callable[[], None]) -> None:
         num_failures = 0
@@ -155,12 +157,14 @@ class MlflowTracker:
         if run.end is not None and run.steps is None:
             run.steps = self._store.steps(run.run_id)
         run.add_missing_points()
-        self._store.write(run.run_id, run.points)
-        run.points = []
-        run.written_at = time.monotonic()
         if run.end is not None:
-            self._store.finish(run.run_id, run.trial, *run.end)
+            self._store.finish(run.run_id, run.trial, *run.end, points=run.points)
+            self._complete.add(run.trial.name)
             del self._runs[run.trial.name]
+        elif run.points:
+            self._store.write(run.run_id, run.points)
+            run.points = []
+            run.written_at = time.monotonic()
 
     def _end(self, run: "_Run") -> None:
         """Write what a run owes and end it, also where no result of it came."""

@@ -49,7 +49,9 @@ def make_components(config: TrialConfig, data: LoadedData, device: torch.device,
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     optimizer = call(build_partial(config.optimizer, allowed, "optimizer"), "optimizer", model.parameters())
     schedule = call(build_partial(config.lr_schedule, allowed, "lr_schedule"), "lr_schedule", optimizer, total_steps)
-    return Components(model, optimizer, schedule, make_score(config.loss, allowed, "loss"), make_score(config.metric, allowed, "metric"))
+    return Components(
+        model, optimizer, schedule, make_score(config.loss, allowed, "loss"), make_score(config.metric, allowed, "metric")
+    )
 
 
 def make_score(node: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> Score:
@@ -58,7 +60,7 @@ def make_score(node: Mapping[str, Any], allowed: tuple[str, ...], where: str) ->
     score = build(node, allowed, where) if inspect.isclass(made.func) else made
     if not callable(score):
         raise ConfigError(f"{where}: {node['_target_']} made {type(score).__name__}, accepted is something that can be called")
-    return score  # type: ignore[no-any-return]  # callable() has just been asked
+    return score
 
 
 def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,23 +104,39 @@ def _load(config: TrialConfig) -> LoadedData:
     if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
         found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
         raise DataError(f"data: {name} returned {found}, accepted is a mapping with train, validation and optionally test")
-    checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
+    checked = {
+        split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits
+    }
     return LoadedData(checked["train"], checked["validation"], checked.get("test"), _checksum(checked))
 
 
 def _split(given: Any, where: str) -> Split:
     if isinstance(given, Dataset):
-        loader = DataLoader(given, batch_size=len(given), collate_fn=default_collate)  # type: ignore[arg-type]  # map-style by contract
-        given = next(iter(loader))
+        given = _read(given, where)
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
     try:
-        inputs, targets = (torch.as_tensor(each) for each in given)
+        inputs, targets = (torch.as_tensor(each).detach().cpu() for each in given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are tensors or arrays") from error
+        raise DataError(
+            f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are tensors or arrays"
+        ) from error
+    if inputs.ndim == 0 or targets.ndim == 0:
+        raise DataError(f"{where}: found a single number, accepted are inputs [samples, ...] and targets [samples, ...]")
     if len(inputs) != len(targets) or len(inputs) == 0:
-        raise DataError(f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one")
+        raise DataError(
+            f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one"
+        )
     return Split(inputs, targets)
+
+
+def _read(dataset: Dataset[Any], where: str) -> Any:
+    try:
+        size = len(dataset)  # type: ignore[arg-type]  # map-style by contract
+        return next(iter(DataLoader(dataset, batch_size=size, collate_fn=default_collate)))
+    except Exception as error:
+        name = type(dataset).__name__
+        raise DataError(f"{where}: reading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _checksum(splits: Mapping[str, Split]) -> str:

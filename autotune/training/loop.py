@@ -58,7 +58,7 @@ def train(
     clock.enter(Phase.PREPARE)
     seed_everything(config.seed)
     parts = make_components(config, data, device, run.total_steps)
-    shuffle = torch.Generator(device=run.train.inputs.device).manual_seed(config.seed)
+    shuffle = torch.Generator().manual_seed(config.seed)
 
     clock.enter(Phase.TRAIN)
     step, next_evaluation, evaluated_samples, evaluated_seconds = 0, run.evaluate_every_samples, 0, 0.0
@@ -67,7 +67,9 @@ def train(
         step += 1
         samples = step * run.batch_size
         train_seconds = clock.seconds(Phase.TRAIN)
-        out_of_time = train_seconds > config.target.max_train_seconds or train_seconds + clock.seconds(Phase.PREPARE) > cap_seconds
+        out_of_time = (
+            train_seconds > config.target.max_train_seconds or train_seconds + clock.seconds(Phase.PREPARE) > cap_seconds
+        )
         if samples < next_evaluation and step < run.total_steps and not out_of_time:
             continue
         clock.enter(Phase.EVALUATE)
@@ -123,6 +125,11 @@ def outcome_of(
     return Outcome.MISSED if ended else None
 
 
+def as_measured(metric: float) -> float:
+    """A metric to the seven digits that float32 holds: 0.9 computed in float32 lies below 0.9 and would miss that target."""
+    return float(f"{metric:.7g}")
+
+
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators, all devices included."""
     random.seed(seed)
@@ -162,7 +169,7 @@ class _Run:
         )
 
     def warm_up(self) -> None:
-        """Train and evaluate one batch with parts that are thrown away: lazy set-up is then over before the clock of training."""
+        """Train and evaluate one batch with parts that are thrown away, so that lazy set-up does not count as training."""
         seed_everything(self.config.seed)
         parts = make_components(self.config, self.data, self.device, self.total_steps)
         inputs, targets = self.train.inputs[: self.batch_size], self.train.targets[: self.batch_size]
@@ -170,11 +177,14 @@ class _Run:
         self.evaluate(parts, Split(self.validation.inputs[:_EVALUATION_BATCH], self.validation.targets[:_EVALUATION_BATCH]))
 
     def batches(self, shuffle: torch.Generator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches of ``total_steps`` steps, each epoch in a new order; an epoch's incomplete last batch is left out."""
+        """Batches of ``total_steps`` steps, each epoch in a new order; an epoch's incomplete last batch is left out.
+
+        The order is drawn on the CPU, so that it is the same wherever the data lives.
+        """
         inputs, targets, size = self.train.inputs, self.train.targets, self.batch_size
         moves = inputs.device != self.device
         for _ in range(self.config.epochs):
-            order = torch.randperm(len(inputs), generator=shuffle, device=inputs.device)
+            order = torch.randperm(len(inputs), generator=shuffle).to(inputs.device)
             for start in range(0, len(inputs) - size + 1, size):
                 chosen = order[start : start + size]
                 if moves:
@@ -196,16 +206,16 @@ class _Run:
     def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
         """Metric and loss, each the mean over a split."""
         parts.model.eval()
-        sums = torch.zeros(2, device=self.device)
+        sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         for start in range(0, len(split), _EVALUATION_BATCH):
             inputs, targets = split.inputs[start : start + _EVALUATION_BATCH], split.targets[start : start + _EVALUATION_BATCH]
             with self._autocast():
                 outputs = parts.model(inputs)
-                scores = torch.stack([parts.metric(outputs, targets).float(), parts.loss(outputs, targets).float()])
+                scores = torch.stack([parts.metric(outputs, targets).double(), parts.loss(outputs, targets).double()])
             sums += scores * len(inputs)
         parts.model.train()
         metric, loss = (sums / len(split)).tolist()
-        return metric, loss
+        return as_measured(metric), loss
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         dtype = self.config.precision["autocast_dtype"]

@@ -9,6 +9,7 @@ them, ``config`` (the TrialConfig), ``seed``, ``device`` and ``clock``. All time
 
 import contextlib
 import inspect
+import math
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -22,7 +23,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.components import accepted_arguments
 from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
-from autotune.training.loop import outcome_of, seed_everything
+from autotune.training.loop import as_measured, outcome_of, seed_everything
 
 _REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 
@@ -67,15 +68,18 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
     before: Evaluation | None = None
     with contextlib.closing(_reports(config, device, clock)) as reports:
         for values in reports:
+            phase = clock.phase  # a report may stand within evaluating()
             clock.enter(None)
             evaluation = _evaluation(config, values, clock, device, cap_seconds, before)
             yield evaluation
             if evaluation.outcome is not None:
                 return
             before = evaluation
-            clock.enter(Phase.TRAIN)
+            clock.enter(phase)
     if before is None:
-        raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
+        raise ConfigError(
+            f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield"
+        )
 
 
 def check_own(config: TrialConfig) -> None:
@@ -88,7 +92,9 @@ def check_own(config: TrialConfig) -> None:
     made = build_partial(config.training, config.allowed_targets, "training")
     takes_report = "report" in accepted_arguments(made, {"report": None})
     if not takes_report and not inspect.isgeneratorfunction(made.func):
-        raise ConfigError(f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report")
+        raise ConfigError(
+            f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report"
+        )
 
 
 def _reports(config: TrialConfig, device: torch.device, clock: PhaseClock) -> Generator[Mapping[str, Any], None, None]:
@@ -109,30 +115,35 @@ class _TrainingEnded(BaseException):
 def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Generator[Mapping[str, Any], None, None]:
     """What a function reports, as a generator: it runs in a thread that waits inside ``report`` until it is asked to go on."""
     said: queue.SimpleQueue[Mapping[str, Any] | BaseException | None] = queue.SimpleQueue()
-    goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    goes_on: queue.SimpleQueue[None] = queue.SimpleQueue()
+    ended = threading.Event()
 
     def report(metric: Any, **values: Any) -> None:
         """Report one evaluation; returns when training is to go on."""
-        said.put({"metric": metric, **values})
-        if not goes_on.get():
+        if not ended.is_set():
+            said.put({"metric": metric, **values})
+            goes_on.get()
+        if ended.is_set():  # also for a function that catches the first one and reports again
             raise _TrainingEnded
 
     def run() -> None:
-        if goes_on.get():
-            try:
-                function(report)
-            except _TrainingEnded:
-                return
-            except BaseException as error:  # noqa: BLE001  # it is raised again where the generator stands
-                said.put(error)
-                return
-            said.put(None)
+        goes_on.get()
+        if ended.is_set():
+            return
+        try:
+            function(report)
+        except _TrainingEnded:
+            return
+        except BaseException as error:  # noqa: BLE001  # it is raised again where the generator stands
+            said.put(error)
+            return
+        said.put(None)
 
     thread = threading.Thread(target=run, name="training", daemon=True)
     thread.start()
     try:
         while True:
-            goes_on.put(True)
+            goes_on.put(None)
             values = said.get()
             if values is None:
                 return
@@ -140,7 +151,8 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
                 raise values
             yield values
     finally:
-        goes_on.put(False)
+        ended.set()
+        goes_on.put(None)
         thread.join(timeout=5)
 
 
@@ -148,22 +160,24 @@ def _evaluation(
     config: TrialConfig, values: Any, clock: PhaseClock, device: torch.device, cap_seconds: float, before: Evaluation | None
 ) -> Evaluation:
     if not isinstance(values, Mapping) or "metric" not in values or not set(values) <= _REPORTED:
-        found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
-        raise ConfigError(f"training: {_name(config)} reported {found}, accepted is metric and any of {', '.join(sorted(_REPORTED - {'metric'}))}")
-    metric, loss = float(values["metric"]), float(values.get("loss", 0.0))
+        found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+        optional = ", ".join(sorted(_REPORTED - {"metric"}))
+        raise ConfigError(f"training: {_name(config)} reported {found}, accepted is metric and any of {optional}")
+    numbers = {key: _number(config, key, value) for key, value in values.items()}
+    metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
     train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
-    samples = int(values.get("samples", 0))
+    samples = int(numbers.get("samples", 0))
     since = (before.samples, before.train_seconds) if before else (0, 0.0)
     return Evaluation(
-        step=int(values.get("step", before.step + 1 if before else 1)),
-        epoch=float(values.get("epoch", 0.0)),
+        step=int(numbers.get("step", before.step + 1 if before else 1)),
+        epoch=numbers.get("epoch", 0.0),
         samples=samples,
         build_seconds=clock.seconds(Phase.BUILD),
         prepare_seconds=prepare_seconds,
         train_seconds=train_seconds,
         evaluate_seconds=clock.seconds(Phase.EVALUATE),
         metric=metric,
-        loss=float(values.get("loss", float("nan"))),
+        loss=numbers.get("loss", math.nan),
         samples_per_second=(samples - since[0]) / max(train_seconds - since[1], 1e-9),
         peak_memory_bytes=peak_memory_bytes(device),
         energy_joules=None,
@@ -171,8 +185,20 @@ def _evaluation(
     )
 
 
+def _number(config: TrialConfig, key: str, value: Any) -> float:
+    """A reported value as a float; only what is measured may be other than finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"training: {_name(config)} reported {key} as {type(value).__name__}, accepted is a number ({said})"
+        ) from error
+    if key not in ("metric", "loss") and not math.isfinite(number):
+        raise ConfigError(f"training: {_name(config)} reported {key}={number}, accepted is a finite number")
+    return number
+
+
 def _name(config: TrialConfig) -> str:
     assert config.training is not None
     return str(config.training["_target_"])
-
-

@@ -18,6 +18,8 @@ def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_frac
     Source: Smith & Topin, "Super-Convergence" (2017), as torch.optim.lr_scheduler.OneCycleLR.
     """
     highest = [group["lr"] for group in optimizer.param_groups]
+    if warmup_fraction * (total_steps + 1) <= 1:  # no step to warm up in, and OneCycleLR would divide by none
+        warmup_fraction = 0.0
     return OneCycleLR(optimizer, max_lr=highest, total_steps=total_steps + 1, pct_start=warmup_fraction)
 
 

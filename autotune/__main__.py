@@ -1,0 +1,105 @@
+"""Find the configuration that reaches a target quality in the least time: ``python -m autotune experiment=NAME``.
+
+Exit code 0: a configuration was confirmed; 2: bad input; 3: nothing reached the target; 130: interrupted; 1: the code that was
+trained failed several times in a row.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from autotune.config.command_line import (
+    EXIT_BAD_INPUT,
+    CommandLine,
+    experiments_help,
+    import_user_code_from,
+    parse_command_line,
+    run_command,
+)
+from autotune.errors import WorkerError
+
+EXIT_WORKER_ERROR = 1
+
+_PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
+
+_KEYS = """
+keys that people change most:
+  optimizer.lr=0.1                 any value of the baseline; --cfg job shows all keys
+  optimizer.lr=interval(1e-3,1)    what to search over, in place of the experiment's own domain for that key
+  target.value=0.97                what counts as trained; target.max_train_seconds=60 is a trial's limit
+  search.num_trials=100            how much to search; search.time_budget_seconds=600 limits it by time
+  search=tpe|random|gp|cmaes       who proposes
+  study.name=NAME                  name a study; the same name goes on with it
+  data.root=DIR data.download=true where a data set lies, and to fetch it there
+  cluster.address=auto             run on the Ray cluster this machine belongs to
+  tracking.uri=URI                 where MLflow keeps its runs
+  dry_run=true                     print space, baseline, budget and resources; train nothing
+
+other commands:
+  python -m autotune.train experiment=NAME                        train one configuration
+  python -m autotune.export study=NAME as=NAME --config-dir DIR   write what a study found as an experiment
+"""
+
+
+def tune_command(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    if not arguments:
+        print(f"usage: python -m autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    epilog = f"experiments:\n{experiments_help(_config_dirs(arguments))}\n{_KEYS}"
+    line = parse_command_line("python -m autotune", _PURPOSE, epilog, arguments)
+    try:
+        return _tune(line, arguments)
+    except WorkerError as error:
+        print(f"autotune: {error}\n{error.traceback_text.rstrip()}", file=sys.stderr)
+        return EXIT_WORKER_ERROR
+
+
+def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
+    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
+    from autotune.errors import ConfigError  # noqa: PLC0415
+
+    code_folders = import_user_code_from(line.config_dirs)
+    composer = Composer(line.overrides, line.config_dirs)
+    if line.cfg:
+        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+        return 0
+    composed = composer.compose()
+    if not composed.choices.get("experiment"):
+        names = ", ".join(name for name, _ in _names(line))
+        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+    _ = composed.trial
+    from rich.console import Console  # noqa: PLC0415
+
+    from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
+    from autotune.training.device import local_capabilities  # noqa: PLC0415
+
+    console = Console()
+    plan = plan_study(composer, local_capabilities())
+    check_plan(plan)
+    if composed.config.dry_run:
+        for text in describe_plan(plan):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return 0
+    from autotune.execution.run_study import run_study  # noqa: PLC0415
+
+    return run_study(plan, command=arguments, code_folders=code_folders, console=console).exit_code
+
+
+def _names(line: CommandLine) -> list[tuple[str, str]]:
+    from autotune.config.command_line import experiments  # noqa: PLC0415
+
+    return experiments(line.config_dirs)
+
+
+def _config_dirs(arguments: Sequence[str]) -> list[str]:
+    """The folders of ``--config-dir``, which the help already lists experiments of."""
+    return [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in ("--config-dir", "-cd")]
+
+
+def main() -> None:
+    """Entry point of ``python -m autotune`` and of the console script."""
+    sys.exit(run_command(tune_command, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

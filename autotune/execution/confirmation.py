@@ -1,0 +1,102 @@
+"""Confirming: the best trials and the baseline run again on fresh seeds, in fresh processes, in turns.
+
+A search trial's own time is never the claim: the best of many equal configurations looks faster than it is. Runs are taken one
+at a time and the arms in turns, so that a machine that slows down slows all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.comparison import Ratio, ratio_of_means
+from autotune.measurement import Outcome, TrialResult
+from autotune.objective import BoundedObjective, Objective
+from autotune.report.arms import ArmTimes
+from autotune.search.policy import derived_seed
+from autotune.space import Suggestion
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A configuration to confirm."""
+
+    trial: int
+    """Number of the search trial it is from."""
+    label: str
+    suggestion: Suggestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """What confirmation measured."""
+
+    arms: tuple[Arm, ...]
+    """The baseline first."""
+    runs: Mapping[tuple[int, int], TrialResult]
+    """By trial number of the arm and index of the seed."""
+    best: Arm | None
+    """The arm to export; None where no run reached the target."""
+    speed_up: Ratio | None
+    """The baseline's mean time over the best arm's."""
+    times: Mapping[int, ArmTimes]
+    """By trial number of the arm."""
+
+
+def choose_arms(
+    baseline_trial: int, baseline: Suggestion, results: Mapping[int, TrialResult], scores: Mapping[int, float], num_candidates: int
+) -> tuple[Arm, ...]:
+    """The baseline and the trials with the best scores, each configuration once."""
+    arms = [Arm(trial=baseline_trial, label=BASELINE, suggestion=baseline)]
+    for number in sorted(scores, key=lambda number: scores[number]):
+        suggestion = Suggestion(results[number].values)
+        if len(arms) <= num_candidates and number != baseline_trial and all(dict(suggestion.values) != dict(arm.suggestion.values) for arm in arms):
+            arms.append(Arm(trial=number, label=f"trial {number}", suggestion=suggestion))
+    return tuple(arms)
+
+
+def confirmation_order(arms: Sequence[Arm], num_seeds: int) -> list[tuple[Arm, int]]:
+    """Arm and index of seed of every run, in turns; each round begins with another arm."""
+    return [(arms[(turn + index) % len(arms)], index) for index in range(num_seeds) for turn in range(len(arms))]
+
+
+def confirmation_seed(study_seed: int, index: int) -> int:
+    """The fresh seed of a round: the same for all arms, and no search trial's."""
+    return derived_seed(study_seed, f"confirm {index}")
+
+
+def conclude(arms: tuple[Arm, ...], runs: Mapping[tuple[int, int], TrialResult], objective: Objective) -> Confirmation:
+    """Pick the arm with the best confirmed mean: of those that reached the target most often, the fastest."""
+    times = {arm.trial: _times(arm, runs, objective) for arm in arms}
+    reaching = [arm for arm in arms if times[arm.trial].num_reached > 0]
+    best = min(reaching, key=lambda arm: (-times[arm.trial].num_reached, fmean(times[arm.trial].times_seconds)), default=None)
+    speed_up = None
+    if best is not None:
+        speed_up = ratio_of_means(times[arms[0].trial].times_seconds, times[best.trial].times_seconds)
+    return Confirmation(arms=arms, runs=runs, best=best, speed_up=speed_up, times=times)
+
+
+def missing_runs(
+    arms: Sequence[Arm], num_seeds: int, known: Mapping[tuple[int, int], TrialResult]
+) -> list[tuple[Arm, int]]:
+    """The runs that are still to be made."""
+    return [(arm, index) for arm, index in confirmation_order(arms, num_seeds) if (arm.trial, index) not in known]
+
+
+def _times(arm: Arm, runs: Mapping[tuple[int, int], TrialResult], objective: Objective) -> ArmTimes:
+    """Scores of the runs that reached the target, and what the others had spent."""
+    own = [run for (trial, _), run in sorted(runs.items()) if trial == arm.trial]
+    scored = [(_score(run, objective), run.outcome is Outcome.REACHED) for run in own]
+    known = [(score, reached) for score, reached in scored if score is not None]
+    return ArmTimes(label=arm.label, times_seconds=[score for score, _ in known], reached=[reached for _, reached in known])
+
+
+def _score(run: TrialResult, objective: Objective) -> float | None:
+    if run.outcome is Outcome.REACHED:
+        return objective.score(run)
+    if run.last is not None and isinstance(objective, BoundedObjective):
+        return objective.lower_bound(run.last)
+    return None
+
+

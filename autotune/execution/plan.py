@@ -1,0 +1,229 @@
+"""What a study is going to do, settled and checked before a device is taken: space, baseline, budget, resources."""
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.config.build import build_partial, call
+from autotune.config.compose import Composed, Composer
+from autotune.config.schema import Config, TrialConfig
+from autotune.config.space_files import check_space, read_search_space
+from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
+from autotune.objective import Objective
+from autotune.search.stopping import StoppingRule
+from autotune.space import SearchSpace, Suggestion
+from autotune.training.components import accepted_arguments
+from autotune.training.device import Capabilities, unsupported, uses_cuda
+from autotune.training.run import check_training
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan:
+    """A study, checked."""
+
+    name: str
+    folder: Path
+    experiment: str
+    composer: Composer
+    composed: Composed
+    space: SearchSpace
+    """Less what these machines cannot run."""
+    probes: tuple[tuple[str, Suggestion], ...]
+    """A point of every branch of the space, with the option it opens."""
+    dropped: tuple[str, ...]
+    """What was taken out of the space and why, a line each."""
+    baseline: Suggestion | None
+    """The point that the experiment itself stands for, None where the space does not contain it."""
+    objective: Objective
+    capabilities: Capabilities
+
+    @property
+    def config(self) -> Config:
+        """The study's whole configuration."""
+        return self.composed.config
+
+    @property
+    def trial(self) -> TrialConfig:
+        """The baseline's configuration."""
+        return self.composed.trial
+
+    @property
+    def workload(self) -> str:
+        """What is trained on what."""
+        if self.trial.training is not None:
+            return str(self.trial.training["_target_"])
+        return f"{self.composed.choices['model']}-{self.composed.choices['data']}"
+
+    @property
+    def trial_deadline_seconds(self) -> float:
+        """Wall seconds after which a trial counts as hung."""
+        return self.config.search.trial_deadline_seconds or 2 * self.trial.target.max_train_seconds + 120
+
+    def resources(self, config: TrialConfig) -> tuple[int, int]:
+        """CPUs and GPUs of one trial: whole GPUs, since it is timed."""
+        num_workers = config.parallelism["num_workers"]
+        num_gpus = num_workers if uses_cuda(config, self.capabilities) else 0
+        return num_workers * self.config.cluster.cpus_per_worker, num_gpus
+
+    def definition(self) -> dict[str, Any]:
+        """What makes two commands the same study, as plain JSON."""
+        trial = {key: value for key, value in self.trial.as_dict().items() if key not in ("seed", "allowed_targets")}
+        content = {
+            "experiment": self.experiment,
+            "configuration": trial,
+            "search_space": self.space.as_mapping(),
+            "objective": self.composed.plain["objective"],
+            "seed": self.config.study.seed,
+        }
+        return dict(json.loads(json.dumps(content, default=str)))
+
+    def stopping(self) -> StoppingRule:
+        """A stopping rule of this study's own.
+
+        Raises:
+            ConfigError: it cannot be made, or has no ``observe``.
+        """
+        made = build_partial(self.config.stopping, self.trial.allowed_targets, "stopping")
+        rule = call(made, "stopping", **accepted_arguments(made, {"objective": self.objective}))
+        if not callable(getattr(rule, "observe", None)):
+            raise ConfigError(f"stopping: {self.config.stopping['_target_']} has no observe(trial, evaluation)")
+        return rule  # type: ignore[no-any-return]  # has just been asked
+
+
+def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
+    """Settle and check a study; every branch of its space is composed.
+
+    Raises:
+        AutotuneError: anything that cannot be run, in one line.
+    """
+    composed = composer.compose()
+    config, trial = composed.config, composed.trial
+    if not config.search_space:
+        raise ConfigError("search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)")
+    _check_budget(config)
+    reason = unsupported(trial, capabilities)
+    if reason is not None:
+        raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
+    space = read_search_space(config.search_space, composer)
+    probes = check_space(space, composer)
+    space, dropped = _without_unsupported(space, probes, composer, capabilities)
+    objective = build_partial(config.objective, trial.allowed_targets, "objective")
+    name = _study_name(config, composed.choices["experiment"])
+    plan = StudyPlan(
+        name=name,
+        folder=(Path(config.study.folder) / name).absolute(),
+        experiment=composed.choices["experiment"],
+        composer=composer,
+        composed=composed,
+        space=space,
+        probes=tuple((f"{option}={value}" if option else "", point) for option, value, point in space.probes()),
+        dropped=tuple(dropped),
+        baseline=space.point_of(composed.lookup),
+        objective=call(objective, "objective"),
+        capabilities=capabilities,
+    )
+    plan.stopping()
+    return plan
+
+
+def check_plan(plan: StudyPlan) -> None:
+    """Make the baseline's parts, and those of every branch of the space, once, and train nothing.
+
+    Raises:
+        AutotuneError: a part cannot be made, or the data set is not there.
+    """
+    check_training(plan.trial)
+    for option, point in plan.probes:
+        try:
+            check_training(plan.composer.compose_suggestion(point, seed=0).trial)
+        except InvalidTrialError:
+            raise
+        except ConfigError as error:
+            where = ", ".join(dict.fromkeys(plan.space.sources.values()))
+            raise SearchSpaceError(f"{where}: {f'{option}: ' if option else ''}{error}") from error
+
+
+def describe_plan(plan: StudyPlan) -> list[str]:
+    """The plan as lines for a reader: space, baseline, budget, resources."""
+    config, target = plan.config, plan.trial.target
+    lines = [f"study     {plan.name} -> {plan.folder}", f"target    {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value}, "
+             f"at most {target.max_train_seconds:g} s of training a trial"]
+    lines.append("space")
+    width = max(len(name) for name, _, _ in plan.space.items())
+    lines += [f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()]
+    lines += [f"  left out: {line}" for line in plan.dropped]
+    values = plan.baseline.as_overrides() if plan.baseline else ["as the experiment states it (outside the space)"]
+    lines.append(f"baseline  {' '.join(values)}")
+    limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
+    limits += [f"{config.search.time_budget_seconds:g} s"] if config.search.time_budget_seconds is not None else []
+    lines.append(f"budget    {', '.join(limits)}; then {config.confirm.num_candidates} candidates and the baseline on {config.confirm.num_seeds} fresh seeds each")
+    cpus, gpus = plan.resources(plan.trial)
+    have = plan.capabilities
+    lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")
+    return lines
+
+
+def _describe_domain(domain: Any) -> str:
+    if hasattr(domain, "options"):
+        return ", ".join(json.dumps(value) if isinstance(value, list) else str(value) for value, _ in domain.options)
+    settings = {key: value for key, value in asdict(domain).items() if value not in (None, False)}
+    low, high = settings.pop("low"), settings.pop("high")
+    rest = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
+    return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *rest])
+
+
+def _check_budget(config: Config) -> None:
+    search, confirm = config.search, config.confirm
+    if search.num_trials is None and search.time_budget_seconds is None:
+        raise ConfigError("search: num_trials and time_budget_seconds are both null; accepted is a limit on one of them")
+    for key, value in (
+        ("search.num_trials", search.num_trials),
+        ("search.time_budget_seconds", search.time_budget_seconds),
+        ("search.max_concurrent_trials", search.max_concurrent_trials),
+        ("search.trial_deadline_seconds", search.trial_deadline_seconds),
+        ("search.max_errors_in_a_row", search.max_errors_in_a_row),
+        ("cluster.cpus_per_worker", config.cluster.cpus_per_worker),
+    ):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{key}: found {value}, accepted is above 0")
+    if confirm.num_candidates < 0 or confirm.num_seeds < 0 or (confirm.num_candidates == 0) != (confirm.num_seeds == 0):
+        raise ConfigError(
+            f"confirm: found num_candidates {confirm.num_candidates} and num_seeds {confirm.num_seeds}, accepted is both from 1, "
+            f"or confirm=none"
+        )
+
+
+def _without_unsupported(
+    space: SearchSpace, probes: list[tuple[str, Any, Suggestion]], composer: Composer, capabilities: Capabilities
+) -> tuple[SearchSpace, list[str]]:
+    dropped: list[str] = []
+    for name, value, point in probes:
+        reason = unsupported(composer.compose_suggestion(point, seed=0).trial, capabilities) if name else None
+        alone = reason and _is_to_blame(name, value, point, probes, composer, capabilities)
+        if reason is not None and alone:
+            space = space.without(name, value)
+            dropped.append(f"{name}={value}: {reason}")
+    return space, dropped
+
+
+def _is_to_blame(
+    name: str, value: Any, point: Suggestion, probes: list[tuple[str, Any, Suggestion]], composer: Composer, capabilities: Capabilities
+) -> bool:
+    """Whether an option is what cannot run, and not another choice's first option that its probe merely carries."""
+    key = name.rpartition("/")[2]
+    for other, another, alternative in probes:
+        if other == name and another != value:
+            swapped = replace(point, values={**point.values, key: alternative.values[key]})
+            if unsupported(composer.compose_suggestion(swapped, seed=0).trial, capabilities) is None:
+                return True
+    return False
+
+
+def _study_name(config: Config, experiment: str) -> str:
+    name = config.study.name or f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise ConfigError(f"study.name: found {name!r}, accepted are letters, digits, '_', '-' and '.'")
+    return name

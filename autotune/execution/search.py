@@ -1,0 +1,125 @@
+"""Running the search on Ray Tune: its searcher asks the policy, its scheduler tells it, and Ray runs the workers.
+
+Ray's own experiment state, loggers and signal handling are off: the study's storage is what resumes, and a first Ctrl-C (or
+SIGTERM) ends the search in good order.
+"""
+
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper
+
+from autotune.execution.in_flight import TrialsInFlight
+from autotune.execution.worker import TrialWorker
+
+
+def run_search(in_flight: TrialsInFlight, *, max_concurrent_trials: int | None, interrupt: threading.Event) -> None:
+    """Run trials until the policy suggests no more, or ``interrupt`` is set; what then still runs is given up."""
+    with tempfile.TemporaryDirectory(prefix="autotune-ray-", ignore_cleanup_errors=True) as folder:
+        tune.run(
+            TrialWorker,
+            name="search",
+            num_samples=-1,
+            search_alg=PolicySearcher(in_flight),
+            scheduler=PolicyScheduler(in_flight),
+            callbacks=[_StartCallback(in_flight)],
+            stop=_InterruptStopper(in_flight, interrupt),
+            reuse_actors=True,
+            max_concurrent_trials=max_concurrent_trials,
+            storage_path=folder,
+            trial_name_creator=str,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+            raise_on_failed_trial=False,
+            verbose=0,
+        )
+    in_flight.interrupt_all()
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second one raises KeyboardInterrupt."""
+    event = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # only the main thread may handle signals
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
+    """Asks the policy for Ray Tune's trials."""
+
+    def __init__(self, in_flight: TrialsInFlight) -> None:
+        super().__init__()
+        self._in_flight = in_flight
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial's task, or that there is no more."""
+        task = self._in_flight.next_task(trial_id)
+        return Searcher.FINISHED if task is None else {"task": task}
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        """A trial that ended here has ended for the policy already, unless Ray ended it with the whole search."""
+        self._in_flight.interrupted(trial_id)
+
+
+class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
+    """Passes workers' reports to the policy and its decisions back."""
+
+    def __init__(self, in_flight: TrialsInFlight) -> None:
+        super().__init__()
+        self._in_flight = in_flight
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
+        """Whether the trial goes on. An unfit worker is asked once more, which ends its process."""
+        report = result["report"]
+        goes_on = self._in_flight.reported(trial.trial_id, report)
+        unfit = report.outcome is not None and report.outcome.needs_new_worker
+        return str(TrialScheduler.CONTINUE if goes_on or unfit else TrialScheduler.STOP)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """A worker is gone: for a trial that had not ended, that is its end."""
+        self._in_flight.died(trial.trial_id, str(trial.get_pickled_error() or trial.get_error() or "the worker died"))
+
+
+class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
+    def __init__(self, in_flight: TrialsInFlight) -> None:
+        self._in_flight = in_flight
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._in_flight.started(trial.trial_id)
+
+
+class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
+    """Ends all trials at once on an interrupt, or when the search met an error that every trial would meet."""
+
+    def __init__(self, in_flight: TrialsInFlight, interrupt: threading.Event) -> None:
+        self._in_flight = in_flight
+        self._interrupt = interrupt
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Ray writes its experiment state with it, and nothing reads that
+
+    def stop_all(self) -> bool:
+        return self._interrupt.is_set() or self._in_flight.refusal is not None

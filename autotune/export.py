@@ -1,0 +1,60 @@
+"""Write what a study found as an experiment of one's own: ``python -m autotune.export study=NAME as=NAME --config-dir DIR``."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.config.command_line import parse_command_line, run_command
+from autotune.errors import ConfigError, StudyError
+
+
+def export_command(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    line = parse_command_line(
+        "python -m autotune.export", "Write what a study found as DIR/experiment/NAME.yaml.", _EPILOG, arguments
+    )
+    given = dict(each.partition("=")[::2] for each in line.overrides)
+    unknown = set(given) - {"study", "as", "folder", "overwrite"}
+    if unknown or "study" not in given or "as" not in given or len(line.config_dirs) != 1:
+        found = f"found {' '.join(sorted(unknown))}, " if unknown else ""
+        raise ConfigError(f"{found}accepted is study=NAME as=EXPERIMENT --config-dir DIR, and folder=outputs, overwrite=true")
+    name, exported = given["study"], given["as"]
+    if not re.fullmatch(r"[A-Za-z0-9_][\w-]*", exported):
+        raise ConfigError(f"as: found {exported!r}, accepted are letters, digits, '_' and '-'")
+    text = _best_yaml(Path(given.get("folder", "outputs")) / name)
+    base = re.search(r"^defaults:\s*\n-\s*(\S+)|^defaults:\s*\[?\s*([\w-]+)", text, re.MULTILINE)
+    if base is not None and exported in base.groups():
+        raise ConfigError(f"as: found {exported}, the experiment that the study started from; accepted is another name")
+    path = Path(line.config_dirs[0]).expanduser() / "experiment" / f"{exported}.yaml"
+    if path.exists() and path.read_text(encoding="utf-8") != text and given.get("overwrite") != "true":
+        raise ConfigError(f"{path}: is there already and says something else; accepted is another name, or overwrite=true")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    print(f"wrote {path}\nrun it: python -m autotune.train experiment={exported} --config-dir {line.config_dirs[0]}")
+    return 0
+
+
+_EPILOG = "keys:\n  study=NAME       a study of this folder\n  as=EXPERIMENT    the experiment's name\n  folder=outputs   where studies are kept\n  overwrite=true   replace an experiment of that name"
+
+
+def _best_yaml(folder: Path) -> str:
+    path = folder / "best.yaml"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    if folder.is_dir():
+        raise StudyError(f"study={folder.name}: has nothing confirmed to export yet ({path} is not there)")
+    known = ", ".join(sorted(each.parent.name for each in folder.parent.glob("*/best.yaml")))
+    raise StudyError(f"study={folder.name}: no such study in {folder.parent}; " + (f"accepted are {known}" if known else "there is none"))
+
+
+def main() -> None:
+    """Entry point of ``python -m autotune.export``."""
+    sys.exit(run_command(export_command, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The search policy: what to try next, and what becomes of each trial.
+
+Four verbs, ``suggest``, ``reject``, ``observe`` and ``finish``, are all that an execution (live or replayed) needs of it. All
+state lives in the Optuna study, so a policy made anew over the same study goes on where the earlier one stood.
+
+How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned, with its last metric's distance
+from the target as its one report, because samplers rank pruned trials by it; the seconds it took are never told as its value,
+since slow configurations would then look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed trials
+and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.errors import WorkerError
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.objective import Objective
+from autotune.search.stopping import Decision, StoppingRule
+from autotune.space import SearchSpace, Suggestion
+
+_INFEASIBLE = "infeasible"
+_BASELINE = "autotune:baseline"
+_REJECTED = "autotune:rejected"
+_RESULT = "autotune:result"
+_RETRY_OF = "autotune:retry_of"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One point handed out to be trained."""
+
+    number: int
+    suggestion: Suggestion
+    seed: int
+    cap_seconds: float
+    """Warm seconds after which it cannot win; infinite where nothing caps it."""
+    is_baseline: bool
+    """The configuration as the experiment states it, nothing varied."""
+
+
+class SearchPolicy:
+    """Decides what to try next over one Optuna study.
+
+    Args:
+        study: minimises the objective; may hold earlier trials.
+        space: what may vary.
+        baseline: the point that the experiment itself stands for, None where the space does not contain it.
+        seed: of the study; every trial's own is made from it.
+        num_trials: trials to end in all, earlier ones included; None for no limit.
+        max_errors_in_a_row: ERRORED trials in a row after which no more is suggested and ``error`` is set.
+    """
+
+    def __init__(
+        self,
+        *,
+        study: optuna.Study,
+        space: SearchSpace,
+        baseline: Suggestion | None,
+        stopping: StoppingRule,
+        objective: Objective,
+        target: Target,
+        seed: int,
+        num_trials: int | None,
+        max_errors_in_a_row: int,
+    ) -> None:
+        self._study = study
+        self._space = space
+        self._baseline = baseline
+        self._stopping = stopping
+        self._objective = objective
+        self._target = target
+        self._seed = seed
+        self._num_trials = num_trials
+        self._max_errors = max_errors_in_a_row
+        self._running: dict[int, optuna.Trial] = {}
+        self._errors: list[TrialResult] = []
+        self.error: WorkerError | None = None
+        """Set once too many trials in a row failed in user code."""
+        _take_up(study, objective)
+        self.results = finished_results(study)
+        """Results of all ended trials, by trial number."""
+        for result in self.results.values():
+            self._learn(result)
+        self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
+        if study.get_trials(deepcopy=False):
+            study.sampler.reseed_rng()  # a seeded sampler begins anew, and would propose the first points again
+        if not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
+            study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
+
+    @property
+    def num_trials_left(self) -> int | None:
+        """Trials that may still be handed out, running ones taken off; None for no limit."""
+        if self._num_trials is None:
+            return None
+        return max(0, self._num_trials - len(self.results) - len(self._running))
+
+    @property
+    def baseline_trial(self) -> int:
+        """Number of the baseline's trial: its last one, where an earlier one was interrupted."""
+        return max(trial.number for trial in self._study.get_trials(deepcopy=False) if _BASELINE in trial.user_attrs)
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The objective of every trial that REACHED the target, by trial number."""
+        return {number: self._objective.score(each) for number, each in self.results.items() if each.outcome is Outcome.REACHED}
+
+    def suggest(self) -> Trial | None:
+        """The next point to train; None where the budget is spent or errors ended the search."""
+        if self.num_trials_left == 0 or self.error is not None:
+            return None
+        trial = self._study.ask()
+        is_baseline = _BASELINE in trial.user_attrs
+        suggestion = Suggestion({}) if is_baseline and self._baseline is None else self._space.suggest(trial)
+        self._running[trial.number] = trial
+        cap = getattr(self._stopping, "cap_seconds", None)
+        return Trial(
+            number=trial.number,
+            suggestion=suggestion,
+            seed=derived_seed(self._seed, f"trial {trial.number}"),
+            cap_seconds=cap() if cap is not None else math.inf,
+            is_baseline=is_baseline,
+        )
+
+    def reject(self, number: int, reason: str) -> None:
+        """Take back a point that no training can run: the sampler learns it as infeasible, and it costs no budget."""
+        trial = self._running.pop(number)
+        trial.set_user_attr(_REJECTED, reason)
+        trial.set_constraint(_INFEASIBLE, 1.0)
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        """Whether a running trial goes on after an evaluation."""
+        return self._stopping.observe(number, evaluation)
+
+    def finish(self, result: TrialResult) -> float | None:
+        """Tell what became of a trial.
+
+        Returns:
+            Its score, None unless it REACHED the target.
+        """
+        trial = self._running.pop(result.trial)
+        _note(trial, result, self._target)
+        trial.set_user_attr(_RESULT, result.as_dict())  # from here on a process that dies loses nothing: _take_up tells it
+        _tell(self._study, trial.number, result, self._objective)
+        self.results[result.trial] = result
+        return self._learn(result)
+
+    def interrupt(self, number: int) -> None:
+        """Give up a running trial that says nothing about its configuration: its point is proposed again on resuming."""
+        _interrupt(self._study, self._running.pop(number).number)
+
+    def _learn(self, result: TrialResult) -> float | None:
+        score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
+        finish = getattr(self._stopping, "finish", None)
+        if finish is not None:
+            finish(result, score)
+        self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
+        if len(self._errors) >= self._max_errors:
+            first = self._errors[0]
+            self.error = WorkerError(
+                f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}", first.error or "no traceback"
+            )
+        return score
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed of its own for each purpose, the same on every machine: 31 bits of a SHA-256."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:4]) >> 1
+
+
+def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
+    """The results of all trials of a study that ended, by trial number."""
+    return {
+        trial.number: TrialResult.from_dict(trial.user_attrs[_RESULT])
+        for trial in study.get_trials(deepcopy=False)
+        if _RESULT in trial.user_attrs and trial.state.is_finished()
+    }
+
+
+def importances(results: Sequence[TrialResult], scores: Mapping[int, float], space: SearchSpace) -> dict[str, float]:
+    """How much each parameter decides about being among the better trials, by qualified name; empty where too little is known.
+
+    PED-ANOVA asks only which trials are better, so censored trials count as worse than every one that reached the target and no
+    value has to be made up for them. A parameter beneath a choice is judged among the trials that had it.
+
+    Source: Watanabe et al., "PED-ANOVA" (IJCAI 2023), as optuna.importance.PedAnovaImportanceEvaluator.
+    """
+    from optuna.importance import PedAnovaImportanceEvaluator  # noqa: PLC0415  # only the final report asks
+
+    if len(scores) < _LEAST_REACHED:
+        return {}
+    highest = max(scores.values())
+    worse = highest + abs(highest) + 1
+    ranked = optuna.create_study()
+    for result in results:
+        if result.values and not result.outcome.is_infeasible and result.outcome is not Outcome.ERRORED:
+            value = scores.get(result.trial, worse)
+            point = Suggestion(result.values)
+            params, distributions = _as_optuna(space, point)
+            ranked.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
+    evaluator = PedAnovaImportanceEvaluator()
+    found: dict[str, float] = {}
+    for name in {name for trial in ranked.trials for name in trial.params}:
+        with_it = [trial for trial in ranked.trials if name in trial.params]
+        if len(with_it) < _LEAST_REACHED or len({trial.params[name] for trial in with_it}) < 2:  # noqa: PLR2004  # one value decides nothing
+            continue
+        found[name] = evaluator.evaluate(ranked, params=[name]).get(name, 0.0)
+    total = sum(found.values())
+    return {name: value / total for name, value in sorted(found.items(), key=lambda item: -item[1])} if total > 0 else {}
+
+
+_LEAST_REACHED = 4
+"""Trials at the target below which importances are noise."""
+
+
+def _as_optuna(
+    space: SearchSpace, point: Suggestion
+) -> tuple[dict[str, Any], dict[str, optuna.distributions.BaseDistribution]]:
+    fixed = optuna.trial.FixedTrial(space.params_of(point))
+    space.suggest(fixed)
+    return fixed.params, fixed.distributions
+
+
+def _take_up(study: optuna.Study, objective: Objective) -> None:
+    """Bring trials that an earlier process left running to an end: told where their result was known, else proposed again."""
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        known = frozen.user_attrs.get(_RESULT)
+        if known is None:
+            _interrupt(study, frozen.number)
+            continue
+        _tell(study, frozen.number, TrialResult.from_dict(known), objective)
+
+
+def _interrupt(study: optuna.Study, number: int) -> None:
+    study.tell(number, state=TrialState.FAIL)
+    frozen = study.trials[number]
+    kept = {_BASELINE: True} if _BASELINE in frozen.user_attrs else {}
+    study.enqueue_trial(frozen.params, user_attrs={**kept, _RETRY_OF: number})
+
+
+def _note(trial: optuna.Trial, result: TrialResult, target: Target) -> None:
+    """What samplers are to know of a trial besides its state and score."""
+    if result.outcome.is_infeasible:
+        trial.set_constraint(_INFEASIBLE, 1.0)
+    elif result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric):
+        trial.report(target.shortfall(result.last.metric), step=1)
+
+
+def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
+    if result.outcome is Outcome.REACHED:
+        study.tell(number, objective.score(result))
+    else:
+        study.tell(number, state=TrialState.FAIL if result.outcome is Outcome.ERRORED else TrialState.PRUNED)

@@ -1,0 +1,138 @@
+"""The study's storage: opening, taking up and reading it.
+
+The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the one source of truth: what a
+study is, every result, every confirmation run. All else in the folder is derived from it.
+"""
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+
+from autotune.errors import ConfigError, StudyError
+from autotune.measurement import TrialResult
+
+JOURNAL = "study.log"
+_DEFINITION = "autotune:definition"
+_CONFIRMED = "autotune:confirmed:"
+
+
+def open_study(
+    name: str, folder: Path, *, storage_url: str | None, sampler: optuna.samplers.BaseSampler, definition: Mapping[str, Any]
+) -> optuna.Study:
+    """The study of that name, made where there is none yet.
+
+    Args:
+        definition: what makes two runs the same study; plain data, kept in the storage.
+
+    Raises:
+        StudyError: there is one, and it was made for something else; the message names the first difference.
+        ConfigError: the storage cannot be opened.
+    """
+    quiet_optuna()
+    study = optuna.create_study(
+        storage=_storage(folder, storage_url), study_name=name, sampler=sampler, direction="minimize", load_if_exists=True
+    )
+    known = study.user_attrs.get(_DEFINITION)
+    asked: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage gives it back: tuples are lists, keys are text
+    if known is None:
+        study.set_user_attr(_DEFINITION, asked)
+    elif known != asked:
+        key = next(key for key in {**known, **asked} if known.get(key) != asked.get(key))
+        raise StudyError(
+            f"study.name={name}: that study has {key} {known.get(key)!r}, this command has {asked.get(key)!r}; "
+            f"accepted is the same, or another study.name"
+        )
+    return study
+
+
+def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> optuna.Study:
+    """A study that exists.
+
+    Raises:
+        StudyError: there is none of that name.
+    """
+    quiet_optuna()
+    if storage_url is None and not (folder / JOURNAL).is_file():
+        studies = sorted(path.parent.name for path in folder.parent.glob(f"*/{JOURNAL}"))
+        known = f"accepted are {', '.join(studies)}" if studies else f"there is none in {folder.parent}"
+        raise StudyError(f"study={name}: no such study; {known}")
+    storage = _storage(folder, storage_url)
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError as error:
+        names = ", ".join(sorted(optuna.get_all_study_names(storage)))
+        known = f"accepted are {names}" if names else "there is none"
+        raise StudyError(f"study={name}: no such study in {storage_url or folder / JOURNAL}; {known}") from error
+
+
+def study_definition(study: optuna.Study) -> dict[str, Any]:
+    """What the study was made for."""
+    return dict(study.user_attrs.get(_DEFINITION, {}))
+
+
+def store_confirmation(study: optuna.Study, arm: int, index: int, result: TrialResult) -> None:
+    """Keep the result of one confirmation run: ``arm`` is the trial number, ``index`` counts its seeds from zero."""
+    study.set_user_attr(f"{_CONFIRMED}{arm}:{index}", result.as_dict())
+
+
+def confirmations(study: optuna.Study) -> dict[tuple[int, int], TrialResult]:
+    """All confirmation runs of a study, by arm and index of seed."""
+    found: dict[tuple[int, int], TrialResult] = {}
+    for key, value in study.user_attrs.items():
+        if key.startswith(_CONFIRMED):
+            arm, index = key.removeprefix(_CONFIRMED).split(":")
+            found[int(arm), int(index)] = TrialResult.from_dict(value)
+    return found
+
+
+def _storage(folder: Path, url: str | None) -> BaseStorage:
+    if url is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = folder / JOURNAL
+        _drop_torn_line(journal)
+        return JournalStorage(JournalFileBackend(str(journal)))
+    try:
+        return RDBStorage(url)
+    except Exception as error:
+        raise ConfigError(f"search.storage: {url}: cannot be opened: {' '.join(str(error).split())[:300]}") from error
+
+
+def _drop_torn_line(journal: Path) -> None:
+    """Cut off a last line that a killed process did not finish: the next one would be glued to it.
+
+    A line that a running process is still writing looks the same, so the journal's own lock is taken before it is cut.
+    """
+    if not journal.is_file() or _whole_lines(journal) is None:
+        return
+    lock = JournalFileSymlinkLock(str(journal))
+    lock.acquire()
+    try:
+        size = _whole_lines(journal)
+        if size is not None:
+            os.truncate(journal, size)
+    finally:
+        lock.release()
+
+
+def _whole_lines(journal: Path) -> int | None:
+    """Bytes up to the end of the last whole line; None where that is the whole file."""
+    content = journal.read_bytes()
+    size = content.rfind(b"\n") + 1
+    return size if size < len(content) else None
+
+
+def quiet_optuna() -> None:
+    """Keep Optuna's lines and its warnings of new features off the terminal; to be called before a sampler is made."""
+    optuna.logging.disable_default_handler()
+    optuna.logging.enable_propagation()
+    optuna.logging.set_verbosity(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"optuna\..*")
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

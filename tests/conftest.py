@@ -1,0 +1,41 @@
+"""What several test folders share: configurations of tiny trainings, and tests that need a GPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from autotune.config.compose import Composer
+from autotune.config.schema import TrialConfig
+
+MakeTrialConfig = Callable[..., TrialConfig]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a GPU, and skips by itself where there is none")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch  # noqa: PLC0415  # only the tests of training need it
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU, and torch sees none here")
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> TrialConfig:
+    return Composer(["experiment=cnn", "device=cpu", "runtime.num_threads=1", *overrides]).compose().trial
+
+
+@pytest.fixture(scope="session")
+def trial_config() -> MakeTrialConfig:
+    """Makes the configuration of one training on the CPU: of overrides, then of fields replaced as they are."""
+
+    def make(*overrides: str, **fields: Any) -> TrialConfig:
+        return replace(_composed(overrides), **fields)
+
+    return make

@@ -1,0 +1,546 @@
+"""The MLflow tracker against real stores: SQLite files, and a server started here."""
+
+import logging
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.tracking import mlflow_fields, mlflow_tracker
+from autotune.tracking.mlflow_tracker import MlflowTracker
+from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+STARTED_AT = 1_700_000_000.0
+
+
+def make_evaluation(step: int, **changes: Any) -> Evaluation:
+    values: dict[str, Any] = {
+        "step": step,
+        "epoch": step / 10,
+        "samples": 64 * step,
+        "build_seconds": 0.5,
+        "prepare_seconds": 0.25,
+        "train_seconds": 0.1 * step,
+        "evaluate_seconds": 0.01 * step,
+        "metric": 0.9,
+        "loss": 0.3,
+        "samples_per_second": 640.0,
+        "peak_memory_bytes": 10_000_000,
+        "energy_joules": None,
+    }
+    return Evaluation(**{**values, **changes})
+
+
+def make_run(number: int = 0, outcome: Outcome = Outcome.REACHED, num_evaluations: int = 3, **changes: Any) -> FinishedRun:
+    values = {"optimizer": "sgd", "optimizer.lr": 0.1 * (number + 1)}
+    overrides = ("optimizer=sgd", f"optimizer.lr={0.1 * (number + 1)}")
+    config = {"optimizer": {"lr": 0.1 * (number + 1)}, "batch_size": 64}
+    trial = TrackedTrial(
+        name=f"trial-{number}",
+        phase="search",
+        trial=number,
+        values=values,
+        overrides=overrides,
+        config=config,
+        seed=number,
+        started_at=STARTED_AT,
+    )
+    fields: dict[str, Any] = {
+        "trial": number,
+        "values": values,
+        "overrides": overrides,
+        "seed": number,
+        "outcome": outcome,
+        "evaluations": tuple(make_evaluation(step) for step in range(1, num_evaluations + 1)),
+        "started_at": STARTED_AT,
+        "stopped_at": STARTED_AT + 100.0,
+        "fingerprint": {"torch": "2.13.0", "device": "cpu"},
+    }
+    return trial, TrialResult(**{**fields, **changes}), 1.5 if outcome is Outcome.REACHED else None
+
+
+def tell(tracker: MlflowTracker, run: FinishedRun) -> None:
+    trial, result, score = run
+    tracker.start(trial)
+    for evaluation in result.evaluations:
+        tracker.evaluate(trial.name, evaluation)
+    tracker.finish(trial, result, score)
+
+
+def close(tracker: MlflowTracker, **changes: Any) -> None:
+    tracker.close(**{"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": [], **changes})
+
+
+@pytest.fixture
+def info(tmp_path: Path) -> StudyInfo:
+    return StudyInfo(
+        name="cnn-1",
+        workload="simple_cnn-digits",
+        experiment="cnn",
+        folder=str(tmp_path / "outputs" / "cnn-1"),
+        settings={"target.value": 0.98, "sampler": "tpe", "num_trials": 40},
+        tags={"team": "vision"},
+    )
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A new database, made once: MLflow takes a second or two for it."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty_store: bytes) -> str:
+    (tmp_path / "mlflow.db").write_bytes(empty_store)
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def runs_of(uri: str, workload: str = "simple_cnn-digits") -> list[Run]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(workload)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+
+
+def parent_of(uri: str) -> Run:
+    (parent,) = [run for run in runs_of(uri) if run.data.tags["autotune.phase"] == "study"]
+    return parent
+
+
+def children_of(uri: str) -> dict[str, Run]:
+    children = [run for run in runs_of(uri) if "mlflow.parentRunId" in run.data.tags]
+    assert len({run.info.run_name for run in children}) == len(children)
+    return {run.info.run_name: run for run in children}
+
+
+def steps_of(uri: str, run: Run, key: str = "metric") -> list[int]:
+    return sorted(point.step for point in MlflowClient(uri).get_metric_history(run.info.run_id, key))
+
+
+def artifact(uri: str, run: Run, name: str) -> str:
+    return Path(MlflowClient(uri).download_artifacts(run.info.run_id, name)).read_text()
+
+
+def test_a_study_is_a_parent_run_in_its_workloads_experiment(info: StudyInfo, uri: str, tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("<html>")
+    (tmp_path / "winner.yaml").write_text("batch_size: 64")
+    tracker = MlflowTracker(info, uri=uri)
+    artifacts = [tmp_path / "winner.yaml", tmp_path / "report", tmp_path / "absent.png"]
+    close(tracker, metrics={"speed_up": 2.5}, tags={"autotune.best": "7"}, artifacts=artifacts)
+    parent = parent_of(uri)
+    assert parent.info.run_name == "cnn-1"
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params == {"target.value": "0.98", "sampler": "tpe", "num_trials": "40"}
+    assert parent.data.metrics == {"speed_up": 2.5}
+    assert parent.data.tags.items() >= {"team": "vision", "autotune.study": "cnn-1", "autotune.best": "7"}.items()
+    assert artifact(uri, parent, "winner.yaml") == "batch_size: 64"
+    assert artifact(uri, parent, "report/index.html") == "<html>"
+
+
+def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(7, test_metric=0.97))
+    close(tracker)
+    run = children_of(uri)["trial-7"]
+    assert run.data.params == {"optimizer": "sgd", "optimizer.lr": "0.8"}
+    expected = {
+        "mlflow.parentRunId": parent_of(uri).info.run_id,
+        "autotune.study": "cnn-1",
+        "autotune.trial": "7",
+        "autotune.phase": "search",
+        "autotune.outcome": "REACHED",
+        "autotune.seed": "7",
+        "mlflow.source.name": "autotune",
+    }
+    assert run.data.tags.items() >= expected.items()
+    assert len(run.data.tags["autotune.fingerprint"]) == 12
+    assert run.info.status == "FINISHED"
+    assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_100_000)
+    for key, value in {"time_to_target_seconds": 0.55, "cold_seconds": 1.05, "score": 1.5, "test_metric": 0.97}.items():
+        assert run.data.metrics[key] == pytest.approx(value)
+    assert "batch_size: 64" in artifact(uri, run, "config.yaml")
+    assert artifact(uri, run, "overrides.yaml").splitlines()[0] == "- optimizer=sgd"
+    assert "2.13.0" in artifact(uri, run, "fingerprint.json")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(Outcome.MISSED, "KILLED"), (Outcome.CAPPED, "KILLED"), (Outcome.OUT_OF_MEMORY, "FAILED"), (Outcome.ERRORED, "FAILED")],
+)
+def test_only_a_run_that_reached_the_target_is_finished(info: StudyInfo, uri: str, outcome: Outcome, status: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(outcome=outcome))
+    close(tracker)
+    run = children_of(uri)["trial-0"]
+    assert run.info.status == status
+    assert run.data.tags["autotune.outcome"] == outcome
+    assert "time_to_target_seconds" not in run.data.metrics
+
+
+def test_every_outcome_has_a_status() -> None:
+    assert set(mlflow_fields.STATUS) == set(Outcome)
+
+
+def test_an_error_is_kept_with_its_traceback(info: StudyInfo, uri: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(outcome=Outcome.ERRORED, num_evaluations=0, error="Traceback: boom"))
+    close(tracker)
+    assert artifact(uri, children_of(uri)["trial-0"], "error.txt") == "Traceback: boom"
+
+
+def test_live_evaluations_carry_the_time_they_were_made(info: StudyInfo, uri: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    before = time.time()
+    tell(tracker, make_run())
+    after = time.time()
+    close(tracker)
+    history = MlflowClient(uri).get_metric_history(children_of(uri)["trial-0"].info.run_id, "metric")
+    assert [point.step for point in history] == [1, 2, 3]
+    assert all(before - 0.001 <= point.timestamp / 1000 <= after + 0.001 for point in history)
+
+
+def test_evaluations_told_afterwards_carry_the_time_their_phases_add_up_to(info: StudyInfo, uri: str) -> None:
+    trial, result, score = make_run()
+    tracker = MlflowTracker(info, uri=uri)
+    tracker.finish(trial, result, score)
+    close(tracker)
+    history = MlflowClient(uri).get_metric_history(children_of(uri)["trial-0"].info.run_id, "loss")
+    assert [point.timestamp for point in history] == [1_700_000_000_860, 1_700_000_000_970, 1_700_000_001_080]
+
+
+def test_values_that_are_not_finite_are_left_out(info: StudyInfo, uri: str) -> None:
+    diverged = make_evaluation(4, metric=math.nan, loss=math.inf)
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(outcome=Outcome.DIVERGED, evaluations=(make_evaluation(3), diverged)))
+    close(tracker)
+    run = children_of(uri)["trial-0"]
+    assert steps_of(uri, run, "loss") == [3]
+    assert steps_of(uri, run, "train_seconds") == [3, 4]
+
+
+def test_a_long_trial_with_many_parameters_exceeds_no_batch(info: StudyInfo, uri: str) -> None:
+    trial, result, score = make_run(num_evaluations=400)
+    trial = replace(trial, values={f"key.{number}": "x" * 10_000 if number == 0 else number for number in range(150)})
+    tracker = MlflowTracker(replace(info, tags={f"tag{number}": "x" for number in range(150)}), uri=uri)
+    tell(tracker, (trial, result, score))
+    close(tracker)
+    run = children_of(uri)["trial-0"]
+    assert steps_of(uri, run) == list(range(1, 401))
+    assert len(run.data.params) == 150
+    assert len(run.data.params["key.0"]) == 6000
+    assert run.data.params["key.0"].endswith("[cut]")
+
+
+def test_a_running_trial_can_be_watched(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
+    tracker = MlflowTracker(info, uri=uri)
+    trial, result, _ = make_run()
+    tracker.start(trial)
+    tracker.evaluate(trial.name, result.evaluations[0])
+    wait_until(lambda: [step for run in children_of(uri).values() for step in steps_of(uri, run)] == [1])
+    assert children_of(uri)["trial-0"].info.status == "RUNNING"
+    close(tracker)
+
+
+def test_no_run_is_left_open_after_close(info: StudyInfo, uri: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    trial, result, _ = make_run()
+    tracker.start(trial)
+    tracker.evaluate(trial.name, result.evaluations[0])
+    close(tracker, status="KILLED")
+    close(tracker, status="FINISHED")
+    assert {run.info.status for run in runs_of(uri)} == {"KILLED"}
+    run = children_of(uri)["trial-0"]
+    assert run.data.tags["autotune.outcome"] == "INTERRUPTED"
+    assert steps_of(uri, run) == [1]
+
+
+def abandon(tracker: MlflowTracker) -> None:
+    """Leave the store as a killed driver does: all that was told is written, nothing is ended."""
+    wait_until(tracker._queue.empty)
+    tracker._queue.put(None)
+    tracker._thread.join()
+
+
+def test_a_resumed_study_completes_what_its_killed_driver_left(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
+    complete, half_written, unknown, orphan = (make_run(number) for number in range(4))
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, complete)
+    for trial, result, _ in (half_written, orphan):
+        tracker.start(trial)
+        tracker.evaluate(trial.name, result.evaluations[0])
+    abandon(tracker)
+    assert {name: run.info.status for name, run in children_of(uri).items()} == {
+        "trial-0": "FINISHED",
+        "trial-1": "RUNNING",
+        "trial-3": "RUNNING",
+    }
+
+    resumed = MlflowTracker(
+        replace(info, settings={**info.settings, "num_trials": 80}), uri=uri, finished=[complete, half_written, unknown]
+    )
+    assert parent_of(uri).info.status == "RUNNING"
+    close(resumed)
+    children = children_of(uri)
+    assert {name: run.data.tags["autotune.outcome"] for name, run in children.items()} == {
+        "trial-0": "REACHED",
+        "trial-1": "REACHED",
+        "trial-2": "REACHED",
+        "trial-3": "INTERRUPTED",
+    }
+    for number in range(3):
+        assert steps_of(uri, children[f"trial-{number}"]) == [1, 2, 3]
+    parent = parent_of(uri)
+    assert (parent.data.params["num_trials"], parent.data.tags["autotune.resumed.num_trials"]) == ("40", "80")
+    assert {run.info.status for run in runs_of(uri)} == {"FINISHED", "KILLED"}
+
+
+def test_resuming_twice_writes_nothing_twice(info: StudyInfo, uri: str) -> None:
+    run = make_run()
+    first = MlflowTracker(info, uri=uri)
+    tell(first, run)
+    close(first)
+    for _ in range(2):
+        again = MlflowTracker(info, uri=uri, finished=[run])
+        again.finish(*run)
+        close(again)
+    assert list(children_of(uri)) == ["trial-0"]
+    assert steps_of(uri, children_of(uri)["trial-0"]) == [1, 2, 3]
+
+
+def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: str) -> None:
+    first = MlflowTracker(info, uri=uri)
+    tell(first, make_run())
+    close(first)
+    close(MlflowTracker(info, uri=uri))
+    close(MlflowTracker(replace(info, folder="elsewhere/cnn-1"), uri=uri))
+    parents = [run for run in runs_of(uri) if run.data.tags["autotune.phase"] == "study"]
+    assert len(parents) == 3
+
+
+def test_a_deleted_experiment_is_restored_and_said(info: StudyInfo, uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    client = MlflowClient(uri)
+    client.delete_experiment(client.create_experiment(info.workload))
+    with caplog.at_level(logging.INFO, logger="autotune.tracking"):
+        close(MlflowTracker(info, uri=uri))
+    assert [found.name for found in client.search_experiments()] == [info.workload, "Default"]
+    assert "restored" in caplog.text
+
+
+def test_a_store_that_fails_for_a_while_costs_nothing(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "RETRY_AFTER_SECONDS", 0.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, "log_batch", fail, raising=True)
+        with pytest.raises(ConfigError, match="database is locked"):
+            MlflowTracker(info, uri=uri)
+    tracker = MlflowTracker(info, uri=uri)
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, "log_batch", fail)
+        tell(tracker, make_run(0))
+        tell(tracker, make_run(1))
+        wait_until(lambda: tracker._num_failures > 3)
+    close(tracker)
+    children = children_of(uri)
+    assert {name: (run.info.status, steps_of(uri, run)) for name, run in children.items()} == {
+        "trial-0": ("FINISHED", [1, 2, 3]),
+        "trial-1": ("FINISHED", [1, 2, 3]),
+    }
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING and record.name.startswith("autotune")]
+    assert len(warnings) == 1
+
+
+def test_runs_that_the_store_refuses_do_not_hold_up_the_others(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_run = MlflowClient.create_run
+
+    def refuse(self: MlflowClient, *args: Any, **rest: Any) -> Run:
+        if rest["run_name"] in ("trial-0", "trial-1"):
+            raise MlflowException("no")
+        return create_run(self, *args, **rest)
+
+    monkeypatch.setattr(MlflowClient, "create_run", refuse)
+    tracker = MlflowTracker(info, uri=uri)
+    for number in range(4):
+        tell(tracker, make_run(number))
+    close(tracker)
+    assert sorted(children_of(uri)) == ["trial-2", "trial-3"]
+    assert parent_of(uri).info.status == "FINISHED"
+
+
+def test_a_store_that_is_gone_never_ends_the_study(
+    info: StudyInfo, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(0))
+    wait_until(lambda: "trial-0" in children_of(uri) and children_of(uri)["trial-0"].info.status == "FINISHED")
+    (tmp_path / "mlflow.db").write_bytes(b"no longer a database" * 1000)
+    tell(tracker, make_run(1))
+    tell(tracker, make_run(2))
+    close(tracker)
+    messages = [record.getMessage() for record in caplog.records if record.name == "autotune.tracking"]
+    assert "the study goes on" in messages[0]
+    assert "MLflow did not take 2 runs and the study's own end" in messages[-1]
+    assert len(messages) == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_word_that_makes_no_sense_ends_no_thread(info: StudyInfo, uri: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    trial, result, _ = make_run(0)
+    tracker.start(trial)
+    tracker.evaluate(trial.name, replace(result.evaluations[0], metric="high"))  # type: ignore[arg-type]
+    tell(tracker, make_run(1))
+    close(tracker)
+    assert {run.info.status for run in runs_of(uri)} == {"FINISHED", "KILLED"}
+
+
+def fail(*args: object, **rest: object) -> None:
+    raise MlflowException("database is locked")
+
+
+def test_a_server_that_does_not_answer_is_one_line(info: StudyInfo) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(ConfigError, match="Connection refused") as caught:
+        MlflowTracker(info, uri=uri)
+    assert str(caught.value).startswith(f"tracking.uri: {uri}: cannot be used")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("nonsense://x", "no such kind of store"),
+        ("localhost:5000", "no such kind of store"),
+        ("sqlite:////proc/absent/x.db", "No such file"),
+        ("postgresql://me:secret@127.0.0.1:1/db", "refused"),
+    ],
+)
+def test_a_store_that_is_none_is_one_line(info: StudyInfo, uri: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        MlflowTracker(info, uri=uri)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_environments_store_is_used_unless_one_is_named(
+    info: StudyInfo, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    other = f"sqlite:///{tmp_path / 'elsewhere' / 'other.db'}"
+    (tmp_path / "elsewhere" / "other.db").write_bytes((tmp_path / "mlflow.db").read_bytes())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+    close(MlflowTracker(info))
+    assert parent_of(other).info.run_name == "cnn-1"
+    assert parent_of(other).info.artifact_uri.startswith(str(tmp_path / "elsewhere" / "mlruns"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    close(MlflowTracker(info))
+    assert parent_of(uri).info.artifact_uri.startswith(str(tmp_path / "mlruns"))
+
+
+def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> None:
+    script = (
+        "from autotune.tracking.tracker import StudyInfo\n"
+        "from autotune.tracking.mlflow_tracker import MlflowTracker\n"
+        "info = StudyInfo(name='s', workload='w', experiment='e', folder='s', settings={}, tags={})\n"
+        "MlflowTracker(info).close(status='FINISHED', metrics={}, tags={}, artifacts=[])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "mlflow.db").exists()
+
+
+def test_the_records_come_without_mlflow() -> None:
+    script = "import sys, autotune.tracking.tracker, autotune.tracking.mlflow_tracker; sys.exit('mlflow' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=60
+    )
+
+
+def test_no_tracker_takes_the_same_words(info: StudyInfo) -> None:
+    run = make_run()
+    tracker = NoTracker(info, finished=[run])
+    tracker.start(run[0])
+    tracker.evaluate(run[0].name, make_evaluation(1))
+    tracker.finish(*run)
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_store: bytes) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "mlflow.db").write_bytes(empty_store)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), timeout_seconds=90)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, 15)
+            process.wait(30)
+
+
+@pytest.mark.server
+def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = make_run(0), make_run(1, Outcome.CAPPED)
+    tracker = MlflowTracker(info, uri=server)
+    tell(tracker, first)
+    close(tracker, status="KILLED")
+    resumed = MlflowTracker(info, uri=server, finished=[first])
+    tell(resumed, second)
+    close(resumed)
+    assert {name: run.info.status for name, run in children_of(server).items()} == {"trial-0": "FINISHED", "trial-1": "KILLED"}
+    assert "batch_size: 64" in artifact(server, children_of(server)["trial-0"], "config.yaml")
+    assert steps_of(server, children_of(server)["trial-1"]) == [1, 2, 3]
+    assert "View run" not in capfd.readouterr().out
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def wait_until(is_so: Callable[[], bool], timeout_seconds: float = 30.0) -> None:
+    until = time.monotonic() + timeout_seconds
+    while not is_so():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
