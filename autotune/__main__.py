@@ -82,7 +82,7 @@ def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
         return 0
     from autotune.execution.run_study import run_study  # noqa: PLC0415
 
-    return run_study(plan, command=arguments, code_folders=code_folders, console=console).exit_code
+    return run_study(plan, command=arguments, code_folders=code_folders, console=console)
 
 
 def _names(line: CommandLine) -> list[tuple[str, str]]:

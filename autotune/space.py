@@ -204,14 +204,15 @@ class SearchSpace:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        opened_by: dict[str, str] = {}
+        stands: dict[str, str] = {}
         for above, parameter in self.parameters.items():
-            for key in (above, *_keys_beneath(parameter)):
-                if key in opened_by:
-                    both = " and ".join(repr(each) if each == key else f"beneath {each!r}" for each in (opened_by[key], above))
-                    source = self.sources.get(above, "search_space")
-                    raise SearchSpaceError(f"{source}: {key}: stands twice, as {both}; accepted is a key once among what is open together")
-                opened_by[key] = above
+            for key, place in ((above, above), *((key, f"beneath {above}") for key in sorted(_keys_beneath(parameter)))):
+                if key in stands:
+                    raise SearchSpaceError(
+                        f"{self.sources.get(above, 'search_space')}: {key}: stands twice ({stands[key]}, {place}); "
+                        f"accepted is a key once among what can be open together"
+                    )
+                stands[key] = place
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str, where: str = "") -> Self:
@@ -226,7 +227,9 @@ class SearchSpace:
             SearchSpaceError: with file, key, what was found and what is accepted.
         """
         if not isinstance(mapping, Mapping):
-            raise SearchSpaceError(f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain")
+            raise SearchSpaceError(
+                f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain"
+            )
         parameters: dict[str, Parameter] = {}
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
@@ -317,7 +320,9 @@ class SearchSpace:
             yield name, value, Suggestion(self._fill(dict(path), high=False))
         yield "", None, Suggestion(self._fill({}, high=True))
 
-    def _paths(self, above: tuple[tuple[str, Any], ...], branch: str = "") -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
+    def _paths(
+        self, above: tuple[tuple[str, Any], ...], branch: str = ""
+    ) -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 for value, beneath in parameter.options:
@@ -350,7 +355,9 @@ class SearchSpace:
                     if not (branch + key == name and override_text(each) == override_text(value))
                 )
                 if not kept:
-                    raise SearchSpaceError(f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine")
+                    raise SearchSpaceError(
+                        f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine"
+                    )
                 parameters[key] = Choice(options=kept)
             else:
                 parameters[key] = parameter
@@ -462,7 +469,9 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
         return Choice(options=tuple((value, SearchSpace()) for value in domain))
     if not isinstance(domain, Mapping):
-        raise ValueError(f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
+        raise ValueError(
+            f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice"
+        )
     kind = domain.get("type")
     if kind == "choice":
         return _choice(domain, source, name)
@@ -489,7 +498,9 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
         )
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
-    raise ValueError(f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it")
+    raise ValueError(
+        f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it"
+    )
 
 
 def _check_fields(settings: Mapping[str, Any], accepted: frozenset[str]) -> None:

@@ -51,17 +51,31 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         allow_abbrev=False,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="any key of the configuration, in Hydra's grammar")
-    parser.add_argument("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="a folder of your own config groups, searched too")
+    parser.add_argument(
+        "--config-dir",
+        "-cd",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of your own config groups, searched too",
+    )
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"), help="print the composed configuration and run nothing")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: interpolations resolved")
     parser.add_argument("--version", action="version", version=f"autotune {_version()}")
-    parser.add_argument("--shell-completion", "-sc", metavar="COMMAND", help="tab completion: eval \"$(autotune -sc install=bash)\" (bash, zsh, fish)")
+    parser.add_argument(
+        "--shell-completion",
+        "-sc",
+        metavar="COMMAND",
+        help='tab completion: eval "$(autotune -sc install=bash)" (bash, zsh, fish)',
+    )
     found = parser.parse_intermixed_args(list(arguments))
     if found.shell_completion is not None:
         from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
 
         sys.exit(shell_completion(found.shell_completion, [*found.overrides], found.config_dir))
-    return CommandLine(overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve)
+    return CommandLine(
+        overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve
+    )
 
 
 def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
@@ -69,7 +83,9 @@ def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     for folder in (*map(Path, config_dirs), shipped_folder("conf")):
         for path in sorted((folder / "experiment").glob("*.yaml")):
-            comments = (line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#"))
+            comments = (
+                line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#")
+            )
             found.setdefault(path.stem, next((line for line in comments if line and "@package" not in line), ""))
     return list(found.items())
 

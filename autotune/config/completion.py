@@ -4,9 +4,11 @@ Their shell scripts call ``autotune -sc query=SHELL`` with the line typed so far
 only, and reads the whole line; so it is given the overrides up to the cursor, and what else it needs is taken from the flags.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra.core.global_hydra import GlobalHydra
@@ -15,7 +17,7 @@ from hydra.errors import HydraException
 from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.compose import hydra_composing
+from autotune.config.compose import hydra_set_up
 from autotune.errors import ConfigError
 
 _FLAGS_OF_A_FOLDER = ("--config-dir", "-cd")
@@ -26,12 +28,51 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
     """Print what ``install=SHELL``, ``uninstall=SHELL`` or ``query=SHELL`` is to print, and return the exit code.
 
     Raises:
-        ConfigError: another command, another shell, or a command line around it that cannot be completed.
+        ConfigError: another command or shell, or a call that no shell can complete.
     """
     verb, _, shell = command.partition("=")
-    found = {each.provides(): each for each in Plugins.instance().discover(CompletionPlugin)}
-    if verb not in ("install", "uninstall", "query") or shell not in found:
-        shells = "|".join(sorted(found))
-        raise ConfigError(f"-sc {command}: accepted are install=SHELL, uninstall=SHELL and query=SHELL with SHELL {shells}")
-    if overrides:
-        raise ConfigError(f"-sc {command}: found {' '.join(overrides)} too, accepted is -sc alone")
+    known: Any = Plugins.instance().discover(CompletionPlugin)
+    plugins = {each.provides(): each for each in known}
+    if verb not in ("install", "uninstall", "query") or shell not in plugins or overrides or config_dirs:
+        found = " ".join((command, *overrides, *config_dirs))
+        raise ConfigError(
+            f"-sc: found {found!r}, accepted are install=, uninstall= or query= with {', '.join(sorted(plugins))}"
+        )
+    if verb != "query" and sys.argv[0].endswith(".py"):
+        raise ConfigError(f'-sc {command}: shells complete the installed command: eval "$(autotune -sc {command})"')
+    with hydra_set_up():
+        plugin = plugins[shell](GlobalHydra.instance().config_loader())
+        if verb == "install":
+            plugin.install()
+        elif verb == "uninstall":
+            if shell != "fish":
+                print(f"complete -r {Path(sys.argv[0]).name} 2> /dev/null")  # Hydra leaves the rule, without its function
+            plugin.uninstall()
+        elif (overrides_typed := _overrides_typed(_line_to_cursor())) is not None:
+            os.environ["COMP_LINE"] = overrides_typed
+            with contextlib.suppress(HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
+                plugin.query(config_name="config")  # of a line that does not compose nothing is known
+    return 0
+
+
+def _line_to_cursor() -> str:
+    line = os.environ.get("COMP_LINE", "")
+    return line[: int(os.environ.get("COMP_POINT") or len(line))]
+
+
+def _overrides_typed(line: str) -> str | None:
+    """The line without its flags, or None where the cursor is at one of them, which the shell itself completes."""
+    words = line.split()[1:] + ([""] if line.endswith(" ") else [])
+    overrides, folders, flag = [], [], ""
+    for word in words:
+        if flag in _FLAGS_WITH_A_VALUE:
+            folders += [word] if flag in _FLAGS_OF_A_FOLDER else []
+            flag, at_flag = "", True
+        else:
+            flag = word if word.startswith("-") else ""
+            at_flag = bool(flag)
+            overrides += [] if flag else [word]
+    if not words or at_flag:
+        return None
+    paths = ",".join(f"'file://{Path(each).expanduser().resolve()}'" for each in folders)
+    return " ".join(("autotune", f"hydra.searchpath=[{paths}]", *overrides))

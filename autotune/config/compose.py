@@ -10,6 +10,7 @@ choices, some 80 ms) is done once for each set and kept; a test holds both ways 
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -137,7 +138,7 @@ class Composer:
             _ = self.compose()
             OmegaConf.resolve(config)
         hydra_part = OmegaConf.masked_copy(config, "hydra")
-        job_part = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        job_part = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return OmegaConf.to_yaml({"job": job_part, "hydra": hydra_part, "all": config}[config_type])
 
     @cached_property
@@ -148,9 +149,11 @@ class Composer:
         """A fresh copy of what Hydra composes for a set of overrides, with the groups' choices."""
         if overrides not in self._bases:
             config = self._hydra_compose(overrides)
-            choices = {str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")}
+            choices = {
+                str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")
+            }
             self._check_names(choices)
-            self._bases[overrides] = (OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), choices)
+            self._bases[overrides] = (OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), choices)
         config, choices = self._bases[overrides]
         return config.copy(), choices
 
@@ -160,7 +163,7 @@ class Composer:
             paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
             everything.append(f"hydra.searchpath=[{paths}]")
         try:
-            with _hydra():
+            with hydra_set_up():
                 return compose("config", everything, return_hydra_config=True)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self._file_that_is_not_text()}: is not text; accepted is YAML in UTF-8") from error
@@ -192,7 +195,9 @@ class Composer:
             for folder in self.config_dirs:
                 own = folder / group / f"{option}.yaml"
                 if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
-                    raise ConfigError(f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name")
+                    raise ConfigError(
+                        f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name"
+                    )
 
     def _file_that_is_not_text(self) -> Path | str:
         for path in (path for folder in self.config_dirs for path in sorted(folder.rglob("*.yaml")) if path.is_file()):
@@ -219,13 +224,15 @@ class Composer:
         if unknown := re.search(r"Could not override '([^']+)'", message):
             key = unknown[1]
             if key in self.known_keys():
-                return f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
+                return (
+                    f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
+                )
             return f"{key}: no such key{_did_you_mean(key, self.known_keys())}; accepted keys are shown by --cfg job"
         return _explain_value(error)
 
     def known_keys(self) -> list[str]:
         """Every key of the shipped default configuration, groups included, for suggestions."""
-        with _hydra():
+        with hydra_set_up():
             config = compose("config", [])
         return list(_flat_keys(OmegaConf.to_container(config)))
 
@@ -253,25 +260,26 @@ def _plain(override: Override) -> Any:
     return OmegaConf.to_container(OmegaConf.create({"value": override.value()}))["value"]  # type: ignore[index,call-overload]  # a mapping by its make
 
 
-class _hydra:  # noqa: N801  # a context manager, used as a function
+@contextmanager
+def hydra_set_up() -> Iterator[None]:
     """Hydra's global state, ours while composing and the caller's before and after."""
-
-    def __enter__(self) -> None:
-        self._saved = GlobalHydra.instance().hydra
+    saved = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(shipped_folder("conf")), version_base="1.3"):
+            yield
+    finally:
         GlobalHydra.instance().clear()
-        self._context = initialize_config_dir(str(shipped_folder("conf")), version_base="1.3")
-        self._context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        GlobalHydra.instance().clear()
-        GlobalHydra.instance().hydra = self._saved
+        GlobalHydra.instance().hydra = saved
 
 
 def _parse(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(f"{text!r}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')") from error
+        raise ConfigError(
+            f"{text!r}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"
+        ) from error
 
 
 def _sweep_text(override: Override) -> str:
@@ -308,5 +316,7 @@ def _explain_value(error: Exception) -> str:
     if part := re.search(r"(\w+) is not a subclass of (\w+)Config\. value: (.*)", lines[0] if lines else ""):
         return f"{part[2].lower()}: found {part[3]}, accepted is a mapping"
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
-    said = " ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line))
+    said = " ".join(
+        line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line)
+    )
     return f"{key}: {said}" if key else said

@@ -120,7 +120,9 @@ def _load(name: str, config_dirs: Sequence[Path]) -> Any:
     path = next((folder / relative for folder in folders if (folder / relative).is_file()), None)
     if path is None:
         shipped = ", ".join(sorted(f"search_spaces/{each.name}" for each in shipped_folder("search_spaces").glob("*.yaml")))
-        raise SearchSpaceError(f"search_space: {name}: no such file; accepted is a path from here or --config-dir, or one of {shipped}")
+        raise SearchSpaceError(
+            f"search_space: {name}: no such file; accepted is a path from here or --config-dir, or one of {shipped}"
+        )
     try:
         return yaml.load(path.read_text(), Loader=_UniqueKeyLoader) or {}
     except yaml.MarkedYAMLError as error:
@@ -138,14 +140,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-_UniqueKeyLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_UniqueKeyLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"), list("-+0123456789.")
 )
 

@@ -19,6 +19,10 @@ class ClusterSize:
     num_gpus: int
     num_nodes: int
 
+    def num_at_once(self, num_cpus: int, num_gpus: int) -> int:
+        """How many trials of these resources fit, at least one."""
+        return max(1, min(self.num_cpus // num_cpus, self.num_gpus // num_gpus if num_gpus else self.num_cpus))
+
 
 @contextlib.contextmanager
 def connected(config: ClusterConfig) -> Iterator[ClusterSize]:

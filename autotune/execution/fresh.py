@@ -1,48 +1,91 @@
 """Running one training in a fresh process, for confirmation: no state of an earlier one can have a part in it."""
 
+import threading
 import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from autotune.errors import ClusterError
-from autotune.execution.worker import TaskRun, TrialTask, WorkerReport
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training
+from autotune.measurement import Outcome, TrialResult
 from autotune.space import Suggestion
 
 _START_SECONDS = 120.0
-"""What a new process may take to start before the cluster counts as out of order."""
+"""What new processes may take to start before the cluster counts as out of order."""
 
 
-def train_fresh(task: TrialTask, *, trial: int, suggestion: Suggestion) -> TrialResult:
-    """Train once in a new worker process, to the end.
+@dataclass(frozen=True, kw_only=True)
+class FreshRun:
+    """One training to be made in a process of its own."""
+
+    task: TrialTask
+    trial: int
+    suggestion: Suggestion
+    on_start: Callable[[], None]
+    """Called when the process begins to train."""
+
+
+def train_fresh(runs: Sequence[FreshRun], *, num_at_once: int, interrupt: threading.Event) -> Generator[TrialResult, None, None]:
+    """Train each run once in a new worker process, one after another and to the end.
+
+    Processes are started ``num_at_once`` at a time and wait until they have imported all they need; then they train in turn,
+    so that nothing else is under way while one does.
+
+    Yields:
+        Results, in the order of the runs; no more once ``interrupt`` is set.
 
     Raises:
-        ClusterError: the process did not start, or was not a new one.
+        ClusterError: a process did not start, or was not a new one.
     """
-    started_at = time.time()
-    options: dict[str, Any] = {"num_cpus": task.num_cpus, "num_gpus": task.num_gpus, "max_restarts": 0}
-    actor = ray.remote(_FreshWorker).options(**options).remote()
+    for start in range(0, len(runs), num_at_once):
+        batch = runs[start : start + num_at_once]
+        actors = [ray.remote(_FreshWorker).options(**_resources(run.task)).remote() for run in batch]
+        try:
+            ray.get([actor.is_ready.remote() for actor in actors], timeout=_START_SECONDS)
+            for run, actor in zip(batch, actors, strict=True):
+                result = _train(run, actor, interrupt)
+                if result is None:
+                    return
+                yield result
+                ray.kill(actor)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+            raise ClusterError(f"confirmation: no new worker came up: {str(error).splitlines()[0]}") from error
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+def _resources(task: TrialTask) -> dict[str, Any]:
+    return {"num_cpus": task.num_cpus, "num_gpus": task.num_gpus, "max_restarts": 0}
+
+
+def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult | None:
+    if interrupt.is_set():
+        return None
+    run.on_start()
+    task, started_at = run.task, time.time()
+    running = actor.run.remote(task)
+    while not ray.wait([running], timeout=0.2)[0]:
+        if interrupt.is_set():
+            return None
     try:
-        reports = ray.get(actor.run.remote(task), timeout=task.deadline_seconds + _START_SECONDS)
-    except ray.exceptions.GetTimeoutError as error:
-        raise ClusterError(f"{task.name}: no worker came up within {_START_SECONDS:.0f} s of its deadline") from error
+        reports = ray.get(running)
     except ray.exceptions.RayActorError as error:
         hung = time.time() - started_at >= task.deadline_seconds
         outcome = Outcome.TIMED_OUT if hung else Outcome.ERRORED
         reports = [WorkerReport(evaluation=None, outcome=outcome, error=str(error))]
-    finally:
-        ray.kill(actor)
     if not reports[0].is_first_in_process:
         raise ClusterError(f"{task.name}: ran in a process that had trained before; confirmation needs a fresh one")
-    evaluations = tuple(report.evaluation for report in reports if isinstance(report.evaluation, Evaluation))
     return TrialResult(
-        trial=trial,
-        values=suggestion.values,
-        overrides=tuple(suggestion.as_overrides()),
+        trial=run.trial,
+        values=run.suggestion.values,
+        overrides=tuple(run.suggestion.as_overrides()),
         seed=task.config.seed,
         outcome=reports[-1].outcome or Outcome.ERRORED,
-        evaluations=evaluations,
+        evaluations=tuple(report.evaluation for report in reports if report.evaluation is not None),
         started_at=started_at,
         stopped_at=time.time(),
         fingerprint=next((report.fingerprint for report in reports if report.fingerprint), {}),
@@ -53,6 +96,11 @@ def train_fresh(task: TrialTask, *, trial: int, suggestion: Suggestion) -> Trial
 
 class _FreshWorker:
     """A worker that runs one task and is then ended."""
+
+    def is_ready(self) -> bool:
+        """True once all that a training needs is imported."""
+        import_training()
+        return True
 
     def run(self, task: TrialTask) -> list[WorkerReport]:
         """All reports of the training."""

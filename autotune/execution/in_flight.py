@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.worker import TrialTask, WorkerReport
+from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision

@@ -193,7 +193,7 @@ def importances(results: Sequence[TrialResult], scores: Mapping[int, float], spa
     """
     from optuna.importance import PedAnovaImportanceEvaluator  # noqa: PLC0415  # only the final report asks
 
-    if len(scores) < _LEAST_REACHED:
+    if len(scores) < LEAST_REACHED:
         return {}
     highest = max(scores.values())
     worse = highest + abs(highest) + 1
@@ -208,14 +208,14 @@ def importances(results: Sequence[TrialResult], scores: Mapping[int, float], spa
     found: dict[str, float] = {}
     for name in {name for trial in ranked.trials for name in trial.params}:
         with_it = [trial for trial in ranked.trials if name in trial.params]
-        if len(with_it) < _LEAST_REACHED or len({trial.params[name] for trial in with_it}) < 2:  # noqa: PLR2004  # one value decides nothing
+        if len(with_it) < LEAST_REACHED or len({trial.params[name] for trial in with_it}) < 2:  # noqa: PLR2004  # one value decides nothing
             continue
         found[name] = evaluator.evaluate(ranked, params=[name]).get(name, 0.0)
     total = sum(found.values())
     return {name: value / total for name, value in sorted(found.items(), key=lambda item: -item[1])} if total > 0 else {}
 
 
-_LEAST_REACHED = 4
+LEAST_REACHED = 4
 """Trials at the target below which importances are noise."""
 
 

@@ -134,5 +134,6 @@ def quiet_optuna() -> None:
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()
     optuna.logging.set_verbosity(logging.WARNING)
+    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)  # a line for every parameter that CMA-ES leaves to chance
     warnings.filterwarnings("ignore", module=r"optuna\..*")
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

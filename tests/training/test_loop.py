@@ -187,7 +187,14 @@ def test_seeding_reaches_every_global_generator() -> None:
 
 def test_a_used_process_trains_as_a_fresh_one(toy: MakeConfig) -> None:
     config = toy(seed=7, optimizer={"_target_": "torch.optim.AdamW", "lr": 1e-3})
-    run(toy("precision=bf16", "lr_schedule=one_cycle", runtime={**config.runtime, "channels_last": True, "num_threads": 2}, seed=1))
+    run(
+        toy(
+            "precision=bf16",
+            "lr_schedule=one_cycle",
+            runtime={**config.runtime, "channels_last": True, "num_threads": 2},
+            seed=1,
+        )
+    )
     torch.set_default_dtype(torch.float64)
     used = numbers(run(config))
     program = (

@@ -1,0 +1,223 @@
+"""What a study came to: its files, its summary, and the experiment it exports."""
+
+import contextlib
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.config.command_line import EXIT_NOT_REACHED
+from autotune.config.compose import Composer, split_overrides
+from autotune.config.experiment_file import check_exported, experiment_yaml
+from autotune.execution.confirmation import Arm, Confirmation
+from autotune.execution.live_study import LiveStudy, busy_seconds
+from autotune.execution.plan import StudyPlan
+from autotune.measurement import TrialResult
+from autotune.recording import write_recording
+from autotune.report.arms import ArmTimes, ConfirmationFigures
+from autotune.report.study_files import TrialsTable, write_json
+from autotune.report.terminal import Summary, format_metric, print_summary
+from autotune.search.policy import LEAST_REACHED, SearchPolicy, importances
+from autotune.space import Suggestion
+from autotune.training.run import versions
+
+
+def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
+    """Write the study's files, close its run in the tracker and say what came of it.
+
+    Returns:
+        The exit code: 0 confirmed, 3 nothing reached the target.
+    """
+    plan, policy = live.plan, live.policy
+    best = confirmation.best if confirmation else None
+    results = list(policy.results.values())
+    artifacts = _write_files(plan, policy, confirmation)
+    speed_up = confirmation.speed_up if confirmation else None
+    live.tracker.close(
+        "FINISHED",
+        {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {},
+        {"autotune.best_trial": str(best.trial)} if best else {},
+        artifacts,
+    )
+    if best is None and (confirmation is not None or not policy.scores):
+        _say_nothing_reached(live, results, confirmation)
+        return EXIT_NOT_REACHED
+    if confirmation is None:
+        number = min(policy.scores, key=lambda number: policy.scores[number])
+        _say(live, f"not confirmed (confirm=none), so nothing is exported; the fastest trial was {number}, {policy.scores[number]:.3g} s")
+        return 0
+    print_summary(live.console, _summary(live, confirmation))
+    return 0
+
+
+def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None) -> list[Path]:
+    """All files of the study's folder; those that a tracker keeps."""
+    folder, results = plan.folder, list(policy.results.values())
+    TrialsTable(folder / "trials.csv", plan.space, results, policy.scores)
+    source = f"autotune study {plan.name}"
+    write_recording(folder / "recording", results=results, target=plan.trial.target, space=plan.space.as_mapping(), source=source)
+    if confirmation is not None and confirmation.best is not None:
+        write_json(folder / "best.json", best_json(plan, policy, confirmation))
+        (folder / "best.yaml").write_text(best_yaml(plan, policy, confirmation), encoding="utf-8")
+    from autotune.report.figures import write_figures  # noqa: PLC0415  # matplotlib is wanted once, at the end
+
+    figures = write_figures(
+        folder / "figures",
+        results=results,
+        scores=policy.scores,
+        target=plan.trial.target,
+        importances=importances(results, policy.scores, plan.space),
+        confirmation=_confirmation_figures(confirmation) if confirmation else None,
+        num_reached_needed=LEAST_REACHED,
+    )
+    return [*(path for name in ("best.yaml", "best.json", "trials.csv") if (path := folder / name).is_file()), *figures]
+
+
+def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
+    """What a study found, for programs."""
+    assert confirmation.best is not None and confirmation.speed_up is not None
+    best = confirmation.best
+    own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
+    tests = [run.test_metric for run in own_runs if run.test_metric is not None]
+    target = plan.trial.target
+    return {
+        "study": plan.name,
+        "experiment": plan.experiment,
+        "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
+        "trial": best.trial,
+        "overrides": best.suggestion.as_overrides(),
+        "baseline": _arm_json(confirmation.times[confirmation.arms[0].trial]),
+        "best": {**_arm_json(confirmation.times[best.trial]), "test_metrics": tests},
+        "speed_up": {"ratio": confirmation.speed_up.ratio, "low": confirmation.speed_up.low, "high": confirmation.speed_up.high},
+        "outcomes": _outcomes(policy.results.values()),
+        "num_trials": len(policy.results),
+        "train_seconds_spent": _train_seconds(policy.results.values()),
+        "wall_seconds": busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
+        "device": own_runs[0].fingerprint.get("device"),
+        "versions": versions(),
+    }
+
+
+def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> str:
+    """What a study found, as an experiment file; checked to compose to the trial's own configuration.
+
+    Raises:
+        ConfigError: the configuration cannot be written as an experiment.
+    """
+    assert confirmation.best is not None and confirmation.speed_up is not None
+    best, composer = confirmation.best, plan.composer
+    groups, values = split_overrides(composer, composer.overrides)
+    for key, value in best.suggestion.values.items():
+        if composer.is_group(key):
+            groups[key] = value
+        else:
+            values[key] = value
+    seed = policy.results[best.trial].seed
+    exported = {"seed": seed, **values}
+    times = confirmation.times[best.trial]
+    comments = [
+        f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target.metric} {plan.trial.target.value:g} in "
+        f"{', '.join(f'{each:.3g}' for each in times.times_seconds)} s on fresh seeds,",
+        f"{confirmation.speed_up.ratio:.2f} times as fast as the baseline (95% interval {confirmation.speed_up.low:.2f} to "
+        f"{confirmation.speed_up.high:.2f}). The seed is the search trial's own.",
+    ]
+    text = experiment_yaml(base=plan.experiment, groups=groups, values=exported, comments=comments)
+    allowed = [f"allowed_targets={list(composer.allowed_targets)}"] if composer.allowed_targets else []
+    again = Composer(
+        [f"experiment={plan.experiment}", f"seed={seed}", *allowed, *(f"{group}={option}" for group, option in groups.items()),
+         *Suggestion(values).as_overrides()],
+        [str(folder) for folder in composer.config_dirs],
+    )  # fmt: skip
+    check_exported(again.compose().trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
+    return text
+
+
+def _arm_json(times: ArmTimes) -> dict[str, Any]:
+    reached = [seconds for seconds, ended in zip(times.times_seconds, times.reached, strict=True) if ended]
+    return {"times_seconds": reached, "num_runs": len(times.reached), "num_reached": len(reached)}
+
+
+def _train_seconds(results: Iterable[TrialResult]) -> float:
+    return sum(result.last.train_seconds for result in results if result.last is not None)
+
+
+def _outcomes(results: Iterable[TrialResult]) -> dict[str, int]:
+    return dict(Counter(result.outcome.value for result in results))
+
+
+def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
+    baseline, best = confirmation.arms[0], confirmation.best
+    first = [baseline] if best in (None, baseline) else [baseline, best]
+    ordered = [*first, *(arm for arm in confirmation.arms if arm not in first)]
+    ratio = confirmation.speed_up
+    return ConfirmationFigures(
+        arms=[_labelled(confirmation, arm) for arm in ordered],
+        ratio=ratio.ratio if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+    )
+
+
+def _labelled(confirmation: Confirmation, arm: Arm) -> ArmTimes:
+    times = confirmation.times[arm.trial]
+    is_exported = confirmation.best is not None and arm.trial == confirmation.best.trial and arm is not confirmation.arms[0]
+    label = f"{arm.label} (exported)" if is_exported else arm.label
+    return ArmTimes(label=label, times_seconds=times.times_seconds, reached=times.reached)
+
+
+def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
+    assert confirmation.best is not None and confirmation.speed_up is not None
+    plan, policy = live.plan, live.policy
+    exported = f"{plan.experiment}_best"
+    uri = plan.config.tracking.get("uri")
+    return Summary(
+        study=plan.name,
+        experiment=plan.experiment,
+        target=plan.trial.target,
+        baseline=confirmation.times[confirmation.arms[0].trial],
+        best=confirmation.times[confirmation.best.trial],
+        best_overrides=confirmation.best.suggestion.as_overrides(),
+        ratio=confirmation.speed_up.ratio,
+        low=confirmation.speed_up.low,
+        high=confirmation.speed_up.high,
+        outcomes=_outcomes(policy.results.values()),
+        train_seconds_spent=_train_seconds(policy.results.values()),
+        wall_seconds=busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
+        folder=_shown(plan.folder),
+        next_commands=(
+            ("browse the runs", "mlflow ui" + (f" --backend-store-uri {shlex.quote(uri)}" if uri else "")),
+            ("export the best", f"python -m autotune.export study={plan.name} as={exported} --config-dir my_conf"),
+            ("train it again", f"python -m autotune.train experiment={exported} --config-dir my_conf"),
+            ("search further", f"{live.resume_command} search.num_trials={2 * len(policy.results)}"),
+        ),
+    )
+
+
+def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confirmation: Confirmation | None) -> None:
+    """What came closest, and what to do about it."""
+    target = live.plan.trial.target
+    sign = 1 if target.mode == "max" else -1
+    measured = [(each.last.metric * sign, each) for each in results if each.last is not None and math.isfinite(each.last.metric)]
+    _say(live, f"nothing reached {target.metric} {target.value:g}" + (" again on fresh seeds" if confirmation else ""))
+    if measured and confirmation is None:
+        metric, closest = max(measured, key=lambda each: each[0])
+        _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {' '.join(closest.overrides)}")
+    _say(
+        live,
+        f"search further: {live.resume_command} search.num_trials={2 * len(results)}\n"
+        f"or make it easier: target.value, target.max_train_seconds (another study.name then)",
+    )
+
+
+def _say(live: LiveStudy, line: str) -> None:
+    live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(folder: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(folder.relative_to(Path.cwd()))
+    return str(folder)
+
+

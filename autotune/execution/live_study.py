@@ -1,0 +1,315 @@
+"""A study that is open: its storage, its policy, its tracker, and what a person sees of it."""
+
+import contextlib
+import fcntl
+import logging
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from rich.console import Console
+
+from autotune.config.build import build_partial, call
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError, StudyError
+from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
+from autotune.execution.plan import StudyPlan
+from autotune.execution.task_run import TrialTask
+from autotune.measurement import Outcome, TrialResult
+from autotune.report.terminal import StudyDisplay
+from autotune.search.policy import SearchPolicy, derived_seed
+from autotune.search.study import confirmations, open_study
+from autotune.space import Suggestion
+from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
+from autotune.training.components import accepted_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveStudy:
+    """A planned study with all that running it needs."""
+
+    plan: StudyPlan
+    study: optuna.Study
+    policy: SearchPolicy
+    tracker: "BackgroundTracker"
+    display: StudyDisplay
+    console: Console
+    code_folders: tuple[str, ...]
+    """Where modules of the user's own may lie."""
+    resume_command: str
+    """What goes on with this study."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What the time budget of searching has left; None for no limit."""
+        budget = self.plan.config.search.time_budget_seconds
+        return None if budget is None else budget - busy_seconds(list(self.policy.results.values()))
+
+    @property
+    def has_search_budget(self) -> bool:
+        """Whether a trial may still be started."""
+        seconds = self.seconds_left
+        return self.policy.num_trials_left != 0 and (seconds is None or seconds > 0) and self.policy.error is None
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """What is to be confirmed, as the search stands."""
+        plan, policy = self.plan, self.policy
+        baseline = plan.baseline or Suggestion({})
+        return choose_arms(policy.baseline_trial, baseline, policy.results, policy.scores, plan.config.confirm.num_candidates)
+
+    @property
+    def is_work_left(self) -> bool:
+        """Whether workers are needed at all: a study that has all its runs is only reported again."""
+        if self.has_search_budget or self.policy.error is not None:
+            return self.policy.error is None
+        num_seeds = self.plan.config.confirm.num_seeds
+        return bool(self.policy.scores) and bool(missing_runs(self.arms, num_seeds, confirmations(self.study)))
+
+    def task(
+        self, name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float, *, score_test: bool = False
+    ) -> TrialTask:
+        """What a worker needs to run one training of this study."""
+        num_cpus, num_gpus = self.plan.resources(config)
+        return TrialTask(
+            name=name,
+            config=config,
+            cap_seconds=cap_seconds,
+            num_threads=self.plan.config.cluster.cpus_per_worker,
+            deadline_seconds=deadline_seconds,
+            code_folders=self.code_folders,
+            working_folder=str(Path.cwd()),
+            hang_folder=str(self.plan.folder),
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            score_test=score_test,
+        )
+
+
+class BackgroundTracker:
+    """A tracker that is opened in the background while the cluster starts, and closed once, however the study ends."""
+
+    def __init__(self, opening: "Future[Tracker]") -> None:
+        self._opening = opening
+        self._is_closed = False
+
+    def wait(self) -> Tracker:
+        """The tracker, once it is open.
+
+        Raises:
+            ConfigError: it could not be opened.
+        """
+        return self._opening.result()
+
+    def close(self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+        """Close the tracker now, with what came of the study."""
+        self._is_closed = True
+        self.wait().close(status=status, metrics=metrics, tags=tags, artifacts=artifacts)
+
+    def close_if_open(self, *, is_interrupt: bool) -> None:
+        """Close it as ended by the user or as failed, where the study did not come to close it."""
+        if not self._is_closed and self._opening.exception() is None:
+            self.close("KILLED" if is_interrupt else "FAILED", {}, {}, [])
+
+
+@contextlib.contextmanager
+def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Iterator[LiveStudy]:
+    """The study, taken up where an earlier process left it; its tracker is closed however the context ends.
+
+    Raises:
+        StudyError: another process runs it, or it was made for something else.
+        ConfigError: the sampler, the storage or the tracker cannot be made.
+    """
+    with _sole_user(plan.folder), _log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
+        study = _open_storage(plan)
+        policy = _policy(plan, study)
+        tracker = BackgroundTracker(background.submit(_open_tracker, plan, study, policy))
+        live = LiveStudy(
+            plan=plan,
+            study=study,
+            policy=policy,
+            tracker=tracker,
+            display=_display(plan, policy),
+            console=console,
+            code_folders=tuple(code_folders),
+            resume_command=_resume_command(plan, command),
+        )
+        try:
+            yield live
+        except BaseException as error:
+            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
+            raise
+        tracker.close_if_open(is_interrupt=True)
+
+
+def tracked_confirmation(plan: StudyPlan, arm: Arm, index: int, *, started_at: float) -> TrackedTrial:
+    """One confirmation run, as a tracker knows it."""
+    config = confirmation_config(plan, arm, index)
+    return TrackedTrial(
+        name=f"confirm-{arm.trial}-{index}",
+        phase="confirm",
+        trial=arm.trial,
+        values=arm.suggestion.values,
+        overrides=tuple(arm.suggestion.as_overrides()),
+        config=config.as_dict(),
+        seed=config.seed,
+        started_at=started_at,
+    )
+
+
+def confirmation_config(plan: StudyPlan, arm: Arm, index: int) -> TrialConfig:
+    """What one confirmation run trains."""
+    return plan.composer.compose_suggestion(arm.suggestion, seed=confirmation_seed(plan.config.study.seed, index)).trial
+
+
+def busy_seconds(results: Sequence[TrialResult]) -> float:
+    """Seconds during which at least one of the runs was under way."""
+    total, until = 0.0, float("-inf")
+    for result in sorted(results, key=lambda each: each.started_at):
+        total += max(0.0, result.stopped_at - max(until, result.started_at))
+        until = max(until, result.stopped_at)
+    return total
+
+
+def _open_storage(plan: StudyPlan) -> optuna.Study:
+    made = build_partial(plan.config.search.sampler, plan.trial.allowed_targets, "search.sampler")
+    study = open_study(
+        plan.name,
+        plan.folder,
+        storage_url=plan.config.search.storage,
+        sampler=optuna.samplers.RandomSampler(),
+        definition=plan.definition(),
+    )
+    # A resumed sampler must not draw again what it drew at the start, so its seed counts the trials there are.
+    seed = derived_seed(plan.config.study.seed, f"sampler {len(study.get_trials(deepcopy=False))}")
+    sampler = call(made, "search.sampler", **accepted_arguments(made, {"seed": seed}))
+    if not isinstance(sampler, optuna.samplers.BaseSampler):
+        raise ConfigError(
+            f"search.sampler: {plan.config.search.sampler['_target_']} made {type(sampler).__name__}, accepted is an Optuna sampler"
+        )
+    study.sampler = sampler
+    return study
+
+
+def _policy(plan: StudyPlan, study: optuna.Study) -> SearchPolicy:
+    return SearchPolicy(
+        study=study,
+        space=plan.space,
+        baseline=plan.baseline,
+        stopping=plan.stopping(),
+        objective=plan.objective,
+        target=plan.trial.target,
+        seed=plan.config.study.seed,
+        num_trials=plan.config.search.num_trials,
+        max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
+    )
+
+
+def _open_tracker(plan: StudyPlan, study: optuna.Study, policy: SearchPolicy) -> Tracker:
+    scores = policy.scores
+    finished: list[FinishedRun] = [
+        (_tracked_search(plan, result), result, scores.get(number)) for number, result in sorted(policy.results.items())
+    ]
+    for (trial, index), result in sorted(confirmations(study).items()):
+        arm = Arm(trial=trial, label="", suggestion=Suggestion(result.values))
+        score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
+        finished.append((tracked_confirmation(plan, arm, index, started_at=result.started_at), result, score))
+    info = StudyInfo(
+        name=plan.name,
+        workload=plan.workload,
+        experiment=plan.experiment,
+        folder=str(plan.folder),
+        settings=_settings(plan),
+        tags={"autotune.device": plan.capabilities.device_name},
+    )
+    made = build_partial(plan.config.tracking, plan.trial.allowed_targets, "tracking")
+    return call(made, "tracking", info, finished=finished)  # type: ignore[no-any-return]  # the contract of tracking:
+
+
+def _settings(plan: StudyPlan) -> Mapping[str, object]:
+    config, target = plan.config, plan.trial.target
+    return {
+        "experiment": plan.experiment,
+        "target": f"{target.metric} {target.value:g}",
+        "max_train_seconds": target.max_train_seconds,
+        "sampler": config.search.sampler["_target_"].rpartition(".")[2],
+        "stopping": config.stopping["_target_"].rpartition(".")[2],
+        "objective": config.objective["_target_"].rpartition(".")[2],
+        "num_trials": config.search.num_trials,
+        "time_budget_seconds": config.search.time_budget_seconds,
+        "seed": config.study.seed,
+    }
+
+
+def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
+    config = plan.composer.compose_suggestion(Suggestion(result.values), seed=result.seed).trial
+    return TrackedTrial(
+        name=f"trial-{result.trial}",
+        phase="search",
+        trial=result.trial,
+        values=result.values,
+        overrides=result.overrides,
+        config=config.as_dict(),
+        seed=result.seed,
+        started_at=result.started_at,
+    )
+
+
+def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
+    scores = policy.scores
+    best = min(scores, key=lambda number: scores[number], default=None)
+    budget = plan.config.search.time_budget_seconds
+    return StudyDisplay(
+        title=f"{plan.experiment} · study {plan.name}",
+        target=plan.trial.target,
+        num_trials=plan.config.search.num_trials,
+        time_budget_seconds=None if budget is None else budget - busy_seconds(list(policy.results.values())),
+        num_done=len(policy.results),
+        best=(best, scores[best]) if best is not None else None,
+    )
+
+
+def _resume_command(plan: StudyPlan, command: Sequence[str]) -> str:
+    kept = [each for each in command if not each.startswith(("study.name=", "dry_run=", "search.num_trials="))]
+    return shlex.join(["python", "-m", "autotune", *kept, f"study.name={plan.name}"])
+
+
+@contextlib.contextmanager
+def _sole_user(folder: Path) -> Iterator[None]:
+    """Hold the study's folder; the lock goes with the process, however that ends.
+
+    Raises:
+        StudyError: another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise StudyError(f"study.folder: {folder}: cannot be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StudyError(f"study.name={folder.name}: another process runs this study; accepted is another study.name") from error
+        yield
+
+
+@contextlib.contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Everything that is logged, by autotune and by the libraries, goes to the study's log file."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
+        handler.close()
+
+

@@ -1,0 +1,158 @@
+"""One training inside a worker process: what it is given, and what it reports.
+
+How a trial ends is reported as data. Nothing here needs Ray, so that a fresh process has little to import.
+"""
+
+import faulthandler
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import AutotuneError
+from autotune.measurement import Evaluation, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTask:
+    """What a worker needs to run one training."""
+
+    name: str
+    """Of the run, such as ``trial-7``."""
+    config: TrialConfig
+    cap_seconds: float
+    num_threads: int
+    deadline_seconds: float
+    """Wall seconds after which the process ends itself: a hung trial cannot be asked to stop."""
+    code_folders: tuple[str, ...]
+    """Where modules of the user's own may lie."""
+    working_folder: str
+    """Of the driver: relative paths in a configuration start there, where this machine has it too."""
+    hang_folder: str
+    """Where a hung process leaves what it was doing, where this machine has it too."""
+    num_cpus: int
+    num_gpus: int
+    score_test: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReport:
+    """What a worker says after each step."""
+
+    evaluation: Evaluation | None
+    outcome: Outcome | None
+    """Set once, when the training ended."""
+    error: str | None = None
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """Once, with the first report."""
+    test_metric: float | None = None
+    is_first_in_process: bool = True
+    is_refusal: bool = False
+    """The error is a one-line refusal of the configuration or the data, not a fault in the code."""
+
+
+_num_trainings = 0
+"""Trainings that this process began."""
+
+
+class TaskRun:
+    """One training in this process, asked for one report at a time."""
+
+    def __init__(self, task: TrialTask) -> None:
+        global _num_trainings  # noqa: PLW0603  # counts what this process did
+        _num_trainings += 1
+        self._is_first = _num_trainings == 1
+        self._task = task
+        self._deadline = time.monotonic() + task.deadline_seconds
+        self._training: Generator[Evaluation, None, float | None] | None = None
+        self._fingerprint: Mapping[str, Any] = {}
+        self._last: Evaluation | None = None
+        self._hang_file: TextIO | None = None
+
+    def next_report(self) -> WorkerReport:
+        """Train to the next evaluation, or to the training's end; kills the process at the trial's deadline."""
+        faulthandler.dump_traceback_later(max(0.05, self._deadline - time.monotonic()), exit=True, file=self._open_hang_file())
+        try:
+            return self._advance()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def close(self) -> None:
+        """End the training where it stands and free what it holds."""
+        if self._training is not None:
+            self._training.close()
+            self._training = None
+        if self._hang_file is not None:
+            self._hang_file.close()
+            Path(self._hang_file.name).unlink(missing_ok=True)
+            self._hang_file = None
+
+    def _advance(self) -> WorkerReport:
+        from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch is imported by the first training
+
+        try:
+            if self._training is None:
+                self._training = self._start()
+            evaluation = next(self._training)
+        except StopIteration as ended:
+            outcome = (self._last.outcome if self._last else None) or Outcome.MISSED
+            return WorkerReport(evaluation=None, outcome=outcome, test_metric=ended.value)
+        except AutotuneError as error:
+            return WorkerReport(evaluation=None, outcome=Outcome.ERRORED, error=str(error), is_refusal=True)
+        except Exception as error:  # noqa: BLE001  # any fault of the trained code is an outcome, told with its traceback
+            outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
+            return WorkerReport(evaluation=None, outcome=outcome, error=traceback.format_exc())
+        self._last = evaluation
+        report = self._test_report(evaluation) if self._task.score_test and evaluation.outcome is not None else None
+        fingerprint = self._take_fingerprint()
+        return WorkerReport(
+            evaluation=evaluation,
+            outcome=evaluation.outcome,
+            fingerprint=fingerprint,
+            test_metric=report,
+            is_first_in_process=self._is_first,
+        )
+
+    def _start(self) -> Generator[Evaluation, None, float | None]:
+        task = self._task
+        if Path(task.working_folder).is_dir():
+            os.chdir(task.working_folder)
+        sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
+        from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
+
+        return start_training(task.config, cap_seconds=task.cap_seconds, num_threads=task.num_threads, score_test=task.score_test)
+
+    def _test_report(self, evaluation: Evaluation) -> float | None:
+        """The test split's metric: what the training returns once it goes on past its last evaluation."""
+        assert self._training is not None
+        try:
+            next(self._training)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]  # the generator's return type
+        raise AssertionError(f"training went on after {evaluation.outcome}")
+
+    def _take_fingerprint(self) -> Mapping[str, Any]:
+        if self._fingerprint:
+            return {}
+        from autotune.training.run import fingerprint  # noqa: PLC0415  # torch is imported by the first training
+
+        self._fingerprint = fingerprint(self._task.config, self._task.num_threads)
+        return self._fingerprint
+
+    def _open_hang_file(self) -> TextIO:
+        if self._hang_file is None:
+            folder = Path(self._task.hang_folder)
+            path = (folder if folder.is_dir() else Path(tempfile.gettempdir())) / f"hang-{self._task.name}.txt"
+            self._hang_file = path.open("w", encoding="utf-8")
+        return self._hang_file
+
+
+def import_training() -> None:
+    """Import all that a training needs, so that the first one finds it there."""
+    import autotune.training.run  # noqa: F401, PLC0415

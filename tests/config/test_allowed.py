@@ -1,0 +1,169 @@
+"""The allow-list: which code a configuration may name, by name and by where it is defined."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.config.allowed import SHIPPED, check_target_names, resolve_target
+from autotune.config.build import build, build_partial, call
+from autotune.errors import ConfigError, TargetNotAllowedError
+from autotune.objective import AmortisedTime
+
+
+@pytest.fixture
+def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package of the user's own: a class, an alias of something defined elsewhere, a constant, a broken module."""
+    folder = tmp_path / "my_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "net.py").write_text(
+        "import os\nfrom collections import OrderedDict as Ordered\nDEPTH = 3\nclass Net:\n    def __init__(self, width):\n        self.width = width\n"
+    )
+    (folder / "broken.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "my_package"
+    for name in [each for each in sys.modules if each.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def test_a_name_outside_the_list_is_refused_with_what_is_accepted_and_how_to_add_it() -> None:
+    with pytest.raises(TargetNotAllowedError) as refused:
+        check_target_names({"model": {"_target_": "os.system"}}, ())
+    assert str(refused.value) == (
+        f"model._target_: found 'os.system'; accepted are {', '.join(SHIPPED)} and what the command line adds "
+        f"(allowed_targets=[os], if you trust that code)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "where"),
+    [
+        ({"a": {"b": {"_target_": "os.system"}}}, "a.b._target_"),
+        ({"a": [{"_target_": "torch.nn.ReLU"}, {"_target_": "os.system"}]}, "a.1._target_"),
+        ({"_target_": "torch.nn.ReLU", "inner": {"_target_": "os.system"}}, "inner._target_"),
+        ({"_target_": "torch.nn.ReLU", "_args_": [[{"_target_": "os.system"}]]}, "_args_.0.0._target_"),
+    ],
+)
+def test_a_nested_name_is_held_against_the_list_too(node: object, where: str) -> None:
+    with pytest.raises(TargetNotAllowedError, match=f"^{where}: found 'os.system'"):
+        check_target_names(node, ())
+
+
+@pytest.mark.parametrize("name", ["torch.nnx.Linear", "torch.load", "autotune", "autotune.config.build.build", "optuna.load_study", 3, None])
+def test_a_name_that_only_begins_like_an_allowed_one_is_refused(name: object) -> None:
+    with pytest.raises(TargetNotAllowedError):
+        check_target_names({"_target_": name}, ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.nn.CrossEntropyLoss",
+        "torch.nn.functional.cross_entropy",
+        "torch.nn.functional.max_pool2d",
+        "torch.nn.functional.gelu",
+        "torch.nn.init.kaiming_normal_",
+        "torch.optim.SGD",
+        "torch.optim.lr_scheduler.OneCycleLR",
+        "optuna.samplers.TPESampler",
+        "optuna.pruners.HyperbandPruner",
+        "autotune.objective.AmortisedTime",
+        "autotune.workloads.simple_cnn.SimpleCNN",
+        "autotune.search.stopping.CapAtIncumbent",
+        "autotune.tracking.tracker.NoTracker",
+    ],
+)
+def test_components_of_the_listed_packages_are_found(name: str) -> None:
+    assert resolve_target(name, (), "key").__name__ == name.rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.nn.modules.os.system",
+        "torch.nn.functional.torch.load",
+        "torch.nn.modules.module.functools.partial",
+        "torch.nn.init.warnings.warn",
+        "torch.optim.optimizer.torch.serialization.load",
+        "torch.nn.Module.__init__.__globals__.get",
+        "torch.nn.Module.__subclasses__",
+        "torch.nn.Module.__class__",
+        "autotune.workloads.cifar10.os.system",
+        "autotune.workloads.cifar10.Path",
+        "autotune.workloads.download.Path",
+        "optuna.samplers.TPESampler.__init__.__builtins__.get",
+    ],
+)
+def test_a_name_cannot_reach_through_a_module_to_what_that_imported(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model\._target_: ") as refused:
+        resolve_target(name, (), "model._target_")
+    assert isinstance(refused.value, TargetNotAllowedError) or " has no " in str(refused.value)
+
+
+def test_an_object_defined_elsewhere_is_refused_with_a_hint_at_where(user_package: str) -> None:
+    with pytest.raises(TargetNotAllowedError) as refused:
+        resolve_target("my_package.net.Ordered", [user_package], "model._target_")
+    assert str(refused.value).startswith("model._target_: found 'my_package.net.Ordered', which collections defines; accepted are ")
+    assert "(allowed_targets=[collections], if you trust that code)" in str(refused.value)
+
+
+def test_a_package_of_the_users_own_is_found_once_it_is_added(user_package: str) -> None:
+    node = {"_target_": "my_package.net.Net", "width": 3}
+    with pytest.raises(TargetNotAllowedError, match=r"\(allowed_targets=\[my_package\], if you trust that code\)$"):
+        build(node, (), "model")
+    assert build(node, (user_package,), "model").width == 3
+    assert resolve_target("my_package.net.Ordered", (user_package, "collections"), "model").__name__ == "OrderedDict"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_package.nat.Net", r"my_package has no nat\.Net$"),
+        ("my_package.net.Nat", r"my_package\.net has no Nat$"),
+        ("my_package.broken.Net", r"importing my_package\.broken\S* failed: No module named 'a_package_that_is_not_there'$"),
+        ("my_package_2.Net", r"no module named 'my_package_2'; accepted is an installed package, or a file in the working folder"),
+    ],
+)
+def test_a_name_that_stands_for_nothing_says_what_is_missing(user_package: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model\._target_: " + name.replace(".", r"\.") + ": " + message) as refused:
+        resolve_target(name, (user_package, "my_package_2"), "model._target_")
+    assert not isinstance(refused.value, TargetNotAllowedError)
+
+
+def test_a_constant_is_no_target(user_package: str) -> None:
+    with pytest.raises(ConfigError):
+        resolve_target("my_package.net.DEPTH", (user_package, "builtins"), "model._target_")
+
+
+def test_building_checks_nested_targets_by_where_they_are_defined() -> None:
+    node = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.modules.os.system", "_args_": ["true"]}]}
+    with pytest.raises(ConfigError, match=r"^model\._args_\.0\._target_: "):
+        build_partial(node, (), "model")
+
+
+def test_a_text_cannot_become_a_target_while_it_is_built() -> None:
+    node = {"_target_": "torch.nn.Identity", "inner": '${oc.create:"{_target_: webbrowser.get}"}'}
+    with pytest.raises(ConfigError, match=r"^loss\.inner: found '\$\{oc\.create:.*', accepted is text without \$\{$"):
+        build(node, (), "loss")
+
+
+def test_building_makes_the_object_and_its_nested_ones() -> None:
+    assert build({"_target_": "autotune.objective.AmortisedTime", "num_trainings": 3}, (), "objective") == AmortisedTime(num_trainings=3)
+    net = build({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}]}, (), "model")
+    assert [each.weight.shape for each in net] == [(3, 2)]
+
+
+def test_a_target_that_refuses_its_values_is_one_line_with_the_values() -> None:
+    made = build_partial({"_target_": "autotune.objective.AmortisedTime", "num_training": 3}, (), "objective")
+    with pytest.raises(ConfigError) as refused:
+        call(made, "objective")
+    message = str(refused.value)
+    assert message.startswith("objective: AmortisedTime(num_training=3) failed: ")
+    assert "\n" not in message
+
+
+def test_a_node_without_a_target_cannot_be_built() -> None:
+    with pytest.raises(ConfigError, match="^loss: has no _target_, accepted is the name of something that can be called$"):
+        build({"weight": 1}, (), "loss")

@@ -1,0 +1,292 @@
+"""Composing: what runs by name, and how a mistake is told."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.config.compose import Composer, split_overrides
+from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
+from autotune.config.space_files import read_search_space
+from autotune.errors import ConfigError, InvalidTrialError, TargetNotAllowedError
+from autotune.space import Choice, SearchSpace, Suggestion
+
+CONF = Path(__file__).parent.parent.parent / "conf"
+EXPERIMENTS = sorted(each.stem for each in (CONF / "experiment").glob("*.yaml"))
+
+WriteExperiment = Callable[[str, str | bytes], str]
+
+
+@pytest.fixture
+def write_experiment(tmp_path: Path) -> WriteExperiment:
+    """Writes a file of the user's own, by its path in their config folder, and returns that folder."""
+
+    def write(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(tmp_path)
+
+    return write
+
+
+def refusal(*overrides: str, config_dirs: tuple[str, ...] = ()) -> str:
+    """The one line that a composition is refused with."""
+    with pytest.raises(ConfigError) as refused:
+        _ = Composer(overrides, config_dirs).compose().trial
+    message = str(refused.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes(experiment: str) -> None:
+    composed = Composer([f"experiment={experiment}"]).compose()
+    assert isinstance(composed.config, Config)
+    assert composed.config.search_space
+    assert composed.choices["experiment"] == experiment
+    assert TrialConfig.from_dict(composed.trial.as_dict()) == composed.trial
+
+
+def test_a_lookup_gives_values_and_the_names_of_chosen_files() -> None:
+    composed = Composer(["experiment=cnn", "optimizer=adamw"]).compose()
+    assert composed.lookup("optimizer") == "adamw"
+    assert composed.lookup("optimizer.lr") == 1e-3
+    assert composed.lookup("optimizer.momentum") is None
+    assert composed.lookup("batch_size.nothing") is None
+
+
+def test_composing_leaves_hydras_global_state_as_it_was() -> None:
+    before = GlobalHydra.instance().hydra
+    Composer(["experiment=cnn"]).compose()
+    with pytest.raises(ConfigError):
+        Composer(["experiment=nope"]).compose()
+    assert GlobalHydra.instance().hydra is before
+
+
+# Mistakes on the command line.
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("experiment=cn", "experiment=cn: accepted are cnn, cnn_cifar10, cnn_fashion, cnn_smoke (did you mean cnn?)"),
+        ("optimizer=sdg", "optimizer=sdg: accepted are adamw, sgd (did you mean sgd?)"),
+        ("optimiser=sgd", "optimiser: no such key (did you mean optimizer?); accepted keys are shown by --cfg job"),
+        ("epocs=3", "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job"),
+        (
+            "optimizer.momentums=0.5",
+            "optimizer.momentums: no such key (did you mean optimizer.momentum?); accepted keys are shown by --cfg job",
+        ),
+        ("+epocs=3", "epocs: Key 'epocs' not in 'Config'"),
+        ("+optimizer=sgd", "optimizer appears more than once in the final defaults list"),
+        ("epochs=many", "epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        ("epochs=1.5", "epochs: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("epochs=null", "epochs: Incompatible value 'None' for field of type 'int'"),
+        ("epochs=", "epochs: Value '' of type 'str' could not be converted to Integer"),
+        ("epochs=${nope}", "epochs: Interpolation key 'nope' not found"),
+        ("target=3", "target: found 3, accepted is a mapping"),
+        ("batch_size=0", "batch_size: found 0, accepted is a whole number from 1"),
+        ("device=gpu", "device: found 'gpu', accepted are auto, cpu, cuda"),
+        ("target.mode=up", "target.mode: found 'up', accepted are max, min"),
+        ("target.max_train_seconds=0", "target.max_train_seconds: found 0.0, accepted is above 0"),
+        ("precision.autocast_dtype=float16", "precision.autocast_dtype: found 'float16', accepted are null, bfloat16"),
+        ("model=3", "model=3: accepted is GROUP=NAME with the name of one of the group's files"),
+        ("=3", "=3: accepted is GROUP=NAME with the name of one of the group's files"),
+        (
+            "model={widths: [8]}",
+            "model={widths: [8]}",
+        ),
+        ("~epochs", "~epochs: a key cannot be taken out; accepted is key=value"),
+        ("epochs", "'epochs': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
+        ("a b=3", "'a b=3': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
+        ("allowed_targets=3", "allowed_targets=3: accepted is a list of package names, as in allowed_targets=[my_package]"),
+        ("allowed_targets=[3]", "allowed_targets=[3]: accepted is a list of package names, as in allowed_targets=[my_package]"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_with_its_key(override: str, message: str) -> None:
+    assert refusal("experiment=cnn", override) == message if not override.startswith("experiment") else refusal(override) == message
+
+
+def test_a_text_that_no_interpolation_can_be_read_from_is_refused() -> None:
+    assert refusal('epochs="${"').startswith("Error merging override epochs=")
+
+
+# Mistakes in files of the user's own.
+
+HEADER = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (HEADER + "search: [1\nbatch_size: 2\n", ["{path}", "line 3", "expected ',' or ']'"]),
+        (HEADER + "search:\n\tnum_trials: 3\n", ["{path}", "line 3", "'\\t' that cannot start any token"]),
+        (HEADER + "epochs: 1\nepochs: 2\n", ["{path}", "line 3", "duplicate key epochs"]),
+        (b"\xff\xfe\x00\x80", ["{path}: is not text; accepted is YAML in UTF-8"]),
+        (b"epochs: \x00", ["{path}", "special characters are not allowed"]),
+        (b"", ["experiment=mine: the file's first line must be: # @package _global_"]),
+        ("- a\n- b\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
+        ("epochs: 3\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
+        (HEADER + "- a\n", ["experiment/mine", "Cannot merge DictConfig with ListConfig"]),
+        ("# @package a b\nepochs: 3\n", ["Too many components in '@package a b'"]),
+        (HEADER + "epocs: 3\n", ["epocs: Key 'epocs' not in 'Config'"]),
+        (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Integer"]),
+        (HEADER + "epochs: ${nope}\n", ["epochs: Interpolation key 'nope' not found"]),
+        (HEADER + "epochs: ${nope\n", ["epochs: no viable alternative at input '${nope'"]),
+        (HEADER + "defaults: [override /optimizer: sdg]\n", ["optimizer=sdg: accepted are adamw, sgd (did you mean sgd?)"]),
+        (HEADER + "defaults: [override /optimiser: sgd]\n", ["optimiser: no such key (did you mean optimizer?)"]),
+        (HEADER + "defaults: 3\n", ["experiment/mine", "defaults must be a list"]),
+        (HEADER + "model: {_target_: os.system}\n", ["model._target_: found 'os.system'; accepted are "]),
+        (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted are "]),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_finds_it(content: str | bytes, parts: list[str], write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/mine.yaml", content)
+    message = refusal("experiment=mine", config_dirs=(folder,))
+    for part in parts:
+        assert part.replace("{path}", f"{folder}/experiment/mine.yaml") in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser reads every file")
+def test_a_file_that_may_not_be_read_is_one_line(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/mine.yaml", HEADER)
+    (Path(folder) / "experiment" / "mine.yaml").chmod(0)
+    assert "Permission denied" in refusal("experiment=mine", config_dirs=(folder,))
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    assert refusal("experiment=cnn", config_dirs=(f"{tmp_path}/nope",)) == f"--config-dir {tmp_path}/nope: no such folder"
+
+
+def test_an_experiment_of_ones_own_runs_by_name_beside_the_shipped_ones(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/mine.yaml", HEADER + "defaults: [override /optimizer: adamw]\nepochs: 3\n")
+    composed = Composer(["experiment=mine", "optimizer.lr=0.5"], [folder]).compose()
+    assert (composed.plain["epochs"], composed.lookup("optimizer"), composed.lookup("optimizer.lr")) == (3, "adamw", 0.5)
+    assert refusal("experiment=min", config_dirs=(folder,)).endswith("cnn_smoke, mine (did you mean mine?)")
+    assert Composer(["experiment=cnn"], [folder]).compose().plain == Composer(["experiment=cnn"]).compose().plain
+
+
+def test_a_folder_with_a_space_and_a_quote_in_its_name_is_read(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("it's mine, too/experiment/mine.yaml", HEADER + "epochs: 3\n")
+    assert Composer(["experiment=mine"], [f"{folder}/it's mine, too"]).compose().plain["epochs"] == 3
+
+
+def test_a_file_that_a_shipped_one_of_its_name_would_hide_is_refused(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/cnn.yaml", HEADER + "epochs: 3\n")
+    assert refusal("experiment=cnn", config_dirs=(folder,)) == (
+        f"experiment=cnn: autotune ships a file of this name, which hides {folder}/experiment/cnn.yaml; accepted is another name"
+    )
+    write_experiment("experiment/cnn.yaml", (CONF / "experiment" / "cnn.yaml").read_bytes())
+    assert Composer(["experiment=cnn"], [folder]).compose().choices["experiment"] == "cnn"
+
+
+# What may be named.
+
+
+def test_a_file_cannot_let_code_in_by_itself(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/mine.yaml", HEADER + "allowed_targets: [os]\nmodel: {_target_: os.system}\n")
+    assert refusal("experiment=mine", config_dirs=(folder,)) == (
+        "allowed_targets: found ['os'] in a file; it is read from the command line only: add allowed_targets=[os] if you trust that code"
+    )
+
+
+def test_the_command_line_lets_a_package_in() -> None:
+    with pytest.raises(TargetNotAllowedError):
+        Composer(["model._target_=my_package.Net"]).compose()
+    composed = Composer(["model._target_=my_package.Net", "allowed_targets=my_package", "allowed_targets=[other]"]).compose()
+    assert composed.trial.allowed_targets == ("my_package", "other")
+
+
+# Suggestions.
+
+COMPOSER = Composer(["experiment=cnn_smoke"])
+SPACE = read_search_space(["search_spaces/cnn.yaml"], COMPOSER)
+
+
+@st.composite
+def points(draw: st.DrawFn, space: SearchSpace) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            values[key], beneath = draw(st.sampled_from(parameter.options))
+            values |= draw(points(beneath))
+        else:
+            low, high = parameter.ends()
+            numbers = st.integers(low, high) if isinstance(low, int) else st.floats(low, high)
+            values[key] = draw(numbers.filter(lambda value: parameter.as_param(value) is not None) if key != "batch_size" else st.sampled_from([16, 512]))
+    return values
+
+
+@given(values=points(SPACE), seed=st.integers(0, 2**31))
+@settings(max_examples=12, deadline=None)
+def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict[str, object], seed: int) -> None:
+    suggestion = Suggestion(values)
+    kept = COMPOSER.compose_suggestion(suggestion, seed=seed)
+    anew = Composer(["experiment=cnn_smoke"]).compose([*suggestion.as_overrides(), f"seed={seed}"])
+    assert kept == anew
+    assert repr(kept.plain) == repr(anew.plain), "types as well"
+    assert SPACE.point_of(kept.lookup) == suggestion
+
+
+def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
+    first = Suggestion({"optimizer": "sgd", "optimizer.lr": 0.5, "model.widths": [1, 2]})
+    COMPOSER.compose_suggestion(first, seed=1)
+    second = COMPOSER.compose_suggestion(Suggestion({"optimizer": "sgd"}), seed=0)
+    assert second == COMPOSER.compose(["optimizer=sgd"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optimizer": "adam"}, "optimizer=adam: accepted are adamw, sgd (did you mean adamw?)"),
+        ({"optimizer": "adamw", "optimizer.momentum": 0.5}, "optimizer.momentum: "),
+        ({"epochs": "many"}, "epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        ({"epochs": 0}, "epochs: found 0, accepted is a whole number from 1"),
+        ({"model._target_": "os.system"}, "model._target_: found 'os.system'; accepted are "),
+    ],
+)
+def test_a_point_that_no_training_can_run_is_an_invalid_trial(values: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidTrialError) as refused:
+        COMPOSER.compose_suggestion(Suggestion(values), seed=0)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+# Printing and taking apart.
+
+
+def test_the_configuration_is_printed_as_yaml_in_parts() -> None:
+    composer = Composer(["experiment=cnn", "epochs=7"])
+    job, hydra_part, both = (composer.config_yaml(each, resolve=False) for each in ("job", "hydra", "all"))
+    assert "epochs: 7\n" in job
+    assert "hydra:" not in job
+    assert hydra_part.startswith("hydra:")
+    assert "epochs: 7\n" in both
+    assert "\nhydra:" in f"\n{both}"
+
+
+def test_interpolations_are_resolved_where_asked() -> None:
+    composer = Composer(["experiment=cnn", "epochs=${batch_size}"])
+    assert "epochs: ${batch_size}\n" in composer.config_yaml("job", resolve=False)
+    assert "epochs: 64\n" in composer.config_yaml("job", resolve=True)
+
+
+def test_a_command_line_comes_apart_into_groups_and_values_of_a_training() -> None:
+    overrides = [
+        "experiment=cnn", "optimizer=adamw", "optimizer.lr=0.5", "model.widths=[1,2]", "target.value=0.9", "search.num_trials=3",
+        "study.name=x", "tracking=none", "+model.extra={a: 'b c'}",
+    ]  # fmt: skip
+    groups, values = split_overrides(Composer(overrides), overrides)
+    assert groups == {"optimizer": "adamw"}
+    assert values == {"optimizer.lr": 0.5, "model.widths": [1, 2], "target.value": 0.9, "model.extra": {"a": "b c"}}
+
+
+def test_every_key_of_the_configuration_is_of_a_training_or_of_the_study() -> None:
+    training = {*COMPOSER.compose().trial.as_dict()}
+    assert {*COMPOSER.compose().plain} - training <= FIXED_KEYS

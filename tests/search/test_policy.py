@@ -1,0 +1,430 @@
+"""The search policy over real Optuna studies, with results made up by a small formula in place of training."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from autotune.config.build import build
+from autotune.config.compose import Composer
+from autotune.config.space_files import read_search_space
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.objective import AmortisedTime
+from autotune.search.policy import SearchPolicy, Trial, derived_seed, finished_results
+from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
+from autotune.search.study import JOURNAL, open_study, quiet_optuna
+from autotune.space import SearchSpace, Suggestion
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=100)
+OBJECTIVE = AmortisedTime(num_trainings=1)
+SPACE = SearchSpace.from_mapping(
+    {
+        "optimizer": {
+            "type": "choice",
+            "choices": {"sgd": {"optimizer.momentum": {"type": "float", "low": 0.8, "high": 0.99}}, "adamw": {}},
+        },
+        "batch_size": {"type": "power_of_two", "low": 16, "high": 512},
+        "epochs": {"type": "int", "low": 1, "high": 1000},
+    },
+    "space.yaml",
+)
+BASELINE = Suggestion({"optimizer": "sgd", "optimizer.momentum": 0.9, "batch_size": 64, "epochs": 20})
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    quiet_optuna()
+
+
+def new_study(sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Study:
+    return optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=0))
+
+
+def journal_study(folder: Path) -> optuna.Study:
+    return open_study("study", folder, storage_url=None, sampler=optuna.samplers.RandomSampler(seed=0), definition={})
+
+
+def policy_over(study: optuna.Study, **settings: Any) -> SearchPolicy:
+    given: dict[str, Any] = {
+        "space": SPACE,
+        "baseline": BASELINE,
+        "stopping": NeverStop(),
+        "objective": OBJECTIVE,
+        "target": TARGET,
+        "seed": 0,
+        "num_trials": None,
+        "max_errors_in_a_row": 3,
+    }
+    return SearchPolicy(study=study, **{**given, **settings})
+
+
+def evaluation(train_seconds: float, metric: float) -> Evaluation:
+    return Evaluation(
+        step=1,
+        epoch=1.0,
+        samples=1,
+        build_seconds=0.0,
+        prepare_seconds=0.0,
+        train_seconds=train_seconds,
+        evaluate_seconds=0.0,
+        metric=metric,
+        loss=0.1,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
+
+
+def ended(
+    trial: Trial,
+    outcome: Outcome = Outcome.REACHED,
+    seconds: float = 10.0,
+    metric: float | None = 0.9,
+    error: str | None = None,
+) -> TrialResult:
+    """How a trial ended, as a worker would say it; a metric of None is an end before the first evaluation."""
+    return TrialResult(
+        trial=trial.number,
+        values=trial.suggestion.values,
+        overrides=tuple(trial.suggestion.as_overrides()),
+        seed=trial.seed,
+        outcome=outcome,
+        evaluations=() if metric is None else (evaluation(seconds, metric),),
+        started_at=0.0,
+        stopped_at=seconds,
+        fingerprint={},
+        error=error,
+    )
+
+
+def suggested(policy: SearchPolicy) -> Trial:
+    trial = policy.suggest()
+    assert trial is not None
+    return trial
+
+
+def end_next(policy: SearchPolicy, outcome: Outcome = Outcome.REACHED, **values: Any) -> Trial:
+    trial = suggested(policy)
+    policy.finish(ended(trial, outcome, **values))
+    return trial
+
+
+def told(study: optuna.Study, number: int = 0) -> tuple[TrialState, float | None, Mapping[int, float], Mapping[str, float]]:
+    """What Optuna knows of a trial: state, value, reports, constraints."""
+    frozen = study.trials[number]
+    return frozen.state, frozen.value, frozen.intermediate_values, frozen.constraints
+
+
+def test_the_baseline_comes_first_and_once() -> None:
+    policy = policy_over(new_study())
+    first, second = suggested(policy), suggested(policy)
+    assert (first.number, first.is_baseline) == (0, True)
+    assert first.suggestion == BASELINE
+    assert not second.is_baseline
+    assert second.suggestion != BASELINE
+
+
+def test_a_baseline_outside_of_the_space_varies_nothing() -> None:
+    policy = policy_over(new_study(), baseline=None)
+    first, second = suggested(policy), suggested(policy)
+    assert first.is_baseline
+    assert first.suggestion.as_overrides() == []
+    assert set(second.suggestion.values) >= {"optimizer", "batch_size", "epochs"}
+    assert policy.finish(ended(first, seconds=4.0)) == 4.0
+
+
+def test_a_trial_that_reached_the_target_is_complete_with_its_score() -> None:
+    study = new_study()
+    policy = policy_over(study)
+    trial = suggested(policy)
+    assert policy.finish(ended(trial, seconds=7.5)) == 7.5
+    assert told(study) == (TrialState.COMPLETE, 7.5, {}, {})
+    assert policy.scores == {0: 7.5}
+
+
+@pytest.mark.parametrize("outcome", [each for each in Outcome if each.is_censored])
+def test_a_censored_trial_is_pruned_with_its_distance_from_the_target(outcome: Outcome) -> None:
+    study = new_study()
+    policy = policy_over(study)
+    assert policy.finish(ended(suggested(policy), outcome, seconds=3.0, metric=0.7)) is None
+    state, _, reports, constraints = told(study)
+    assert state is TrialState.PRUNED
+    assert reports == {1: pytest.approx(0.2)}
+    assert constraints == {}
+    assert policy.scores == {}
+
+
+def test_the_seconds_of_a_capped_trial_are_never_its_value() -> None:
+    study = new_study()
+    policy = policy_over(study)
+    end_next(policy, seconds=50.0)
+    end_next(policy, Outcome.CAPPED, seconds=3.0, metric=0.1)
+    frozen = study.trials[1]
+    assert 3.0 not in [frozen.value, *frozen.intermediate_values.values()]
+    assert study.best_trial.number == 0
+    assert list(policy.scores) == [0]
+
+
+@pytest.mark.parametrize("metric", [None, math.nan])
+def test_a_censored_trial_without_a_metric_is_pruned_without_a_report(metric: float | None) -> None:
+    study = new_study()
+    end_next(policy_over(study), Outcome.TIMED_OUT, metric=metric)
+    state, _, reports, _ = told(study)
+    assert (state, reports) == (TrialState.PRUNED, {})
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.DIVERGED])
+def test_what_cannot_be_trained_violates_a_constraint(outcome: Outcome) -> None:
+    study = new_study()
+    end_next(policy_over(study), outcome, metric=None)
+    state, _, reports, constraints = told(study)
+    assert (state, reports) == (TrialState.PRUNED, {})
+    assert list(constraints.values()) == [1.0]
+
+
+def test_a_fault_in_user_code_is_a_failure() -> None:
+    study = new_study()
+    end_next(policy_over(study), Outcome.ERRORED, error="Traceback ...")
+    assert told(study) == (TrialState.FAIL, None, {}, {})
+
+
+def test_the_sampler_keeps_away_from_what_cannot_be_trained() -> None:
+    policy = policy_over(new_study(optuna.samplers.TPESampler(seed=0, n_startup_trials=5)), baseline=None)
+    batch_sizes = []
+    for _ in range(40):
+        trial = suggested(policy)
+        batch_size = trial.suggestion.values.get("batch_size", 16)
+        batch_sizes.append(batch_size)
+        fits = batch_size < 128
+        policy.finish(ended(trial, Outcome.REACHED if fits else Outcome.OUT_OF_MEMORY, metric=0.9 if fits else None))
+    assert sum(size >= 128 for size in batch_sizes[20:]) < 10
+
+
+def test_a_rejected_point_is_infeasible_and_costs_no_budget() -> None:
+    study = new_study()
+    policy = policy_over(study, num_trials=2)
+    end_next(policy)
+    rejected = suggested(policy)
+    assert policy.num_trials_left == 0
+    policy.reject(rejected.number, "batch_size: too large")
+    assert policy.num_trials_left == 1
+    state, _, _, constraints = told(study, rejected.number)
+    assert (state, list(constraints.values())) == (TrialState.PRUNED, [1.0])
+    end_next(policy)
+    assert policy.suggest() is None
+    assert len(policy.results) == 2
+
+
+def test_running_trials_count_against_the_budget() -> None:
+    policy = policy_over(new_study(), num_trials=3)
+    trials = [suggested(policy) for _ in range(3)]
+    assert policy.suggest() is None
+    policy.finish(ended(trials[1]))
+    assert policy.suggest() is None
+    assert policy_over(new_study(), num_trials=None).num_trials_left is None
+
+
+@pytest.mark.parametrize("in_journal", [False, True])
+def test_a_study_taken_up_again_loses_and_repeats_nothing(tmp_path: Path, in_journal: bool) -> None:
+    study = journal_study(tmp_path) if in_journal else new_study()
+    first = policy_over(study, num_trials=8)
+    done = [end_next(first), end_next(first, Outcome.MISSED, metric=0.4)]
+    running = [suggested(first), suggested(first)]
+    known = dict(first.results)
+
+    again = journal_study(tmp_path) if in_journal else study
+    second = policy_over(again, num_trials=8)
+    assert second.results == known
+    assert second.num_trials_left == 6
+    retried = [suggested(second), suggested(second)]
+    assert [each.suggestion for each in retried] == [each.suggestion for each in running]
+    assert not any(each.is_baseline for each in retried)
+    fresh = suggested(second)
+    assert fresh.suggestion not in [each.suggestion for each in (*done, *running)]
+    for trial in (*retried, fresh):
+        second.finish(ended(trial))
+    while second.suggest() is not None:
+        pass
+    assert len(second.results) == 5
+    assert {each.number for each in done} < set(second.results)
+
+
+def test_a_seeded_sampler_does_not_begin_anew_in_a_study_taken_up_again() -> None:
+    storage = optuna.storages.InMemoryStorage()
+
+    def opened() -> SearchPolicy:
+        sampler = optuna.samplers.RandomSampler(seed=3)
+        return policy_over(optuna.create_study(storage=storage, sampler=sampler, study_name="study", load_if_exists=True))
+
+    policy = opened()
+    seen = [end_next(policy).suggestion for _ in range(5)]
+    policy = opened()
+    assert all(end_next(policy).suggestion not in seen for _ in range(5))
+
+
+def test_two_searches_with_one_seed_suggest_the_same() -> None:
+    def searched() -> list[Suggestion]:
+        policy = policy_over(new_study())
+        return [end_next(policy).suggestion for _ in range(5)]
+
+    assert searched() == searched()
+
+
+@pytest.mark.parametrize("baseline", [BASELINE, None])
+def test_an_interrupted_baseline_is_still_the_baseline(baseline: Suggestion | None) -> None:
+    study = new_study()
+    policy = policy_over(study, baseline=baseline)
+    trial = suggested(policy)
+    policy.interrupt(trial.number)
+    assert policy.results == {}
+    retried = suggested(policy_over(study, baseline=baseline))
+    assert retried.is_baseline
+    assert retried.number != trial.number
+    assert retried.suggestion == trial.suggestion
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (Outcome.REACHED, TrialState.COMPLETE),
+        (Outcome.MISSED, TrialState.PRUNED),
+        (Outcome.DIVERGED, TrialState.PRUNED),
+        (Outcome.ERRORED, TrialState.FAIL),
+    ],
+)
+def test_a_result_kept_before_a_crash_is_told_after_it(tmp_path: Path, outcome: Outcome, state: TrialState) -> None:
+    study = journal_study(tmp_path)
+    end_next(policy_over(study), outcome, seconds=6.0, metric=0.4)
+    whole = told(study)
+    journal = tmp_path / JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]))  # the last line is the end of the trial
+
+    crashed = journal_study(tmp_path)
+    assert crashed.trials[0].state is TrialState.RUNNING
+    policy = policy_over(crashed)
+    assert told(crashed) == whole
+    assert crashed.trials[0].state is state
+    assert policy.results[0].outcome is outcome
+
+
+def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
+    policy = policy_over(new_study(), max_errors_in_a_row=2)
+    end_next(policy, Outcome.ERRORED, error="the first")
+    assert policy.error is None
+    end_next(policy, Outcome.ERRORED, error="the second")
+    assert policy.error is not None
+    assert str(policy.error) == "2 trials in a row failed; the first was trial 0"
+    assert policy.error.traceback_text == "the first"
+    assert policy.suggest() is None
+
+
+@pytest.mark.parametrize("between", [Outcome.REACHED, Outcome.CAPPED, Outcome.OUT_OF_MEMORY])
+def test_a_trial_without_an_error_between_begins_the_row_anew(between: Outcome) -> None:
+    policy = policy_over(new_study(), max_errors_in_a_row=2)
+    for outcome in (Outcome.ERRORED, between, Outcome.ERRORED):
+        end_next(policy, outcome, error="Traceback ...")
+    assert policy.error is None
+    end_next(policy, Outcome.ERRORED, error=None)
+    assert policy.error is not None
+
+
+def test_a_search_that_errors_ended_can_be_taken_up_once_they_are_mended() -> None:
+    study = new_study()
+    policy = policy_over(study, max_errors_in_a_row=1)
+    end_next(policy, Outcome.ERRORED, error="Traceback ...")
+    assert policy.error is not None
+    again = policy_over(study, max_errors_in_a_row=1)
+    assert again.error is None
+    assert not suggested(again).is_baseline
+
+
+def test_every_trial_has_a_seed_of_its_own_that_does_not_change() -> None:
+    def seeds(seed: int) -> list[int]:
+        policy = policy_over(new_study(), seed=seed)
+        return [suggested(policy).seed for _ in range(20)]
+
+    assert len(set(seeds(0))) == 20
+    assert seeds(0) == seeds(0)
+    assert not set(seeds(0)) & set(seeds(1))
+    assert derived_seed(0, "trial 0") == 925093471
+    assert all(0 <= derived_seed(seed, "any") < 1 << 31 for seed in range(100))
+
+
+def test_the_cap_of_a_trial_is_the_best_score_when_it_is_handed_out() -> None:
+    study = new_study()
+    policy = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
+    first = suggested(policy)
+    assert first.cap_seconds == math.inf
+    policy.finish(ended(first, seconds=10.0))
+    second = suggested(policy)
+    assert second.cap_seconds == 15.0
+    assert policy.observe(second.number, evaluation(15.0, 0.5)) is Decision.CONTINUE
+    assert policy.observe(second.number, evaluation(15.1, 0.5)) is Decision.CAP
+
+    taken_up = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
+    assert suggested(taken_up).cap_seconds == 15.0
+    assert suggested(policy_over(new_study())).cap_seconds == math.inf
+
+
+def test_results_come_back_from_the_storage_as_they_went_in(tmp_path: Path) -> None:
+    policy = policy_over(journal_study(tmp_path))
+    end_next(policy, metric=math.nan, outcome=Outcome.DIVERGED)
+    end_next(policy, seconds=3.0)
+    found = finished_results(journal_study(tmp_path))
+    assert list(found) == [0, 1]
+    assert found[1] == policy.results[1]
+    assert found[0].last is not None
+    assert math.isnan(found[0].last.metric)
+
+
+@cache
+def shipped(sampler: str) -> tuple[SearchSpace, Suggestion | None, Mapping[str, Any]]:
+    """Space, baseline and sampler node of the shipped experiment."""
+    composer = Composer(["experiment=cnn", f"search={sampler}"])
+    composed = composer.compose()
+    space = read_search_space(composed.config.search_space, composer)
+    return space, space.point_of(composed.lookup), composed.config.search.sampler
+
+
+def made_up(trial: Trial) -> TrialResult:
+    """Fast where the rate is near its best, the batch large and the schedule short; every way of ending occurs."""
+    values = trial.suggestion.values
+    best = {"sgd": 0.1, "adamw": 3e-3}[values["optimizer"]]
+    miss = abs(math.log10(values["optimizer.lr"] / best))
+    if values["model.widths"] == [32, 64] and values["batch_size"] == 512:
+        return ended(trial, Outcome.OUT_OF_MEMORY, metric=None)
+    if miss > 1.5:
+        return ended(trial, Outcome.DIVERGED, metric=math.nan)
+    if miss > 1:
+        return ended(trial, Outcome.MISSED, metric=0.9 - 0.1 * miss)
+    return ended(trial, seconds=values["epochs"] * (1 + miss) * 64 / values["batch_size"] + 1)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "cmaes"])
+def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(
+    sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    space, baseline, node = shipped(sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quiet_optuna()
+        study = new_study(build({**node, "seed": 0}, (), "search.sampler"))
+        policy = policy_over(study, space=space, baseline=baseline, num_trials=15)
+        opened = set()
+        while (trial := policy.suggest()) is not None:
+            values = trial.suggestion.values
+            assert ("optimizer.momentum" in values) == (values["optimizer"] == "sgd")
+            assert space.point_of(values.get) == trial.suggestion
+            opened.add(values["optimizer"])
+            policy.finish(made_up(trial))
+    assert len(policy.results) == 15
+    assert opened == {"sgd", "adamw"}
+    assert policy.scores
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("optuna")] == []

@@ -1,0 +1,125 @@
+"""Stopping rules: which trials go on, and at how many seconds a worker ends one itself."""
+
+import math
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.objective import AmortisedTime
+from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
+
+
+def evaluation(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
+    return Evaluation(
+        step=1,
+        epoch=1.0,
+        samples=1,
+        build_seconds=build_seconds,
+        prepare_seconds=1.0,
+        train_seconds=train_seconds,
+        evaluate_seconds=1.0,
+        metric=0.5,
+        loss=1.0,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
+
+
+def result(outcome: Outcome, train_seconds: float) -> TrialResult:
+    return TrialResult(
+        trial=0,
+        values={},
+        overrides=(),
+        seed=0,
+        outcome=outcome,
+        evaluations=(evaluation(train_seconds),),
+        started_at=0.0,
+        stopped_at=1.0,
+        fingerprint={},
+    )
+
+
+class Energy:
+    """An objective in kilowatt hours: bounded, and not in seconds."""
+
+    def score(self, result: TrialResult) -> float:
+        assert result.last is not None
+        return self.lower_bound(result.last)
+
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        return evaluation.warm_seconds * 1e-4
+
+
+class FinalLoss:
+    """An objective that says nothing before the end."""
+
+    def score(self, result: TrialResult) -> float:
+        assert result.last is not None
+        return result.last.loss
+
+
+def capped_at(train_seconds: float, cap_margin: float = 1.0) -> CapAtIncumbent:
+    """The rule after one trial that took 1 s to prepare and so many to train."""
+    objective = AmortisedTime(num_trainings=10)
+    rule = CapAtIncumbent(objective=objective, cap_margin=cap_margin)
+    incumbent = result(Outcome.REACHED, train_seconds)
+    rule.finish(incumbent, objective.score(incumbent))
+    return rule
+
+
+def test_without_a_rule_every_trial_goes_on() -> None:
+    assert NeverStop().observe(0, evaluation(1e9)) is Decision.CONTINUE
+    assert not hasattr(NeverStop(), "cap_seconds")
+
+
+def test_nothing_is_capped_before_a_trial_reached_the_target() -> None:
+    rule = CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=1)
+    rule.finish(result(Outcome.MISSED, 1.0), None)
+    assert rule.observe(1, evaluation(1e9)) is Decision.CONTINUE
+    assert rule.cap_seconds() == math.inf
+
+
+def test_a_trial_is_capped_once_its_bound_is_past_the_best_score() -> None:
+    rule = capped_at(5.0)
+    assert rule.observe(1, evaluation(5.0)) is Decision.CONTINUE
+    assert rule.observe(1, evaluation(5.001)) is Decision.CAP
+    assert rule.observe(1, evaluation(0.0, build_seconds=61.0)) is Decision.CAP
+
+
+def test_the_cap_is_the_best_score_times_the_margin() -> None:
+    assert capped_at(5.0).cap_seconds() == pytest.approx(1 + 1 + 5)
+    rule = capped_at(5.0, cap_margin=2.0)
+    assert rule.cap_seconds() == pytest.approx(14)
+    assert rule.observe(1, evaluation(11.9)) is Decision.CONTINUE
+    assert rule.observe(1, evaluation(12.1)) is Decision.CAP
+
+
+def test_a_slower_winner_does_not_raise_the_cap() -> None:
+    rule = capped_at(5.0)
+    rule.finish(result(Outcome.REACHED, 50.0), 52.0)
+    assert rule.cap_seconds() == pytest.approx(7)
+    rule.finish(result(Outcome.REACHED, 1.0), 3.0)
+    assert rule.cap_seconds() == pytest.approx(3)
+
+
+def test_an_objective_that_does_not_count_seconds_caps_at_evaluations_only() -> None:
+    rule = CapAtIncumbent(objective=Energy(), cap_margin=1)
+    rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
+    assert rule.cap_seconds() == math.inf
+    assert rule.observe(1, evaluation(8.9)) is Decision.CONTINUE
+    assert rule.observe(1, evaluation(9.1)) is Decision.CAP
+
+
+def test_an_objective_without_a_bound_caps_nothing() -> None:
+    rule = CapAtIncumbent(objective=FinalLoss(), cap_margin=1)
+    rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
+    assert rule.observe(1, evaluation(1e9)) is Decision.CONTINUE
+    assert rule.cap_seconds() == math.inf
+
+
+@pytest.mark.parametrize("cap_margin", [0.99, 0, -1, math.nan])
+def test_a_margin_below_one_is_refused(cap_margin: float) -> None:
+    with pytest.raises(ConfigError, match=r"stopping\.cap_margin: found .*, accepted is a number from 1"):
+        CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=cap_margin)

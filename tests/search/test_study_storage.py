@@ -1,0 +1,143 @@
+"""Opening and reading studies in real journals and a real database."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autotune.errors import ConfigError, StudyError
+from autotune.measurement import Outcome, TrialResult
+from autotune.search.study import (
+    JOURNAL,
+    confirmations,
+    open_study,
+    quiet_optuna,
+    read_study,
+    store_confirmation,
+    study_definition,
+)
+
+DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.widths": [[8, 16], [16, 32]]}}
+
+
+def open_in(
+    folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None
+) -> optuna.Study:
+    return open_study(name, folder, storage_url=url, sampler=optuna.samplers.RandomSampler(seed=0), definition=definition)
+
+
+def database(folder: Path) -> str:
+    return f"sqlite:///{folder / 'studies.db'}"
+
+
+def confirmed(trial: int) -> TrialResult:
+    return TrialResult(
+        trial=trial,
+        values={"model.widths": [8, 16]},
+        overrides=("model.widths=[8,16]",),
+        seed=5,
+        outcome=Outcome.MISSED,
+        evaluations=(),
+        started_at=1.0,
+        stopped_at=2.0,
+        fingerprint={"device": "cpu"},
+    )
+
+
+@pytest.mark.parametrize("in_database", [False, True])
+def test_a_study_opened_twice_is_one_study(tmp_path: Path, in_database: bool) -> None:
+    url = database(tmp_path) if in_database else None
+    first = open_in(tmp_path, url=url)
+    first.tell(first.ask({"x": optuna.distributions.FloatDistribution(0, 1)}), 0.5)
+    second = open_in(tmp_path, url=url)
+    assert [trial.value for trial in second.trials] == [0.5]
+    assert study_definition(second) == DEFINITION
+    read = read_study("first", tmp_path, storage_url=url)
+    assert [trial.params for trial in read.trials] == [trial.params for trial in first.trials]
+
+
+def test_a_definition_is_the_same_after_a_pass_through_the_storage(tmp_path: Path) -> None:
+    definition = {"space": {"batch_size": {"type": "choice", "choices": {32: {}, 64: {}}}}, "widths": (8, 16)}
+    open_in(tmp_path, definition=definition)
+    open_in(tmp_path, definition=definition)
+
+
+def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
+    open_in(tmp_path)
+    with pytest.raises(StudyError, match=r"study\.name=first: that study has seed None, this command has 1; accepted is"):
+        open_in(tmp_path, definition={**DEFINITION, "seed": 1})
+    with pytest.raises(StudyError, match="that study has target"):
+        open_in(tmp_path, definition={**DEFINITION, "target": {"metric": "accuracy", "value": 0.8}})
+    assert study_definition(open_in(tmp_path)) == DEFINITION
+
+
+def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=f"study=third: no such study; there is none in {tmp_path}"):
+        read_study("third", tmp_path / "third")
+    open_in(tmp_path / "second", name="second")
+    open_in(tmp_path / "first", name="first")
+    with pytest.raises(StudyError, match="study=third: no such study; accepted are first, second"):
+        read_study("third", tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+    with pytest.raises(StudyError, match=r"study=third: no such study in .*study\.log; accepted are first"):
+        read_study("third", tmp_path / "first")
+
+
+def test_a_study_missing_in_a_database_is_told_with_those_there_are(tmp_path: Path) -> None:
+    url = database(tmp_path)
+    with pytest.raises(StudyError, match=r"study=third: no such study in sqlite:.*; there is none"):
+        read_study("third", tmp_path, storage_url=url)
+    open_in(tmp_path, url=url)
+    with pytest.raises(StudyError, match=r"study=third: no such study in sqlite:.*; accepted are first"):
+        read_study("third", tmp_path, storage_url=url)
+
+
+def test_a_storage_that_cannot_be_opened_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"search\.storage: nonsense: cannot be opened") as refused:
+        open_in(tmp_path, url="nonsense")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("torn", [b'{"op_code":', b"{", b'{"op_code": 4, "worker_id": "x"}'])
+def test_a_torn_last_line_costs_that_line_only(tmp_path: Path, torn: bytes) -> None:
+    study = open_in(tmp_path)
+    study.tell(study.ask(), 1.0)
+    journal = tmp_path / JOURNAL
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + torn)
+    again = open_in(tmp_path)
+    assert [trial.value for trial in again.trials] == [1.0]
+    again.tell(again.ask(), 2.0)
+    assert journal.read_bytes().startswith(whole)
+    assert [trial.value for trial in read_study("first", tmp_path).trials] == [1.0, 2.0]
+
+
+def test_a_journal_of_one_torn_line_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_bytes(b'{"op_code"')
+    assert open_in(tmp_path).trials == []
+
+
+def test_a_whole_journal_is_left_as_it_is(tmp_path: Path) -> None:
+    open_in(tmp_path)
+    before = (tmp_path / JOURNAL).read_bytes()
+    read_study("first", tmp_path)
+    assert (tmp_path / JOURNAL).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [JOURNAL]
+
+
+def test_confirmation_runs_are_kept_by_arm_and_seed(tmp_path: Path) -> None:
+    study = open_in(tmp_path)
+    assert confirmations(study) == {}
+    for arm, index in ((0, 0), (0, 1), (12, 0)):
+        store_confirmation(study, arm, index, confirmed(arm))
+    found = confirmations(read_study("first", tmp_path))
+    assert sorted(found) == [(0, 0), (0, 1), (12, 0)]
+    assert found[12, 0] == confirmed(12)
+
+
+def test_experimental_samplers_can_be_made_once_optuna_is_quiet(recwarn: pytest.WarningsRecorder) -> None:
+    quiet_optuna()
+    optuna.samplers.TPESampler(group=True)
+    assert [each for each in recwarn if issubclass(each.category, optuna.exceptions.ExperimentalWarning)] == []

@@ -1,0 +1,87 @@
+"""The package's layers and fences: arrows between its parts go one way, and each framework lives behind one fence."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+LAYERS = (
+    ("errors",),
+    ("space", "measurement", "comparison"),
+    ("objective", "recording", "config", "workloads"),
+    ("training", "search", "tracking", "report"),
+    ("execution", "replay"),
+    ("__main__", "train", "export", "confirm", "compare"),
+)
+"""Parts of the package, lowest first; a part imports only from itself and from lower layers."""
+
+FENCES = {
+    "hydra": ("config",),
+    "omegaconf": ("config",),
+    "optuna": ("search",),
+    "ray": ("execution",),
+    "mlflow": ("tracking",),
+    "torch": ("training", "workloads"),
+}
+"""Framework -> the parts that may import it."""
+
+LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+
+
+def complaints(package: Path) -> list[str]:
+    """One sentence for each import of the package that crosses a fence or goes up."""
+    return [sentence for path in sorted(package.rglob("*.py")) if path.parent != package or path.stem != "__init__" for sentence in _of_file(path, package)]
+
+
+def _of_file(path: Path, package: Path) -> Iterator[str]:
+    relative = path.relative_to(package)
+    part = relative.parts[0].removesuffix(".py")
+    shown = f"{package.name}/{relative.as_posix()}"
+    if part not in LAYER_OF:
+        yield f"{shown} has no layer: give {part!r} one in LAYERS"
+        return
+    for name in _imports(ast.parse(path.read_text()), package.name):
+        top, _, rest = name.partition(".")
+        if top in FENCES and part not in FENCES[top]:
+            yield f"{shown} imports {top}: only {' and '.join(FENCES[top])} may"
+        elif top == "":
+            yield f"{shown} imports {name}: imports are absolute"
+        elif top == package.name:
+            used = rest.partition(".")[0]
+            if used != part and LAYER_OF.get(used, len(LAYERS)) >= LAYER_OF[part]:
+                yield f"{shown} imports {package.name}.{used}: {part} may only import from layers below its own"
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == package:
+            yield from (f"{package}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def test_every_import_stays_behind_its_fence_and_goes_down() -> None:
+    assert complaints(ROOT / "autotune") == []
+
+
+def test_a_crossed_fence_and_an_arrow_upwards_are_said_in_one_sentence(tmp_path: Path) -> None:
+    package = tmp_path / "autotune"
+    (package / "config").mkdir(parents=True)
+    (package / "space.py").write_text("def run():\n    from ray import tune\n")
+    (package / "config" / "schema.py").write_text("from autotune import errors, training\nfrom autotune.search.policy import Trial\n")
+    (package / "config" / "build.py").write_text("from .schema import Config\n")
+    (package / "manager.py").write_text("")
+    assert complaints(package) == [
+        "autotune/config/build.py imports .schema: imports are absolute",
+        "autotune/config/schema.py imports autotune.training: config may only import from layers below its own",
+        "autotune/config/schema.py imports autotune.search: config may only import from layers below its own",
+        "autotune/manager.py has no layer: give 'manager' one in LAYERS",
+        "autotune/space.py imports ray: only execution may",
+    ]
+
+
+def test_init_files_are_empty() -> None:
+    assert [str(each.relative_to(ROOT)) for each in (ROOT / "autotune").rglob("__init__.py") if each.read_text().strip()] == []

@@ -1,0 +1,175 @@
+"""The records of measuring, and the clock whose phases sum to the time that passed."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measurement import Evaluation, Outcome, Phase, PhaseClock, Target, TrialResult
+
+ANY_FLOAT = st.floats(allow_nan=True)
+EVALUATIONS = st.builds(
+    Evaluation,
+    step=st.integers(0),
+    epoch=ANY_FLOAT,
+    samples=st.integers(0),
+    build_seconds=ANY_FLOAT,
+    prepare_seconds=ANY_FLOAT,
+    train_seconds=ANY_FLOAT,
+    evaluate_seconds=ANY_FLOAT,
+    metric=ANY_FLOAT,
+    loss=ANY_FLOAT,
+    samples_per_second=ANY_FLOAT,
+    peak_memory_bytes=st.none() | st.integers(0),
+    energy_joules=st.none() | ANY_FLOAT,
+    outcome=st.none() | st.sampled_from(Outcome),
+)
+JSON_VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.lists(st.integers(), max_size=3)
+RESULTS = st.builds(
+    TrialResult,
+    trial=st.integers(0),
+    values=st.dictionaries(st.text(), JSON_VALUES, max_size=3),
+    overrides=st.lists(st.text(), max_size=3).map(tuple),
+    seed=st.integers(0),
+    outcome=st.sampled_from(Outcome),
+    evaluations=st.lists(EVALUATIONS, max_size=3).map(tuple),
+    started_at=ANY_FLOAT,
+    stopped_at=ANY_FLOAT,
+    fingerprint=st.dictionaries(st.text(), JSON_VALUES, max_size=3),
+    error=st.none() | st.text(),
+    test_metric=st.none() | ANY_FLOAT,
+)
+
+
+class HandSetTime:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hand_set_time(monkeypatch: pytest.MonkeyPatch) -> HandSetTime:
+    clock = HandSetTime()
+    monkeypatch.setattr("autotune.measurement.time.perf_counter", clock)
+    return clock
+
+
+@given(course=st.lists(st.tuples(st.sampled_from([*Phase, None]), st.integers(0, 10**6)), max_size=20))
+def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | None, int]]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        time = HandSetTime()
+        monkeypatch.setattr("autotune.measurement.time.perf_counter", time)
+        clock = PhaseClock()
+        spent = dict.fromkeys([*Phase, None], 0)
+        for phase, seconds in course:
+            clock.enter(phase)
+            time.now += seconds
+            spent[phase] += seconds
+            assert clock.phase is phase
+        assert {phase: clock.seconds(phase) for phase in Phase} == {phase: spent[phase] for phase in Phase}
+        clock.enter(None)
+        time.now += 7
+        assert sum(clock.seconds(phase) for phase in Phase) + spent[None] == time.now - 1000.0 - 7
+
+
+def test_a_real_clock_counts_no_more_than_has_passed() -> None:
+    clock = PhaseClock()
+    clock.enter(Phase.TRAIN)
+    first = clock.seconds(Phase.TRAIN)
+    clock.enter(None)
+    assert 0.0 <= first <= clock.seconds(Phase.TRAIN) == clock.seconds(Phase.TRAIN)
+
+
+def test_the_device_is_awaited_when_the_phase_changes_and_at_no_other_time(hand_set_time: HandSetTime) -> None:
+    def synchronize() -> None:
+        hand_set_time.now += 5.0
+
+    clock = PhaseClock(synchronize)
+    clock.enter(Phase.TRAIN)
+    hand_set_time.now += 1.0
+    assert clock.seconds(Phase.TRAIN) == 1.0
+    clock.enter(Phase.EVALUATE)
+    assert clock.seconds(Phase.TRAIN) == 6.0, "what the device still had to do belongs to the phase that ends"
+    assert clock.seconds(Phase.EVALUATE) == 0.0
+
+
+def same(left: object, right: object) -> bool:
+    """Equality in which a NaN equals a NaN."""
+    return repr(left) == repr(right)
+
+
+@given(evaluation=EVALUATIONS)
+def test_an_evaluation_survives_its_dict_and_json(evaluation: Evaluation) -> None:
+    assert same(Evaluation.from_dict(evaluation.as_dict()), evaluation)
+    assert same(Evaluation.from_dict(json.loads(json.dumps(evaluation.as_dict()))), evaluation)
+
+
+@given(result=RESULTS)
+def test_a_result_survives_its_dict_and_json(result: TrialResult) -> None:
+    assert same(TrialResult.from_dict(result.as_dict()), result)
+    assert same(TrialResult.from_dict(json.loads(json.dumps(result.as_dict()))), result)
+
+
+def test_a_record_of_another_version_is_read_by_the_fields_known_here() -> None:
+    result = TrialResult(
+        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.MISSED, evaluations=(), started_at=0.0, stopped_at=0.0,
+        fingerprint={},
+    )  # fmt: skip
+    older = {key: value for key, value in result.as_dict().items() if key not in ("error", "test_metric")}
+    assert TrialResult.from_dict({**older, "a_field_of_tomorrow": 1}) == result
+
+
+@pytest.mark.parametrize(
+    ("mode", "metric", "reached"),
+    [
+        ("max", 0.9, True),
+        ("max", 0.91, True),
+        ("max", 0.8999, False),
+        ("min", 0.9, True),
+        ("min", 0.89, True),
+        ("min", 0.9001, False),
+        *((mode, metric, False) for mode in ("max", "min") for metric in (math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(mode: str, metric: float, reached: bool) -> None:
+    assert Target(metric="accuracy", value=0.9, mode=mode, max_train_seconds=1.0).reached_by(metric) is reached
+
+
+@given(mode=st.sampled_from(["max", "min"]), value=st.floats(-1e6, 1e6), metric=st.floats(-1e6, 1e6))
+def test_shortfall_is_positive_exactly_while_short_of_the_target(mode: str, value: float, metric: float) -> None:
+    target = Target(metric="loss", value=value, mode=mode, max_train_seconds=1.0)
+    assert (target.shortfall(metric) > 0) is not target.reached_by(metric)
+
+
+def test_every_outcome_is_a_time_or_a_bound_or_infeasible_or_an_error() -> None:
+    assert {each for each in Outcome if each.is_censored} == {Outcome.MISSED, Outcome.CAPPED, Outcome.STOPPED, Outcome.TIMED_OUT}
+    assert {each for each in Outcome if each.is_infeasible} == {Outcome.OUT_OF_MEMORY, Outcome.DIVERGED}
+    assert {each for each in Outcome if not each.is_censored and not each.is_infeasible} == {Outcome.REACHED, Outcome.ERRORED}
+
+
+def test_a_worker_is_replaced_where_its_process_may_be_spoilt() -> None:
+    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED}
+
+
+def test_only_a_trial_that_reached_has_a_time_to_target_and_it_is_the_warm_one() -> None:
+    last = Evaluation(
+        step=1, epoch=1.0, samples=64, build_seconds=8.0, prepare_seconds=1.0, train_seconds=4.0, evaluate_seconds=2.0, metric=1.0,
+        loss=0.0, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None,
+    )  # fmt: skip
+    reached = TrialResult(
+        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.REACHED, evaluations=(last,), started_at=0.0, stopped_at=0.0,
+        fingerprint={},
+    )  # fmt: skip
+    assert reached.last is last
+    assert reached.time_to_target_seconds == last.warm_seconds == 5.0
+    assert dataclasses.replace(reached, outcome=Outcome.CAPPED).time_to_target_seconds is None
+    without = dataclasses.replace(reached, evaluations=())
+    assert without.last is None
+    assert without.time_to_target_seconds is None

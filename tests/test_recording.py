@@ -1,0 +1,139 @@
+"""Recordings on disk, read back with the libraries that their readers use."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # pyarrow has no types
+import pytest
+import yaml
+
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.recording import write_recording
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
+SPACE = {"batch_size": {"type": "power_of_two", "low": 16, "high": 512}, "model.widths": [[8, 16], [16, 32]]}
+
+
+def evaluation(step: int, train_seconds: float, metric: float) -> Evaluation:
+    return Evaluation(
+        step=step,
+        epoch=1.0,
+        samples=step,
+        build_seconds=100.0,
+        prepare_seconds=0.5,
+        train_seconds=train_seconds,
+        evaluate_seconds=9.0,
+        metric=metric,
+        loss=1.0,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
+
+
+def result(trial: int, outcome: Outcome, values: dict[str, Any], *evaluations: Evaluation) -> TrialResult:
+    return TrialResult(
+        trial=trial,
+        values=values,
+        overrides=(),
+        seed=0,
+        outcome=outcome,
+        evaluations=evaluations,
+        started_at=0.0,
+        stopped_at=1.0,
+        fingerprint={},
+    )
+
+
+RESULTS = [
+    result(2, Outcome.OUT_OF_MEMORY, {"optimizer": "adamw", "batch_size": 512, "weight_decay": 0, "model.widths": [8, 16]}),
+    result(0, Outcome.REACHED, {}, evaluation(10, 1.0, 0.5), evaluation(20, 2.0, 0.9)),
+    result(
+        1,
+        Outcome.DIVERGED,
+        {
+            "optimizer": "sgd",
+            "batch_size": 64,
+            "optimizer.momentum": 0.9,
+            "weight_decay": 0.5,
+            "nesterov": True,
+            "depth": 3,
+            "mixed": 1,
+        },
+        evaluation(5, 0.25, math.nan),
+    ),
+    result(3, Outcome.MISSED, {"optimizer": "sgd", "mixed": "one", "nothing": None}, evaluation(7, 3.0, 0.1)),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_recording(tmp_path / "deep" / "study", results=RESULTS, target=TARGET, space=SPACE, source="a test")
+    return tmp_path / "deep" / "study"
+
+
+def columns(path: Path) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    return found
+
+
+def test_a_recording_is_four_files(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["curves.parquet", "space.yaml", "study.yaml", "trials.parquet"]
+
+
+def test_the_study_says_target_and_clock(folder: Path) -> None:
+    assert yaml.safe_load((folder / "study.yaml").read_text()) == {
+        "metric": "accuracy",
+        "mode": "max",
+        "target": 0.9,
+        "max_train_seconds": 60.0,
+        "num_trials": 4,
+        "clock": "seconds of preparing and training, measured",
+        "source": "a test",
+    }
+    assert yaml.safe_load((folder / "space.yaml").read_text()) == SPACE
+
+
+def test_trials_are_in_order_with_a_column_for_each_parameter(folder: Path) -> None:
+    assert columns(folder / "trials.parquet") == {
+        "trial": [0, 1, 2, 3],
+        "optimizer": [None, "sgd", "adamw", "sgd"],
+        "batch_size": [None, 64, 512, None],
+        "optimizer.momentum": [None, 0.9, None, None],
+        "weight_decay": [None, 0.5, 0.0, None],
+        "nesterov": [None, True, None, None],
+        "depth": [None, 3, None, None],
+        "mixed": [None, "1", None, "one"],
+        "model.widths": [None, None, "[8, 16]", None],
+        "nothing": [None, None, None, None],
+    }
+
+
+def test_curves_hold_every_evaluation_in_warm_seconds(folder: Path) -> None:
+    found = columns(folder / "curves.parquet")
+    assert found["trial"] == [0, 0, 1, 3]
+    assert found["step"] == [10, 20, 5, 7]
+    assert found["train_seconds"] == [1.5, 2.5, 0.75, 3.5]
+    assert [found["metric"][index] for index in (0, 1, 3)] == [0.5, 0.9, 0.1]
+    assert math.isnan(found["metric"][2])
+
+
+def test_the_time_to_target_can_be_read_off_the_curve(folder: Path) -> None:
+    rows = zip(*columns(folder / "curves.parquet").values(), strict=True)
+    first = next(seconds for trial, _, seconds, metric in rows if trial == 0 and TARGET.reached_by(metric))
+    assert first == RESULTS[1].time_to_target_seconds
+
+
+def test_a_later_recording_takes_the_place_of_the_earlier(folder: Path) -> None:
+    write_recording(folder, results=RESULTS[:1], target=TARGET, space={}, source="again")
+    assert columns(folder / "trials.parquet")["trial"] == [2]
+    assert columns(folder / "curves.parquet") == {"trial": [], "step": [], "train_seconds": [], "metric": []}
+    assert yaml.safe_load((folder / "space.yaml").read_text()) == {}
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_a_study_without_trials_can_be_written(tmp_path: Path) -> None:
+    write_recording(tmp_path, results=[], target=TARGET, space=SPACE, source="nothing")
+    assert columns(tmp_path / "trials.parquet") == {"trial": []}
+    assert columns(tmp_path / "curves.parquet")["metric"] == []

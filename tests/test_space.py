@@ -1,0 +1,407 @@
+"""The search space: what it refuses, what a choice opens, and that a point survives every form it takes."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optuna
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import SearchSpaceError
+from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
+
+OPTIMIZERS = {
+    "optimizer": {
+        "type": "choice",
+        "choices": {
+            "sgd": {
+                "optimizer.lr": {"type": "float", "low": 1e-2, "high": 10, "log": True},
+                "nesterov": {"type": "choice", "choices": {True: {"optimizer.momentum": [0.8, 0.9]}, False: None}},
+            },
+            "adamw": {"optimizer.lr": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}},
+        },
+    },
+    "batch_size": {"type": "power_of_two", "low": 32, "high": 4096},
+    "model.widths": [[8, 16], [16, 32]],
+}
+SPACE = SearchSpace.from_mapping(OPTIMIZERS, "cnn.yaml")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_optuna() -> Iterator[None]:
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    yield
+    optuna.logging.set_verbosity(verbosity)
+
+
+def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, Suggestion]:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    trial = study.ask()
+    return study, trial, space.suggest(trial)
+
+
+# What is refused, and how it is said.
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"lr": {"type": "float", "low": 1, "high": 2, "lgo": True}},
+            "cnn.yaml: lr: unknown field 'lgo'; accepted are type, high, log, low, step",
+        ),
+        (
+            {"bs": {"type": "power_of_two", "low": 1, "high": 2, "log": True}},
+            "cnn.yaml: bs: unknown field 'log'; accepted are type, high, low",
+        ),
+        ({"o": {"type": "choice", "choice": [1]}}, "cnn.yaml: o: unknown field 'choice'; accepted are type, choices"),
+        ({"lr": {"type": "float", "low": 3, "high": 2}}, "cnn.yaml: lr: low 3.0 is above high 2.0; accepted is low <= high"),
+        ({"n": {"type": "int", "low": 3, "high": 2}}, "cnn.yaml: n: low 3 is above high 2; accepted is low <= high"),
+        ({"lr": {"type": "float", "low": 0, "high": 2, "log": True}}, "cnn.yaml: lr: log: true with low 0.0; accepted is low > 0"),
+        ({"n": {"type": "int", "low": -1, "high": 2, "log": True}}, "cnn.yaml: n: log: true with low -1; accepted is low > 0"),
+        ({"o": ["a", "b", "a"]}, "cnn.yaml: o: choice a is repeated; accepted is each value once"),
+        ({"o": [[1, 2], [1, 2]]}, "cnn.yaml: o: choice [1,2] is repeated; accepted is each value once"),
+        ({"o": [[1, 2], "[1,2]"]}, "cnn.yaml: o: choice '[1,2]' is repeated; accepted is each value once"),
+        ({"o": []}, "cnn.yaml: o: no choices; accepted is a list or a mapping with at least one value"),
+        ({"o": {"type": "choice", "choices": {}}}, "cnn.yaml: o: no choices; accepted is a list or a mapping with at least one value"),
+        (
+            {"o": {"type": "choice", "choices": 3}},
+            "cnn.yaml: o: choices: found 3, accepted is a list of values or a mapping from value to what opens beneath it",
+        ),
+        ({"lr": {"type": "floot"}}, "cnn.yaml: lr: type: found 'floot', accepted are float, int, power_of_two, choice"),
+        ({"lr": {"low": 1, "high": 2}}, "cnn.yaml: lr: type: found None, accepted are float, int, power_of_two, choice"),
+        (
+            {"lr": 3},
+            "cnn.yaml: lr: found 3, accepted is a list of values or a mapping with type: float, int, power_of_two or choice",
+        ),
+        ({"lr": {"type": "float", "low": 1}}, "cnn.yaml: lr: high is missing; float needs low and high"),
+        ({"lr": {"type": "float", "low": "a", "high": 2}}, "cnn.yaml: lr: low: found 'a', accepted is a number"),
+        ({"lr": {"type": "float", "low": True, "high": 2}}, "cnn.yaml: lr: low: found True, accepted is a number"),
+        ({"lr": {"type": "float", "low": 0, "high": math.inf}}, "cnn.yaml: lr: low 0.0, high inf: accepted are finite numbers"),
+        ({"n": {"type": "int", "low": 0.5, "high": 2}}, "cnn.yaml: n: low: found 0.5, accepted is a whole number"),
+        ({"n": {"type": "int", "low": 0, "high": math.inf}}, "cnn.yaml: n: high: found inf, accepted is a whole number"),
+        ({"n": {"type": "int", "low": 0, "high": math.nan}}, "cnn.yaml: n: high: found nan, accepted is a whole number"),
+        ({"lr": {"type": "float", "low": 1, "high": 2, "log": 1}}, "cnn.yaml: lr: log: found 1, accepted is true or false"),
+        (
+            {"lr": {"type": "float", "low": 1, "high": 2, "log": True, "step": 1}},
+            "cnn.yaml: lr: log and step together; accepted is one of them",
+        ),
+        ({"n": {"type": "int", "low": 1, "high": 4, "step": 0}}, "cnn.yaml: n: step 0: accepted is above 0 and at most high - low = 3"),
+        ({"n": {"type": "int", "low": 1, "high": 4, "step": 4}}, "cnn.yaml: n: step 4: accepted is above 0 and at most high - low = 3"),
+        (
+            {"bs": {"type": "power_of_two", "low": 24, "high": 64}},
+            "cnn.yaml: bs: low 24 is not a power of two; accepted are 1, 2, 4, 8, ...",
+        ),
+        (
+            {"bs": {"type": "power_of_two", "low": 0, "high": 64}},
+            "cnn.yaml: bs: low 0 is not a power of two; accepted are 1, 2, 4, 8, ...",
+        ),
+        ({"a b": [1]}, "cnn.yaml: a b: is not a config key; accepted are keys such as optimizer.lr"),
+        ({3: [1]}, "cnn.yaml: 3: is not a config key; accepted are keys such as optimizer.lr"),
+        ([1], "cnn.yaml: the file: found [1], accepted is a mapping from config key to domain"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(mapping: Any, message: str) -> None:
+    with pytest.raises(SearchSpaceError) as refused:
+        SearchSpace.from_mapping(mapping, "cnn.yaml")
+    assert str(refused.value) == message
+
+
+def test_a_mistake_beneath_a_choice_is_named_with_its_branch() -> None:
+    mapping = {"optimizer": {"type": "choice", "choices": {"sgd": {"optimizer.lr": {"type": "float", "low": 2, "high": 1}}}}}
+    with pytest.raises(SearchSpaceError, match=r"^cnn\.yaml: optimizer=sgd/optimizer\.lr: low 2\.0 is above high 1\.0"):
+        SearchSpace.from_mapping(mapping, "cnn.yaml")
+
+
+def test_what_opens_beneath_a_value_is_a_mapping_or_nothing() -> None:
+    with pytest.raises(SearchSpaceError, match=r"^cnn\.yaml: o=a: found \[1\], accepted is a mapping from config key to domain$"):
+        SearchSpace.from_mapping({"o": {"type": "choice", "choices": {"a": [1]}}}, "cnn.yaml")
+
+
+def test_a_key_in_two_files_is_refused_with_both_files() -> None:
+    first = SearchSpace.from_mapping({"lr": [1]}, "cnn.yaml")
+    second = SearchSpace.from_mapping({"lr": [2]}, "runtime.yaml")
+    with pytest.raises(SearchSpaceError) as refused:
+        first.merged_with(second)
+    assert str(refused.value) == "runtime.yaml: lr: is also in cnn.yaml; accepted is each key once in an experiment's search_space"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "lr": [2]},
+            "cnn.yaml: lr: stands twice (beneath o, lr); accepted is a key once among what can be open together",
+        ),
+        (
+            {"o": {"type": "choice", "choices": {"a": {"lr": [1]}}}, "p": {"type": "choice", "choices": {"b": {"lr": [1]}}}},
+            "cnn.yaml: lr: stands twice (beneath o, beneath p); accepted is a key once among what can be open together",
+        ),
+        (
+            {"o": {"type": "choice", "choices": {"a": {"o": [1]}}}},
+            "cnn.yaml: o: stands twice (o, beneath o); accepted is a key once among what can be open together",
+        ),
+    ],
+)
+def test_a_key_that_two_open_parameters_share_is_refused(mapping: Any, message: str) -> None:
+    with pytest.raises(SearchSpaceError) as refused:
+        SearchSpace.from_mapping(mapping, "cnn.yaml")
+    assert str(refused.value) == message
+
+
+def test_two_branches_of_one_choice_may_share_a_key() -> None:
+    assert [name for name, key, _ in SPACE.items() if key == "optimizer.lr"] == [
+        "optimizer=sgd/optimizer.lr",
+        "optimizer=adamw/optimizer.lr",
+    ]
+
+
+def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:
+    space = SearchSpace.from_mapping({"lr": {"type": "float", "low": "1e-2", "high": "1e1"}}, "cnn.yaml")
+    assert space.parameters == {"lr": Float(low=0.01, high=10.0)}
+
+
+# What a sampler is asked.
+
+
+def test_choice_opens_only_the_chosen_branch() -> None:
+    trial = optuna.trial.FixedTrial(
+        {"optimizer": "adamw", "optimizer=adamw/optimizer.lr": 1e-3, "log2(batch_size)": 5, "model.widths": "[8,16]"}
+    )
+    assert SPACE.suggest(trial).values == {"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 32, "model.widths": [8, 16]}
+
+
+def test_sampler_names_are_qualified_by_their_branch_and_config_keys_are_not() -> None:
+    trial = optuna.trial.FixedTrial(
+        {
+            "optimizer": "sgd",
+            "optimizer=sgd/optimizer.lr": 0.5,
+            "optimizer=sgd/nesterov": True,
+            "optimizer=sgd/nesterov=true/optimizer.momentum": 0.9,
+            "log2(batch_size)": 12,
+            "model.widths": "[16,32]",
+        }
+    )
+    assert SPACE.suggest(trial).as_overrides() == [
+        "optimizer=sgd",
+        "optimizer.lr=0.5",
+        "nesterov=true",
+        "optimizer.momentum=0.9",
+        "batch_size=4096",
+        "model.widths=[16,32]",
+    ]
+
+
+def test_power_of_two_is_asked_by_its_exponent() -> None:
+    _, trial, suggestion = ask(SearchSpace({"batch_size": PowerOfTwo(low=32, high=4096)}))
+    assert trial.distributions == {"log2(batch_size)": optuna.distributions.IntDistribution(5, 12)}
+    assert suggestion.values["batch_size"] == 2 ** trial.params["log2(batch_size)"]
+
+
+def test_one_study_holds_both_branches_with_their_own_ranges() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    names: set[str] = set()
+    for _ in range(20):
+        trial = study.ask()
+        SPACE.suggest(trial)
+        study.tell(trial, 0.0)
+        names |= trial.params.keys()
+    assert names == {name.replace("batch_size", "log2(batch_size)") for name, _, _ in SPACE.items()}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "highest"),
+    [
+        (Float(low=0.0, high=1.0, step=0.3), 0.9),
+        (Float(low=0.1, high=0.3, step=0.2), 0.3),
+        (Float(low=0.0, high=1.0, step=0.1), 1.0),
+        (Int(low=1, high=10, step=4), 9),
+        (Int(low=1, high=10), 10),
+        (PowerOfTwo(low=1, high=8), 8),
+    ],
+)
+def test_the_highest_value_is_one_that_the_steps_meet(parameter: Float | Int | PowerOfTwo, highest: float) -> None:
+    assert parameter.ends()[1] == highest
+    assert parameter.as_param(highest) is not None
+
+
+# The tree as a whole.
+
+
+def test_probes_open_every_branch() -> None:
+    probed = {(name, override_text(value)) for name, value, _ in SPACE.probes() if name}
+    options = {
+        (name, override_text(value))
+        for name, _, parameter in SPACE.items()
+        if isinstance(parameter, Choice)
+        for value, _ in parameter.options
+    }
+    assert probed == options
+
+
+def test_each_probe_takes_the_option_it_is_named_for_and_lies_in_the_space() -> None:
+    for name, value, point in SPACE.probes():
+        assert SPACE.point_of(point.values.get) == point
+        if name:
+            assert point.values[name.rpartition("/")[2]] == value
+
+
+def test_probes_end_with_the_highest_numbers() -> None:
+    name, value, point = list(SPACE.probes())[-1]
+    assert (name, value) == ("", None)
+    assert (point.values["optimizer.lr"], point.values["batch_size"]) == (10.0, 4096)
+
+
+def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
+    less = SPACE.without("optimizer=sgd/nesterov", True)
+    assert ("optimizer=sgd/nesterov", "true") not in {(name, override_text(value)) for name, value, _ in less.probes()}
+    assert {name for name, _, _ in SPACE.items()} - {name for name, _, _ in less.items()} == {
+        "optimizer=sgd/nesterov=true/optimizer.momentum"
+    }
+
+
+def test_without_the_last_option_there_is_nothing_to_search() -> None:
+    space = SearchSpace.from_mapping({"precision": ["bf16"]}, "runtime.yaml")
+    with pytest.raises(SearchSpaceError, match=r"^runtime\.yaml: precision: none of its choices can run on this machine$"):
+        space.without("precision", "bf16")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adam"},
+        {"optimizer.lr": 1.0},
+        {"optimizer.lr": None},
+        {"batch_size": 33},
+        {"batch_size": 16},
+        {"batch_size": True},
+        {"model.widths": [8, 17]},
+        {"model.widths": None},
+    ],
+)
+def test_a_configuration_that_the_space_lacks_is_no_point_of_it(changes: dict[str, Any]) -> None:
+    inside = {"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 32, "model.widths": [8, 16], "epochs": 3}
+    assert SPACE.point_of(inside.get) == Suggestion({key: value for key, value in inside.items() if key != "epochs"})
+    assert SPACE.point_of({**inside, **changes}.get) is None
+
+
+def test_a_point_of_another_space_cannot_be_enqueued() -> None:
+    with pytest.raises(SearchSpaceError, match=r"^batch_size: 33 is not in the search space$"):
+        SPACE.params_of(Suggestion({"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 33, "model.widths": [8, 16]}))
+
+
+# Laws.
+
+TEXTS = st.text(max_size=8) | st.text(alphabet="ab'\"\\ ,$()[]{}=:\t\n1e5.-+~@/%?|*", max_size=8)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda each: st.lists(each, max_size=3), max_leaves=4)
+
+
+def exactly(value: Any) -> Any:
+    """A value with its types, so that 1, 1.0 and True differ, and 0.0 and -0.0."""
+    return [exactly(each) for each in value] if isinstance(value, list) else (type(value), repr(value))
+
+
+def _examples(test: Callable[..., None]) -> Callable[..., None]:
+    awkward: list[Any] = [
+        "", " ", "true", "NULL", "null", "nan", "-inf", "1e5", "1_000", "0x10", "a,b", "a=b", "it's", 'say "hi"', "back\\slash",
+        "end\\", "end\\\n", "\\'", "${epochs}", "$HOME", "naïve", "¹", "日本", "[1,2]", "{a:1}", "choice(a,b)", "a b", "~x", "/tmp/x.y",
+        5e-324, 1.7976931348623157e308, 1e16, -0.0, math.inf, -math.inf, 10**30, [], [[]], ["a b", 1, 1.0, True, None], [["'"]],
+    ]  # fmt: skip
+    for value in awkward:
+        test = example(value=value)(test)
+    return test
+
+
+@_examples
+@given(value=VALUES)
+@settings(max_examples=150, deadline=None)
+def test_an_override_parses_back_to_the_same_value_and_type(value: Any) -> None:
+    (text,) = Suggestion({"some.key": value}).as_overrides()
+    override = OverridesParser.create().parse_override(text)
+    assert not override.is_sweep_override()
+    assert override.key_or_group == "some.key"
+    assert exactly(override.value()) == exactly(value)
+
+
+def test_not_a_number_parses_back_as_one() -> None:
+    (text,) = Suggestion({"key": math.nan}).as_overrides()
+    assert math.isnan(OverridesParser.create().parse_override(text).value())
+
+
+@st.composite
+def floats(draw: st.DrawFn) -> Float:
+    log = draw(st.booleans())
+    bound = st.floats(1e-12, 1e12) if log else st.floats(-1e12, 1e12)
+    low, high = sorted((draw(bound), draw(bound)))
+    return Float(low=low, high=high, log=log)
+
+
+@st.composite
+def stepped_floats(draw: st.DrawFn) -> Float:
+    low, step, count = draw(st.integers(-50, 50)), draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    return Float(low=low / 10, high=(low + step * count + draw(st.integers(0, step - 1))) / 10, step=step / 10)
+
+
+@st.composite
+def ints(draw: st.DrawFn) -> Int:
+    log = draw(st.booleans())
+    low, high = sorted((draw(st.integers(1 if log else -1000, 1000)), draw(st.integers(1 if log else -1000, 1000))))
+    step = 1 if log or low == high else draw(st.integers(1, high - low))
+    return Int(low=low, high=high, log=log, step=step)
+
+
+@st.composite
+def powers_of_two(draw: st.DrawFn) -> PowerOfTwo:
+    low, high = sorted((draw(st.integers(0, 16)), draw(st.integers(0, 16))))
+    return PowerOfTwo(low=2**low, high=2**high)
+
+
+NUMBERS: st.SearchStrategy[Parameter] = floats() | stepped_floats() | ints() | powers_of_two()
+CHOSEN = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(0.5, 5) | TEXTS | st.lists(st.integers(0, 3), max_size=2)
+
+
+@st.composite
+def spaces(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b", "c"), depth: int = 2) -> SearchSpace:
+    parameters: dict[str, Parameter] = {}
+    for key in draw(st.lists(st.sampled_from(keys), unique=True, max_size=3)):
+        if depth and draw(st.booleans()):
+            values = draw(st.lists(CHOSEN, min_size=1, max_size=3, unique_by=lambda each: str(each).lower()))
+            beneath = (draw(spaces(keys=tuple(f"{key}.{each}" for each in "abc"), depth=depth - 1)) for _ in values)
+            parameters[key] = Choice(options=tuple((each, SearchSpace(opened.parameters)) for each, opened in zip(values, beneath, strict=True)))
+        else:
+            parameters[key] = draw(NUMBERS)
+    return SearchSpace(parameters)
+
+
+@given(space=spaces(), seed=st.integers(0, 2**31))
+@settings(max_examples=120, deadline=None)
+def test_a_suggestion_lies_in_its_space_and_can_be_enqueued(space: SearchSpace, seed: int) -> None:
+    study, trial, suggestion = ask(space, seed)
+    assert space.point_of(suggestion.values.get) == suggestion
+    params = space.params_of(suggestion)
+    assert params == trial.params
+    study.enqueue_trial(params)
+    assert space.suggest(study.ask()) == suggestion
+
+
+@given(space=spaces())
+@settings(max_examples=60, deadline=None)
+def test_every_probe_lies_in_its_space(space: SearchSpace) -> None:
+    for _, _, point in space.probes():
+        assert space.point_of(point.values.get) == point
+
+
+def test_a_space_written_as_plain_data_reads_back_the_same() -> None:
+    mapping = {
+        **OPTIMIZERS,
+        "from_zero": {"type": "float", "low": 0, "high": 1, "step": 0.25},
+        "whole": {"type": "int", "low": 0, "high": 8, "step": 2},
+        "log": {"type": "int", "low": 1, "high": 8, "log": True},
+    }
+    space = SearchSpace.from_mapping(mapping, "cnn.yaml")
+    assert SearchSpace.from_mapping(space.as_mapping(), "copy.yaml") == space

@@ -1,0 +1,127 @@
+"""``python -m autotune.train``, called as a function on toy data and as a command on the shipped experiment."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED, run_command
+from autotune.errors import ConfigError
+from autotune.train import train_command
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def bright_images() -> dict[str, Any]:
+    targets = torch.arange(64) % 2
+    pair = (targets.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), targets)
+    return {"train": pair, "validation": pair, "test": pair}
+
+
+def own_training() -> Iterator[Mapping[str, Any]]:
+    yield {"metric": 0.25}
+
+
+def hungry_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss that finds no memory, and does not say how much it wanted."""
+    raise MemoryError
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command line that trains on toy data; its search path of modules is given back after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return [
+        "experiment=cnn",
+        "device=cpu",
+        "batch_size=16",
+        f"allowed_targets=[{__name__}]",
+        f"data._target_={__name__}.bright_images",
+        "model.widths=[4]",
+    ]
+
+
+def test_a_target_that_is_reached_exits_with_zero(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, "target.value=0.5", "epochs=4"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"step +\d+  epoch +1\.00  train +\d+\.\d{3} s  accuracy [01]\.\d{4}  loss .* samples/s", said[0])
+    assert said[-4] == "outcome REACHED: accuracy >= 0.5"
+    assert re.fullmatch(r"phases: build .* s, prepare .* s, train .* s, evaluate .* s", said[-3])
+    assert re.fullmatch(r"test accuracy [01]\.\d{4}", said[-2])
+    assert re.fullmatch(r"time to target: warm [\d.]+ s, cold [\d.]+ s, objective [\d.]+", said[-1])
+
+
+def test_a_target_that_is_missed_exits_with_three(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, "target.value=2", "epochs=1"]) == EXIT_NOT_REACHED
+    said = capsys.readouterr().out
+    assert "outcome MISSED" in said
+    assert "time to target" not in said
+
+
+def test_an_own_training_that_ends_early_is_missed(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, f"training={{_target_: {__name__}.own_training}}"]) == EXIT_NOT_REACHED
+    assert "outcome MISSED" in capsys.readouterr().out
+
+
+def test_code_that_finds_no_memory_is_an_outcome(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, f"loss._target_={__name__}.hungry_loss"]) == EXIT_NOT_REACHED
+    said = capsys.readouterr().out
+    assert "MemoryError" in said
+    assert "outcome OUT_OF_MEMORY" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no experiment; accepted is experiment=NAME"),
+        (["batch_size=32"], "no experiment; accepted is experiment=NAME"),
+        (["experiment=cnn", "batchsize=32"], r"batchsize: no such key \(did you mean batch_size\?\)"),
+        (["experiment=cnn", "batch_size=0"], "batch_size: found 0, accepted is a whole number from 1"),
+        (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep; accepted is one value"),
+        (["experiment=cnn", "--colour"], "--colour"),
+        (["experiment=cnn", "model._target_=os.system"], "_target_: found 'os.system'"),
+    ],
+)
+def test_bad_input_is_refused(toy: list[str], arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train_command(arguments)
+
+
+def test_bad_input_exits_with_two(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(train_command, ["experiment=cnn", "seed=one"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err.startswith("autotune: seed: ")
+
+
+def test_the_configuration_is_printed_and_nothing_trained(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, "--cfg", "job"]) == 0
+    said = capsys.readouterr().out
+    assert "batch_size: 16" in said
+    assert "outcome" not in said
+
+
+def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "autotune.train", *arguments], cwd=REPOSITORY, check=False, capture_output=True, text=True
+    )
+
+
+def test_the_command_trains_the_shipped_experiment() -> None:
+    finished = run_module("experiment=cnn", "device=cpu", "target.value=0.7")
+    assert finished.returncode == 0, finished.stderr
+    assert "outcome REACHED: accuracy >= 0.7" in finished.stdout
+    assert "phases: build" in finished.stdout
+    assert "time to target: warm" in finished.stdout
+    assert finished.stderr == ""
+
+
+def test_a_typo_is_answered_in_one_line() -> None:
+    finished = run_module("experiment=cnnn")
+    assert finished.returncode == EXIT_BAD_INPUT
+    assert finished.stdout == ""
+    assert len(finished.stderr.splitlines()) == 1
+    assert "did you mean cnn?" in finished.stderr

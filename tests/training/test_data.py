@@ -1,0 +1,174 @@
+"""The contract of ``data:``; the functions below are data sets, good and bad."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError, DataError
+from autotune.training.data import LoadedData, fits_on, load_data
+
+PAIR = (torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
+
+
+def tensors(num_classes: int = 3, scale: float = 1.0) -> dict[str, Any]:
+    targets = torch.arange(6) % num_classes
+    inputs = scale * torch.arange(18.0).view(6, 3)
+    return {name: (inputs, targets) for name in ("train", "validation", "test")}
+
+
+def arrays() -> dict[str, Any]:
+    return {name: [inputs.numpy(), targets.numpy()] for name, (inputs, targets) in tensors().items()}
+
+
+def datasets() -> dict[str, Any]:
+    return {name: TensorDataset(*pair) for name, pair in tensors().items()}
+
+
+def without_test() -> dict[str, Any]:
+    return {name: pair for name, pair in tensors().items() if name != "test"}
+
+
+def regression() -> dict[str, Any]:
+    return dict.fromkeys(("train", "validation"), (torch.zeros(4, 3), torch.zeros(4, dtype=torch.bfloat16)))
+
+
+class Broken(Dataset[Any]):
+    """A data set whose samples cannot be read."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        raise OSError(f"sample {index}:\nthe disk is gone")
+
+
+class Endless(IterableDataset[Any]):
+    """A data set without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(0)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "not a mapping": ([PAIR, PAIR], "returned list, accepted is a mapping with train, validation and optionally test"),
+    "no validation": ({"train": PAIR}, "returned .'train'., accepted is a mapping"),
+    "unequal lengths": ({"train": PAIR, "validation": (PAIR[0], PAIR[1][:4])}, "validation: found 6 inputs and 4 targets"),
+    "empty": ({"train": (PAIR[0][:0], PAIR[1][:0]), "validation": PAIR}, "train: found 0 inputs and 0 targets"),
+    "three tensors": ({"train": (*PAIR, PAIR[1]), "validation": PAIR}, "train: found tuple, accepted is a pair"),
+    "a lone tensor": ({"train": PAIR[0], "validation": PAIR}, "train: found Tensor, accepted is a pair"),
+    "a single number": ({"train": (1.0, 2), "validation": PAIR}, "train: found a single number"),
+    "text": ({"train": ("a", "b"), "validation": PAIR}, "train: found str and str, accepted are tensors or arrays"),
+    "a broken Dataset": ({"train": Broken(), "validation": PAIR}, "train: reading Broken failed: OSError: sample 0: the disk"),
+    "a stream": ({"train": Endless(), "validation": PAIR}, "train: reading Endless failed: TypeError"),
+}
+
+
+def bad(kind: str) -> Any:
+    return BAD[kind][0]
+
+
+def failing() -> Any:
+    raise FileNotFoundError("no such file:\n  train.bin")
+
+
+def asking_too_much(path: str) -> Any:
+    """Is never given its path."""
+
+
+MakeConfig = Callable[..., TrialConfig]
+Load = Callable[..., LoadedData]
+
+
+@pytest.fixture
+def load(trial_config: MakeConfig) -> Load:
+    def load(function: Callable[..., Any], **arguments: Any) -> LoadedData:
+        node = {"_target_": f"{__name__}.{function.__name__}", **arguments}
+        return load_data(trial_config(data=node, allowed_targets=(__name__,)))
+
+    return load
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_data_of_the_wrong_form_is_refused_in_one_line(load: Load, kind: str) -> None:
+    with pytest.raises(DataError, match=BAD[kind][1]) as refused:
+        load(bad, kind=kind)
+    assert str(refused.value).startswith("data: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_loader_that_fails_is_told_in_one_line(load: Load) -> None:
+    with pytest.raises(DataError, match=r"failing failed: FileNotFoundError: no such file: train\.bin") as refused:
+        load(failing)
+    assert isinstance(refused.value.__cause__, FileNotFoundError)
+    with pytest.raises(DataError, match="asking_too_much failed: TypeError"):
+        load(asking_too_much)
+
+
+def test_a_loader_that_may_not_be_named_is_a_configuration_error(trial_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="_target_"):
+        load_data(trial_config(data={"_target_": "os.getcwd"}))
+
+
+@pytest.mark.parametrize("function", [arrays, datasets])
+def test_arrays_and_datasets_are_read_as_tensors_are(load: Load, function: Callable[..., Any]) -> None:
+    expected, found = load(tensors), load(function)
+    for split in ("train", "validation", "test"):
+        assert torch.equal(getattr(found, split).inputs, getattr(expected, split).inputs)
+        assert torch.equal(getattr(found, split).targets, getattr(expected, split).targets)
+    assert found.checksum == expected.checksum
+
+
+def test_the_test_split_may_be_missing(load: Load) -> None:
+    assert load(without_test).test is None
+
+
+def test_the_data_says_what_a_model_needs_to_know(load: Load) -> None:
+    data = load(tensors, num_classes=2)
+    assert (data.input_shape, data.num_classes) == ((3,), 2)
+    assert data.num_bytes == 2 * (18 * 4 + 6 * 8)
+    assert load(regression).num_classes is None
+
+
+def test_the_last_data_set_is_kept_and_another_one_takes_its_place(load: Load) -> None:
+    first = load(tensors)
+    assert load(tensors) is first
+    second = load(tensors, num_classes=2)
+    assert second is not first
+    assert load(tensors, num_classes=2) is second
+    assert load(tensors) is not first
+
+
+def test_a_failed_loading_leaves_no_data_set_of_before(load: Load) -> None:
+    first = load(tensors)
+    with pytest.raises(DataError):
+        load(failing)
+    assert load(tensors) is not first
+
+
+def test_the_checksum_tells_data_apart(load: Load) -> None:
+    checksums = [load(tensors).checksum, load(tensors, scale=2.0).checksum, load(tensors, num_classes=2).checksum]
+    assert len(set(checksums)) == 3
+    assert load(arrays).checksum == checksums[0]
+
+
+def test_images_move_in_the_memory_format_that_is_asked_for(load: Load) -> None:
+    split = load(images).train
+    device = torch.device("cpu")
+    assert split.to(device, channels_last=True).inputs.is_contiguous(memory_format=torch.channels_last)
+    assert split.to(device, channels_last=False).inputs.is_contiguous()
+    assert load(tensors).train.to(device, channels_last=True).inputs.is_contiguous()
+
+
+def images() -> dict[str, Any]:
+    pair = (np.zeros((4, 3, 5, 5), dtype=np.float32), np.arange(4))
+    return {"train": pair, "validation": pair}
+
+
+def test_every_data_set_fits_on_the_cpu(load: Load) -> None:
+    assert fits_on(torch.device("cpu"), load(tensors))

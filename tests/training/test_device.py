@@ -1,0 +1,117 @@
+"""What a machine can run, and which errors say that memory ran out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.training.device import (
+    Capabilities,
+    cpu_name,
+    is_out_of_memory,
+    local_capabilities,
+    peak_memory_bytes,
+    pick_device,
+    reset_device,
+    synchronizer,
+    unsupported,
+    uses_cuda,
+)
+
+CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None)
+OLD_GPU = Capabilities(num_cpus=4, num_gpus=1, gpu_name="NVIDIA T4", compute_capability=(7, 5))
+NEW_GPUS = Capabilities(num_cpus=4, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0))
+
+MakeConfig = Callable[..., TrialConfig]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device", "capabilities", "reason"),
+    [
+        ((), "cuda", CPU_ONLY, "device=cuda needs a GPU, and there is none"),
+        (("precision=bf16",), "auto", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
+        (("precision=bf16",), "cuda", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
+        (("parallelism.num_workers=3",), "auto", NEW_GPUS, "parallelism.num_workers=3 needs as many GPUs, and there are 2"),
+        ((), "cuda", OLD_GPU, None),
+        (("precision=bf16",), "cpu", OLD_GPU, None),
+        (("precision=bf16",), "auto", CPU_ONLY, None),
+        (("precision=bf16",), "auto", NEW_GPUS, None),
+    ],
+)
+def test_what_a_machine_cannot_run_has_a_reason(
+    trial_config: MakeConfig, overrides: tuple[str, ...], device: str, capabilities: Capabilities, reason: str | None
+) -> None:
+    assert unsupported(trial_config(*overrides, device=device), capabilities) == reason
+
+
+def test_auto_takes_a_gpu_where_there_is_one(trial_config: MakeConfig) -> None:
+    assert uses_cuda(trial_config(device="auto"), OLD_GPU)
+    assert not uses_cuda(trial_config(device="auto"), CPU_ONLY)
+    assert not uses_cuda(trial_config(device="cpu"), OLD_GPU)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_errors_that_say_memory_ran_out_are_known(error: BaseException, says: bool) -> None:
+    assert is_out_of_memory(error) is says
+
+
+def test_an_allocation_that_fails_here_says_that_memory_ran_out() -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as raised:
+        torch.empty(1 << 58, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)
+
+
+def test_this_machine_is_described() -> None:
+    here = local_capabilities()
+    assert here.num_cpus >= 1
+    assert here.device_name == (here.gpu_name or cpu_name())
+    assert cpu_name()
+    assert CPU_ONLY.device_name == cpu_name()
+    assert OLD_GPU.device_name == "NVIDIA T4"
+
+
+def test_the_cpu_is_always_there() -> None:
+    device = pick_device("cpu")
+    assert device.type == "cpu"
+    assert peak_memory_bytes(device) > 1 << 20
+    synchronizer(device)()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert pick_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="device: found cuda, and there is no GPU here; accepted are auto, cpu"):
+        pick_device("cuda")
+
+
+def test_a_reset_undoes_what_a_training_left() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    reset_device(torch.device("cpu"))
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_picked_and_measured() -> None:
+    device = pick_device("auto")
+    assert device.type == "cuda"
+    assert local_capabilities().num_gpus >= 1
+    reset_device(device)
+    torch.zeros(1 << 20, device=device)
+    synchronizer(device)()
+    assert 1 << 20 <= peak_memory_bytes(device) < 1 << 30

@@ -1,0 +1,281 @@
+"""Training functions of the user's own: those below are such functions, made for one test each."""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Outcome, Target
+from autotune.training.own_loop import TrainingClock, check_own, train_own
+from autotune.training.run import check_training, start_training
+
+Report = Callable[..., None]
+
+
+class Ticking:
+    """A clock, in place of the ``time`` module, that goes on by one each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+TICKING = Ticking()
+
+
+def rising(num_evaluations: int, step: float = 0.25) -> Iterator[Mapping[str, Any]]:
+    """Yields a metric that rises by ``step`` from 0."""
+    for index in range(num_evaluations):
+        yield {"metric": index * step, "samples": 100 * (index + 1)}
+
+
+def reporting(report: Report, num_evaluations: int, step: float = 0.25) -> None:
+    """Reports what ``rising`` yields."""
+    for index in range(num_evaluations):
+        report(index * step, samples=100 * (index + 1))
+
+
+def telling(config: TrialConfig, seed: int, device: torch.device, clock: TrainingClock) -> Iterator[Mapping[str, Any]]:
+    """Yields what it was given, as far as numbers can tell."""
+    given = isinstance(config, TrialConfig) and isinstance(device, torch.device) and isinstance(clock, TrainingClock)
+    yield {"metric": float(given), "loss": float(torch.rand(1)), "step": 7, "epoch": 0.5, "samples": seed}
+
+
+def failing(report: Report) -> None:
+    report(0.1)
+    raise ZeroDivisionError("the batch was empty")
+
+
+def failing_generator() -> Iterator[Mapping[str, Any]]:
+    yield {"metric": 0.1}
+    raise ZeroDivisionError("the batch was empty")
+
+
+def in_phases(clock: TrainingClock) -> Iterator[Mapping[str, Any]]:
+    with clock.building():
+        TICKING.now += 1000
+    TICKING.now += 20
+    with clock.evaluating():
+        TICKING.now += 3000
+    yield {"metric": 0.1}
+    with clock.evaluating():
+        yield {"metric": 0.2}
+        TICKING.now += 3000
+    yield {"metric": 0.3}
+
+
+def in_phases_reported(report: Report, clock: TrainingClock) -> None:
+    for evaluation in in_phases(clock):
+        report(**evaluation)
+
+
+def stubborn(report: Report) -> None:
+    """Catches all that it can, and reports again."""
+    for _ in range(3):
+        try:
+            report(0.1)
+        except BaseException:  # noqa: BLE001, S110  # what a careless loop does
+            pass
+    try:
+        report(0.1)
+    finally:
+        report(0.2)
+
+
+def saying(value: Any, key: str = "metric") -> Iterator[Mapping[str, Any]]:
+    yield {"metric": 0.5, key: value}
+
+
+def saying_itself(value: Any) -> Iterator[Any]:
+    yield value
+
+
+def silent(report: Report) -> None:
+    """Never reports."""
+
+
+def unable(batch_size: int) -> float:
+    return 0.5
+
+
+MakeConfig = Callable[..., TrialConfig]
+
+
+@pytest.fixture
+def own(trial_config: MakeConfig) -> MakeConfig:
+    """Makes configurations of a training function here; targets 0.5, and no time limit."""
+
+    def make(function: Callable[..., Any], *, max_train_seconds: float = 1e9, seed: int = 0, **arguments: Any) -> TrialConfig:
+        return trial_config(
+            training={"_target_": f"{__name__}.{function.__name__}", **arguments},
+            target=Target(metric="score", value=0.5, mode="max", max_train_seconds=max_train_seconds),
+            allowed_targets=(__name__,),
+            seed=seed,
+        )
+
+    return make
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    monkeypatch.setattr("autotune.measurement.time", TICKING)
+    return TICKING
+
+
+def run(config: TrialConfig, **settings: Any) -> list[Evaluation]:
+    return list(start_training(config, **settings))
+
+
+def training_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "training"]
+
+
+both_kinds = pytest.mark.parametrize("function", [rising, reporting])
+
+
+@both_kinds
+def test_a_function_runs_until_it_reaches_the_target(own: MakeConfig, function: Callable[..., Any]) -> None:
+    evaluations = run(own(function, num_evaluations=10))
+    assert [each.metric for each in evaluations] == [0, 0.25, 0.5]
+    assert [each.outcome for each in evaluations] == [None, None, Outcome.REACHED]
+    assert [each.samples for each in evaluations] == [100, 200, 300]
+    assert [each.step for each in evaluations] == [1, 2, 3]
+    assert training_threads() == []
+
+
+@both_kinds
+def test_a_function_that_ends_early_leaves_no_outcome(own: MakeConfig, function: Callable[..., Any]) -> None:
+    evaluations = run(own(function, num_evaluations=2))
+    assert [each.outcome for each in evaluations] == [None, None]
+    assert training_threads() == []
+
+
+@both_kinds
+def test_a_function_past_its_cap_is_capped(own: MakeConfig, function: Callable[..., Any]) -> None:
+    assert [each.outcome for each in run(own(function, num_evaluations=10), cap_seconds=0)] == [Outcome.CAPPED]
+    assert training_threads() == []
+
+
+@both_kinds
+def test_a_function_past_its_time_is_timed_out(own: MakeConfig, function: Callable[..., Any]) -> None:
+    config = own(function, num_evaluations=10, max_train_seconds=1e-12)
+    assert [each.outcome for each in run(config)] == [Outcome.TIMED_OUT]
+
+
+@both_kinds
+def test_a_metric_in_float32_reaches_a_target_in_tenths(own: MakeConfig, function: Callable[..., Any]) -> None:
+    just_short = 0.5 - 1e-8
+    assert run(own(function, num_evaluations=2, step=just_short))[-1].outcome is Outcome.REACHED
+
+
+def test_a_metric_that_is_not_finite_is_divergence(own: MakeConfig) -> None:
+    assert run(own(saying, value=float("nan")))[-1].outcome is Outcome.DIVERGED
+    assert run(own(saying, value=float("inf"), key="loss"))[-1].outcome is Outcome.DIVERGED
+
+
+def test_a_function_is_given_what_its_signature_names(own: MakeConfig) -> None:
+    first, again, other = (run(own(telling, seed=seed))[0] for seed in (11, 11, 12))
+    assert (first.metric, first.step, first.epoch, first.samples) == (1.0, 7, 0.5, 11)
+    assert first.loss == again.loss
+    assert first.loss != other.loss
+
+
+@pytest.mark.parametrize(("function", "frame"), [(failing, "failing"), (failing_generator, "failing_generator")])
+def test_an_exception_surfaces_with_its_traceback(own: MakeConfig, function: Callable[..., Any], frame: str) -> None:
+    training = start_training(own(function))
+    next(training)
+    with pytest.raises(ZeroDivisionError, match="the batch was empty") as raised:
+        next(training)
+    assert frame in [each.name for each in traceback.extract_tb(raised.value.__traceback__)]
+    assert training_threads() == []
+
+
+@pytest.mark.parametrize("function", [in_phases, in_phases_reported])
+def test_building_and_evaluating_are_not_training(own: MakeConfig, ticking: Ticking, function: Callable[..., Any]) -> None:
+    first, second, third = run(own(function))
+    assert 1000 <= first.build_seconds < 1020
+    assert 20 <= first.train_seconds < 40
+    assert 3000 <= first.evaluate_seconds < 3020
+    assert third.build_seconds == first.build_seconds
+    assert third.train_seconds < 60
+    assert second.evaluate_seconds < 3040
+    assert 6000 <= third.evaluate_seconds < 6060
+
+
+def test_the_clock_stands_still_while_the_training_is_suspended(own: MakeConfig, ticking: Ticking) -> None:
+    evaluations = []
+    for evaluation in start_training(own(reporting, num_evaluations=3)):
+        evaluations.append(evaluation)
+        ticking.now += 1e6
+    assert evaluations[-1].train_seconds < 100
+
+
+def test_the_thread_ends_with_a_training_that_is_stopped(own: MakeConfig) -> None:
+    training = start_training(own(reporting, num_evaluations=10))
+    next(training)
+    assert len(training_threads()) == 1
+    training.close()
+    assert training_threads() == []
+
+
+def test_the_thread_ends_even_where_the_function_goes_on_reporting(own: MakeConfig) -> None:
+    training = start_training(own(stubborn))
+    next(training)
+    training.close()
+    assert training_threads() == []
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "said"),
+    [
+        ("high", "metric", "reported metric as str, accepted is a number"),
+        (None, "loss", "reported loss as NoneType, accepted is a number"),
+        ([1, 2], "step", "reported step as list, accepted is a number"),
+        (float("nan"), "samples", "reported samples=nan, accepted is a finite number"),
+        (1.0, "accuracy", "accepted is metric and any of epoch, loss, samples, step"),
+    ],
+)
+def test_a_report_of_the_wrong_kind_is_refused_in_one_line(own: MakeConfig, value: Any, key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        run(own(saying, value=value, key=key))
+    assert "\n" not in str(refused.value)
+    assert f"{__name__}.saying" in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [0.5, {}, {1: 2, "loss": 3}])
+def test_a_yield_that_is_no_evaluation_is_refused_in_one_line(own: MakeConfig, value: Any) -> None:
+    with pytest.raises(ConfigError, match="accepted is metric and any of") as refused:
+        run(own(saying_itself, value=value))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tensor_of_one_number_is_a_number(own: MakeConfig) -> None:
+    config = own(saying, value=0.0)
+    training = train_own(config, cap_seconds=1e9, num_threads=1)
+    assert next(training).metric == 0
+    assert run(own(tensor_saying))[-1].outcome is Outcome.REACHED
+
+
+def tensor_saying() -> Iterator[Mapping[str, Any]]:
+    yield {"metric": torch.tensor([0.5]), "samples": torch.tensor(3)}
+
+
+def test_a_function_that_never_reports_is_refused(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="ended without one evaluation"):
+        run(own(silent))
+    assert training_threads() == []
+
+
+def test_a_function_that_cannot_report_is_refused_before_it_runs(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="accepted is a generator function, or a function with an argument named report"):
+        check_training(own(unable, batch_size=1))
+    check_own(own(rising, num_evaluations=1))
+    check_own(own(reporting, num_evaluations=1))
