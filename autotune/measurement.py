@@ -157,6 +157,14 @@ class TrialResult:
         return self.evaluations[-1] if self.evaluations else None
 
     @property
+    def error_line(self) -> str:
+        """The error in one line: what a traceback ends with, the first line of anything else; empty where there is none."""
+        lines = [line.strip() for line in (self.error or "").splitlines() if line.strip()]
+        if not lines:
+            return ""
+        return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+
+    @property
     def time_to_target_seconds(self) -> float | None:
         """Warm seconds at the first evaluation at or past the target; None unless REACHED."""
         if self.outcome is not Outcome.REACHED or self.last is None:

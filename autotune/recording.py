@@ -15,21 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from autotune.measurement import Target, TrialResult
 
 
-def write_recording(
-    folder: Path, *, results: Sequence[TrialResult], target: Target, space: Mapping[str, Any], source: str
-) -> None:
+def write_recording(folder: Path, *, results: Sequence[TrialResult], target: Target, space: Mapping[str, Any], source: str) -> None:
     """Write a study's ended trials, in order of their numbers; each file is replaced as a whole.
 
-    Args:
-        space: the search space as plain data.
-        source: where the numbers come from, for a reader.
+    ``space`` is the search space as plain data; ``source`` says where the numbers come from, for a reader.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ended = sorted(results, key=lambda each: each.trial)

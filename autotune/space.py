@@ -227,9 +227,7 @@ class SearchSpace:
             SearchSpaceError: with file, key, what was found and what is accepted.
         """
         if not isinstance(mapping, Mapping):
-            raise SearchSpaceError(
-                f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain"
-            )
+            raise SearchSpaceError(f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain")
         parameters: dict[str, Parameter] = {}
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
@@ -270,7 +268,7 @@ class SearchSpace:
             name = branch + key
             values[key] = parameter.suggest(trial, name)
             if isinstance(parameter, Choice):
-                parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))
+                parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))  # noqa: SLF001  # its own class
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
         """The point that a configuration stands for, or None where the space does not contain it.
@@ -301,7 +299,7 @@ class SearchSpace:
         for key, parameter in self.parameters.items():
             yield branch, key, parameter
             if isinstance(parameter, Choice) and parameter.as_param(lookup(key)) is not None:
-                yield from parameter.beneath(lookup(key))._opened(lookup, _branch(branch + key, lookup(key)))
+                yield from parameter.beneath(lookup(key))._opened(lookup, _branch(branch + key, lookup(key)))  # noqa: SLF001  # its own class
 
     def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
         """Every parameter of every branch: qualified name, config key, parameter."""
@@ -314,28 +312,28 @@ class SearchSpace:
     def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
         """Points that open every branch: for each option of each choice, its name, value, and a point that takes it.
 
-        Numbers are at their lowest; a last point, with an empty name, takes the first options and the highest numbers.
+        Numbers are at their lowest; two last points, with an empty name, take the first options and the lowest and the
+        highest numbers.
         """
         for name, value, path in self._paths(()):
             yield name, value, Suggestion(self._fill(dict(path), high=False))
-        yield "", None, Suggestion(self._fill({}, high=True))
+        for high in (False, True):
+            yield "", None, Suggestion(self._fill({}, high=high))
 
-    def _paths(
-        self, above: tuple[tuple[str, Any], ...], branch: str = ""
-    ) -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
+    def _paths(self, above: tuple[tuple[str, Any], ...], branch: str = "") -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 for value, beneath in parameter.options:
                     path = (*above, (key, value))
                     yield branch + key, value, path
-                    yield from beneath._paths(path, _branch(branch + key, value))
+                    yield from beneath._paths(path, _branch(branch + key, value))  # noqa: SLF001  # its own class
 
     def _fill(self, chosen: Mapping[str, Any], *, high: bool) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 values[key] = chosen[key] if key in chosen else parameter.options[0][0]
-                values |= parameter.beneath(values[key])._fill(chosen, high=high)
+                values |= parameter.beneath(values[key])._fill(chosen, high=high)  # noqa: SLF001  # its own class
             else:
                 values[key] = parameter.ends()[high]
         return values
@@ -355,9 +353,7 @@ class SearchSpace:
                     if not (branch + key == name and override_text(each) == override_text(value))
                 )
                 if not kept:
-                    raise SearchSpaceError(
-                        f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine"
-                    )
+                    raise SearchSpaceError(f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine")
                 parameters[key] = Choice(options=kept)
             else:
                 parameters[key] = parameter
@@ -381,7 +377,7 @@ def _as_domain(parameter: Parameter) -> Any:
     return {"type": kind} | {name: value for name, value in given.items() if value is not None and value is not False}
 
 
-def override_text(value: Any) -> str:
+def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
     """A value as Hydra's override grammar writes it: what parses back to the same value and type."""
     if value is None:
         return "null"
@@ -455,7 +451,7 @@ def _check_step(low: float, high: float, log: bool, step: float) -> None:
 
 def _on_grid(value: float, low: float, step: float) -> bool:
     steps = (value - low) / step
-    return abs(steps - round(steps)) < 1e-8
+    return math.isclose(steps, round(steps), rel_tol=0.0, abs_tol=1e-8)
 
 
 _NUMERIC: dict[str, tuple[type[Float] | type[Int] | type[PowerOfTwo], frozenset[str]]] = {
@@ -469,9 +465,7 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
         return Choice(options=tuple((value, SearchSpace()) for value in domain))
     if not isinstance(domain, Mapping):
-        raise ValueError(
-            f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice"
-        )
+        raise ValueError(f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
     kind = domain.get("type")
     if kind == "choice":
         return _choice(domain, source, name)
@@ -498,9 +492,7 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
         )
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
-    raise ValueError(
-        f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it"
-    )
+    raise ValueError(f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it")
 
 
 def _check_fields(settings: Mapping[str, Any], accepted: frozenset[str]) -> None:

@@ -28,9 +28,7 @@ def train_command(arguments: Sequence[str]) -> int:
     import_user_code_from(line.config_dirs)
     composer = Composer(line.overrides, line.config_dirs)
     if composer.sweeps:
-        raise ConfigError(
-            f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)"
-        )
+        raise ConfigError(f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)")
     if line.cfg:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0

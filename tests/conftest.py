@@ -13,14 +13,10 @@ from autotune.config.schema import TrialConfig
 MakeTrialConfig = Callable[..., TrialConfig]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a GPU, and skips by itself where there is none")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is None:
         return
-    import torch  # noqa: PLC0415  # only the tests of training need it
+    import torch  # the tests of other parts do without its second and a half
 
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU, and torch sees none here")

@@ -31,7 +31,12 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 
 def complaints(package: Path) -> list[str]:
     """One sentence for each import of the package that crosses a fence or goes up."""
-    return [sentence for path in sorted(package.rglob("*.py")) if path.parent != package or path.stem != "__init__" for sentence in _of_file(path, package)]
+    return [
+        sentence
+        for path in sorted(package.rglob("*.py"))
+        if path.parent != package or path.stem != "__init__"
+        for sentence in _of_file(path, package)
+    ]
 
 
 def _of_file(path: Path, package: Path) -> Iterator[str]:

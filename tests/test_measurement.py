@@ -149,7 +149,12 @@ def test_shortfall_is_positive_exactly_while_short_of_the_target(mode: str, valu
 
 
 def test_every_outcome_is_a_time_or_a_bound_or_infeasible_or_an_error() -> None:
-    assert {each for each in Outcome if each.is_censored} == {Outcome.MISSED, Outcome.CAPPED, Outcome.STOPPED, Outcome.TIMED_OUT}
+    assert {each for each in Outcome if each.is_censored} == {
+        Outcome.MISSED,
+        Outcome.CAPPED,
+        Outcome.STOPPED,
+        Outcome.TIMED_OUT,
+    }
     assert {each for each in Outcome if each.is_infeasible} == {Outcome.OUT_OF_MEMORY, Outcome.DIVERGED}
     assert {each for each in Outcome if not each.is_censored and not each.is_infeasible} == {Outcome.REACHED, Outcome.ERRORED}
 

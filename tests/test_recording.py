@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # pyarrow has no types
+import pyarrow.parquet as pq
 import pytest
 import yaml
 

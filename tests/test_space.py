@@ -172,7 +172,12 @@ def test_choice_opens_only_the_chosen_branch() -> None:
     trial = optuna.trial.FixedTrial(
         {"optimizer": "adamw", "optimizer=adamw/optimizer.lr": 1e-3, "log2(batch_size)": 5, "model.widths": "[8,16]"}
     )
-    assert SPACE.suggest(trial).values == {"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 32, "model.widths": [8, 16]}
+    assert SPACE.suggest(trial).values == {
+        "optimizer": "adamw",
+        "optimizer.lr": 1e-3,
+        "batch_size": 32,
+        "model.widths": [8, 16],
+    }
 
 
 def test_sampler_names_are_qualified_by_their_branch_and_config_keys_are_not() -> None:
@@ -330,7 +335,9 @@ def test_an_override_parses_back_to_the_same_value_and_type(value: Any) -> None:
 
 def test_not_a_number_parses_back_as_one() -> None:
     (text,) = Suggestion({"key": math.nan}).as_overrides()
-    assert math.isnan(OverridesParser.create().parse_override(text).value())
+    value = OverridesParser.create().parse_override(text).value()
+    assert isinstance(value, float)
+    assert math.isnan(value)
 
 
 @st.composite
@@ -372,7 +379,9 @@ def spaces(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b", "c"), depth: int 
         if depth and draw(st.booleans()):
             values = draw(st.lists(CHOSEN, min_size=1, max_size=3, unique_by=lambda each: str(each).lower()))
             beneath = (draw(spaces(keys=tuple(f"{key}.{each}" for each in "abc"), depth=depth - 1)) for _ in values)
-            parameters[key] = Choice(options=tuple((each, SearchSpace(opened.parameters)) for each, opened in zip(values, beneath, strict=True)))
+            parameters[key] = Choice(
+                options=tuple((each, SearchSpace(opened.parameters)) for each, opened in zip(values, beneath, strict=True))
+            )
         else:
             parameters[key] = draw(NUMBERS)
     return SearchSpace(parameters)

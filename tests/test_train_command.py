@@ -105,9 +105,7 @@ def test_the_configuration_is_printed_and_nothing_trained(toy: list[str], capsys
 
 
 def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "autotune.train", *arguments], cwd=REPOSITORY, check=False, capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-m", "autotune.train", *arguments], cwd=REPOSITORY, check=False, capture_output=True, text=True)
 
 
 def test_the_command_trains_the_shipped_experiment() -> None:

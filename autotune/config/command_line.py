@@ -73,9 +73,7 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
 
         sys.exit(shell_completion(found.shell_completion, [*found.overrides], found.config_dir))
-    return CommandLine(
-        overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve
-    )
+    return CommandLine(overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve)
 
 
 def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
@@ -83,9 +81,7 @@ def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     for folder in (*map(Path, config_dirs), shipped_folder("conf")):
         for path in sorted((folder / "experiment").glob("*.yaml")):
-            comments = (
-                line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#")
-            )
+            comments = (line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#"))
             found.setdefault(path.stem, next((line for line in comments if line and "@package" not in line), ""))
     return list(found.items())
 

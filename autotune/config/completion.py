@@ -35,9 +35,7 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
     plugins = {each.provides(): each for each in known}
     if verb not in ("install", "uninstall", "query") or shell not in plugins or overrides or config_dirs:
         found = " ".join((command, *overrides, *config_dirs))
-        raise ConfigError(
-            f"-sc: found {found!r}, accepted are install=, uninstall= or query= with {', '.join(sorted(plugins))}"
-        )
+        raise ConfigError(f"-sc: found {found!r}, accepted are install=, uninstall= or query= with {', '.join(sorted(plugins))}")
     if verb != "query" and sys.argv[0].endswith(".py"):
         raise ConfigError(f'-sc {command}: shells complete the installed command: eval "$(autotune -sc {command})"')
     with hydra_set_up():

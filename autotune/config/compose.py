@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,13 @@ class Composer:
         """A fresh copy of what Hydra composes for a set of overrides, with the groups' choices."""
         if overrides not in self._bases:
             config = self._hydra_compose(overrides)
-            choices = {
-                str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")
-            }
+            choices = {str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")}
             self._check_names(choices)
             self._bases[overrides] = (OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), choices)
         config, choices = self._bases[overrides]
-        return config.copy(), choices
+        copied = config.copy()
+        OmegaConf.set_struct(copied, True)  # a key that is not there is refused, as Hydra would
+        return copied, choices
 
     def _hydra_compose(self, overrides: tuple[str, ...]) -> DictConfig:
         everything = [*self.overrides, *overrides]
@@ -195,9 +195,7 @@ class Composer:
             for folder in self.config_dirs:
                 own = folder / group / f"{option}.yaml"
                 if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
-                    raise ConfigError(
-                        f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name"
-                    )
+                    raise ConfigError(f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name")
 
     def _file_that_is_not_text(self) -> Path | str:
         for path in (path for folder in self.config_dirs for path in sorted(folder.rglob("*.yaml")) if path.is_file()):
@@ -224,17 +222,19 @@ class Composer:
         if unknown := re.search(r"Could not override '([^']+)'", message):
             key = unknown[1]
             if key in self.known_keys():
-                return (
-                    f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
-                )
+                return f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
             return f"{key}: no such key{_did_you_mean(key, self.known_keys())}; accepted keys are shown by --cfg job"
         return _explain_value(error)
 
     def known_keys(self) -> list[str]:
         """Every key of the shipped default configuration, groups included, for suggestions."""
-        with hydra_set_up():
-            config = compose("config", [])
-        return list(_flat_keys(OmegaConf.to_container(config)))
+        return _default_keys()
+
+
+@cache
+def _default_keys() -> list[str]:
+    with hydra_set_up():
+        return list(_flat_keys(OmegaConf.to_container(compose("config", []))))
 
 
 def split_overrides(composer: Composer, overrides: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -316,7 +316,5 @@ def _explain_value(error: Exception) -> str:
     if part := re.search(r"(\w+) is not a subclass of (\w+)Config\. value: (.*)", lines[0] if lines else ""):
         return f"{part[2].lower()}: found {part[3]}, accepted is a mapping"
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
-    said = " ".join(
-        line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line)
-    )
+    said = " ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line))
     return f"{key}: {said}" if key else said

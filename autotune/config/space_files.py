@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from autotune.config.compose import Composer
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS
-from autotune.errors import InvalidTrialError, SearchSpaceError
+from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 
 
@@ -72,30 +72,32 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
     """
     probes = list(space.probes())
     for name, value, point in probes:
-        for key in point.values:
-            if not composer.is_group(key) and composer.compose(_groups(point, composer)).lookup(key) is None:
-                _check_key_exists(space, composer, point, key)
         try:
             composer.compose_suggestion(point, seed=0)
         except InvalidTrialError as error:
-            opened = f"{name}={value}: " if name else ""
+            _check_keys_exist(space, point, composer)
+            key = name.rpartition("/")[2]
+            opened = "" if not name or str(error).startswith((f"{key}:", f"{key}=")) else f"{name}={value}: "
             raise SearchSpaceError(f"{_source(space)}: {opened}{error}") from error
     return probes
 
 
-def _groups(point: Suggestion, composer: Composer) -> list[str]:
-    return [text for key, text in zip(point.values, point.as_overrides(), strict=True) if composer.is_group(key)]
-
-
-def _check_key_exists(space: SearchSpace, composer: Composer, point: Suggestion, key: str) -> None:
-    """A key may hold null, but it must be there."""
-    parent, _, last = key.rpartition(".")
-    composed = composer.compose(_groups(point, composer))
-    holder = composed.lookup(parent) if parent else composed.plain
-    if isinstance(holder, Mapping) and last in holder:
+def _check_keys_exist(space: SearchSpace, point: Suggestion, composer: Composer) -> None:
+    """Say of a point that does not compose which of its keys is missing, and what is there instead."""
+    groups = [f"{key}={override_text(value)}" for key, value in point.values.items() if composer.is_group(key)]
+    try:
+        plain = composer.compose(groups).plain
+    except ConfigError:
         return
-    has = f"{parent} has {', '.join(map(str, holder))}" if isinstance(holder, Mapping) else f"there is no {parent or key}"
-    raise SearchSpaceError(f"{_source(space)}: {key}: no config has this key; {has}")
+    for key in point.values:
+        parent, _, last = key.rpartition(".")
+        holder: Any = plain
+        for part in parent.split(".") if parent else ():
+            holder = holder.get(part) if isinstance(holder, Mapping) else None
+        if composer.is_group(key) or (isinstance(holder, Mapping) and last in holder):
+            continue
+        has = f"{parent} has {', '.join(map(str, holder))}" if parent and isinstance(holder, Mapping) else f"there is no {parent or key}"
+        raise SearchSpaceError(f"{_source(space)}: {key}: no config has this key; {has}")
 
 
 def _source(space: SearchSpace) -> str:
@@ -120,11 +122,9 @@ def _load(name: str, config_dirs: Sequence[Path]) -> Any:
     path = next((folder / relative for folder in folders if (folder / relative).is_file()), None)
     if path is None:
         shipped = ", ".join(sorted(f"search_spaces/{each.name}" for each in shipped_folder("search_spaces").glob("*.yaml")))
-        raise SearchSpaceError(
-            f"search_space: {name}: no such file; accepted is a path from here or --config-dir, or one of {shipped}"
-        )
+        raise SearchSpaceError(f"search_space: {name}: no such file; accepted is a path from here or --config-dir, or one of {shipped}")
     try:
-        return yaml.load(path.read_text(), Loader=_UniqueKeyLoader) or {}
+        return yaml.load(path.read_text(), Loader=_UniqueKeyLoader) or {}  # noqa: S506  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise SearchSpaceError(f"{name}{line}: {error.problem}") from error
@@ -142,9 +142,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 

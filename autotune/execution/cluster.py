@@ -66,6 +66,7 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
@@ -76,7 +77,7 @@ _QUIET = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "30",
     "TUNE_WARN_THRESHOLD_S": "5",
 }
-"""Ray keeps quiet, keeps no state of its own, and leaves the working folder alone: the study's storage is what resumes."""
+"""Ray keeps quiet (that a worker died is told as its trial's outcome), keeps no state of its own, and leaves the working folder alone: the study's storage is what resumes."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:

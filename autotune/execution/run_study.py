@@ -16,6 +16,7 @@ from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.execution.cluster import ClusterSize, connected
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude, missing_runs
+from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.plan import StudyPlan
 from autotune.measurement import Outcome
@@ -55,8 +56,6 @@ def _search_and_confirm(live: LiveStudy) -> tuple[Confirmation | None, bool]:
     plan, policy = live.plan, live.policy
     if not live.is_work_left:
         return _conclude_known(live), False
-    from autotune.execution.search import interruptible  # noqa: PLC0415  # imports ray
-
     with connected(plan.config.cluster) as size, interruptible() as interrupt:
         live.tracker.wait()
         with live.display:

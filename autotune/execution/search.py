@@ -1,15 +1,12 @@
 """Running the search on Ray Tune: its searcher asks the policy, its scheduler tells it, and Ray runs the workers.
 
-Ray's own experiment state, loggers and signal handling are off: the study's storage is what resumes, and a first Ctrl-C (or
-SIGTERM) ends the search in good order.
+Ray's own experiment state, loggers and signal handling are off: the study's storage is what resumes.
 """
 
-import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -41,27 +38,6 @@ def run_search(in_flight: TrialsInFlight, *, max_concurrent_trials: int | None, 
             verbose=0,
         )
     in_flight.interrupt_all()
-
-
-@contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second one raises KeyboardInterrupt."""
-    event = threading.Event()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # only the main thread may handle signals
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
@@ -97,7 +73,15 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """A worker is gone: for a trial that had not ended, that is its end."""
-        self._in_flight.died(trial.trial_id, str(trial.get_pickled_error() or trial.get_error() or "the worker died"))
+        self._in_flight.died(trial.trial_id, _why(trial))
+
+
+def _why(trial: Any) -> str:
+    """What Ray wrote of a worker's end, less its own heading."""
+    path = Path(trial.error_file or "")
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    said = text.partition("\n")[2].strip()
+    return f"the worker died: {said}" if said else "the worker died"
 
 
 class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types

@@ -53,9 +53,8 @@ class TrialsTable:
             "started_at": result.started_at,
             "stopped_at": result.stopped_at,
             "seed": result.seed,
-            "error": (result.error or "").strip().splitlines()[-1:],
+            "error": result.error_line,
         }
-        measured["error"] = "".join(measured["error"])
         values = [result.values.get(key) for key in self._parameters]
         return [result.trial, *(measured.get(name) for name in _MEASURED), *values]
 

@@ -123,8 +123,8 @@ class StudyDisplay:
         parts.append("no time" if spent is None else format_seconds(spent))
         parts.append(f"{self._target.metric} {'none' if last is None else format_metric(last.metric)}")
         parts.append(self._best_so_far())
-        if result.error:
-            parts.append(result.error.strip().splitlines()[-1] if result.error.strip() else "")
+        if result.error_line:
+            parts.append(result.error_line)
         return "  ".join(part for part in parts if part)
 
     def _best_so_far(self) -> str:

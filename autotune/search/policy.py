@@ -48,7 +48,7 @@ class SearchPolicy:
     """Decides what to try next over one Optuna study.
 
     Args:
-        study: minimises the objective; may hold earlier trials.
+        study: minimises the objective; may hold earlier trials, and then its sampler needs another seed than at first.
         space: what may vary.
         baseline: the point that the experiment itself stands for, None where the space does not contain it.
         seed: of the study; every trial's own is made from it.
@@ -88,8 +88,6 @@ class SearchPolicy:
         for result in self.results.values():
             self._learn(result)
         self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
-        if study.get_trials(deepcopy=False):
-            study.sampler.reseed_rng()  # a seeded sampler begins anew, and would propose the first points again
         if not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
             study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
 
@@ -219,9 +217,7 @@ LEAST_REACHED = 4
 """Trials at the target below which importances are noise."""
 
 
-def _as_optuna(
-    space: SearchSpace, point: Suggestion
-) -> tuple[dict[str, Any], dict[str, optuna.distributions.BaseDistribution]]:
+def _as_optuna(space: SearchSpace, point: Suggestion) -> tuple[dict[str, Any], dict[str, optuna.distributions.BaseDistribution]]:
     fixed = optuna.trial.FixedTrial(space.params_of(point))
     space.suggest(fixed)
     return fixed.params, fixed.distributions

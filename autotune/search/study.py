@@ -29,8 +29,7 @@ def open_study(
 ) -> optuna.Study:
     """The study of that name, made where there is none yet.
 
-    Args:
-        definition: what makes two runs the same study; plain data, kept in the storage.
+    ``definition`` is what makes two runs the same study: plain data, kept in the storage.
 
     Raises:
         StudyError: there is one, and it was made for something else; the message names the first difference.

@@ -49,9 +49,7 @@ def make_components(config: TrialConfig, data: LoadedData, device: torch.device,
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     optimizer = call(build_partial(config.optimizer, allowed, "optimizer"), "optimizer", model.parameters())
     schedule = call(build_partial(config.lr_schedule, allowed, "lr_schedule"), "lr_schedule", optimizer, total_steps)
-    return Components(
-        model, optimizer, schedule, make_score(config.loss, allowed, "loss"), make_score(config.metric, allowed, "metric")
-    )
+    return Components(model, optimizer, schedule, make_score(config.loss, allowed, "loss"), make_score(config.metric, allowed, "metric"))
 
 
 def make_score(node: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> Score:

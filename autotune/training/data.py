@@ -42,7 +42,7 @@ class Split:
 
     def to(self, device: torch.device, *, channels_last: bool) -> "Split":
         """The split on a device; 4-D inputs in channels-last memory format where asked."""
-        memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format
+        memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format  # noqa: PLR2004  # images
         return Split(self.inputs.to(device).contiguous(memory_format=memory_format), self.targets.to(device))
 
 
@@ -104,16 +104,14 @@ def _load(config: TrialConfig) -> LoadedData:
     if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
         found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
         raise DataError(f"data: {name} returned {found}, accepted is a mapping with train, validation and optionally test")
-    checked = {
-        split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits
-    }
+    checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
     return LoadedData(checked["train"], checked["validation"], checked.get("test"), _checksum(checked))
 
 
 def _split(given: Any, where: str) -> Split:
     if isinstance(given, Dataset):
         given = _read(given, where)
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    if not isinstance(given, tuple | list) or len(given) != 2:  # noqa: PLR2004  # a pair
         raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
     try:
         inputs, targets = (torch.as_tensor(each).detach().cpu() for each in given)
@@ -124,9 +122,7 @@ def _split(given: Any, where: str) -> Split:
     if inputs.ndim == 0 or targets.ndim == 0:
         raise DataError(f"{where}: found a single number, accepted are inputs [samples, ...] and targets [samples, ...]")
     if len(inputs) != len(targets) or len(inputs) == 0:
-        raise DataError(
-            f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one"
-        )
+        raise DataError(f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one")
     return Split(inputs, targets)
 
 

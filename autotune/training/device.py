@@ -5,6 +5,7 @@ import platform
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -110,7 +111,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def cpu_name() -> str:
     """The processor's model name as Linux tells it, or what the platform says."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

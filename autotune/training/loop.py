@@ -67,9 +67,7 @@ def train(
         step += 1
         samples = step * run.batch_size
         train_seconds = clock.seconds(Phase.TRAIN)
-        out_of_time = (
-            train_seconds > config.target.max_train_seconds or train_seconds + clock.seconds(Phase.PREPARE) > cap_seconds
-        )
+        out_of_time = train_seconds > config.target.max_train_seconds or train_seconds + clock.seconds(Phase.PREPARE) > cap_seconds
         if samples < next_evaluation and step < run.total_steps and not out_of_time:
             continue
         clock.enter(Phase.EVALUATE)
@@ -110,9 +108,8 @@ def outcome_of(
 ) -> Outcome | None:
     """What an evaluation ends a training with, None where it goes on.
 
-    Args:
-        loss: mean validation loss; NaN counts as divergence, so give 0 where there is none.
-        ended: the schedule has no step left.
+    ``loss`` is the mean validation loss: NaN counts as divergence, so give 0 where there is none. ``ended`` says that the
+    schedule has no step left.
     """
     if not (math.isfinite(metric) and math.isfinite(loss)):
         return Outcome.DIVERGED

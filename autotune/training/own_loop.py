@@ -77,9 +77,7 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
             before = evaluation
             clock.enter(phase)
     if before is None:
-        raise ConfigError(
-            f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield"
-        )
+        raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
 
 
 def check_own(config: TrialConfig) -> None:
@@ -92,9 +90,7 @@ def check_own(config: TrialConfig) -> None:
     made = build_partial(config.training, config.allowed_targets, "training")
     takes_report = "report" in accepted_arguments(made, {"report": None})
     if not takes_report and not inspect.isgeneratorfunction(made.func):
-        raise ConfigError(
-            f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report"
-        )
+        raise ConfigError(f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report")
 
 
 def _reports(config: TrialConfig, device: torch.device, clock: PhaseClock) -> Generator[Mapping[str, Any], None, None]:
@@ -191,9 +187,7 @@ def _number(config: TrialConfig, key: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())
-        raise ConfigError(
-            f"training: {_name(config)} reported {key} as {type(value).__name__}, accepted is a number ({said})"
-        ) from error
+        raise ConfigError(f"training: {_name(config)} reported {key} as {type(value).__name__}, accepted is a number ({said})") from error
     if key not in ("metric", "loss") and not math.isfinite(number):
         raise ConfigError(f"training: {_name(config)} reported {key}={number}, accepted is a finite number")
     return number

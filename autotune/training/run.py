@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Generator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def versions() -> dict[str, str | None]:
 def _driver_version() -> str | None:
     """The GPU driver's version, as the kernel module tells it; None where it does not."""
     try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8") as lines:
+        with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
             return next(word for word in lines.readline().split() if word[0].isdigit())
     except (OSError, StopIteration):
         return None

@@ -13,14 +13,15 @@ def constant(optimizer: torch.optim.Optimizer, total_steps: int) -> None:
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float) -> LRScheduler:
-    """Up to the optimizer's rate and down to nearly nothing, momentum the other way round.
+    """Up to the optimizer's rate and down to nearly nothing.
 
-    Source: Smith & Topin, "Super-Convergence" (2017), as torch.optim.lr_scheduler.OneCycleLR.
+    Source: Smith & Topin, "Super-Convergence" (2017), as torch.optim.lr_scheduler.OneCycleLR. Momentum stays as the optimizer
+    has it, so that searching over it means something; the paper cycles it the other way round.
     """
     highest = [group["lr"] for group in optimizer.param_groups]
     if warmup_fraction * (total_steps + 1) <= 1:  # no step to warm up in, and OneCycleLR would divide by none
         warmup_fraction = 0.0
-    return OneCycleLR(optimizer, max_lr=highest, total_steps=total_steps + 1, pct_start=warmup_fraction)
+    return OneCycleLR(optimizer, max_lr=highest, total_steps=total_steps + 1, pct_start=warmup_fraction, cycle_momentum=False)
 
 
 def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float) -> LRScheduler:

@@ -19,7 +19,8 @@ def user_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "net.py").write_text(
-        "import os\nfrom collections import OrderedDict as Ordered\nDEPTH = 3\nclass Net:\n    def __init__(self, width):\n        self.width = width\n"
+        "import os\nfrom collections import OrderedDict as Ordered\nDEPTH = 3\n"
+        "class Net:\n    def __init__(self, width):\n        self.width = width\n"
     )
     (folder / "broken.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -51,7 +52,9 @@ def test_a_nested_name_is_held_against_the_list_too(node: object, where: str) ->
         check_target_names(node, ())
 
 
-@pytest.mark.parametrize("name", ["torch.nnx.Linear", "torch.load", "autotune", "autotune.config.build.build", "optuna.load_study", 3, None])
+@pytest.mark.parametrize(
+    "name", ["torch.nnx.Linear", "torch.load", "autotune", "autotune.config.build.build", "optuna.load_study", 3, None]
+)
 def test_a_name_that_only_begins_like_an_allowed_one_is_refused(name: object) -> None:
     with pytest.raises(TargetNotAllowedError):
         check_target_names({"_target_": name}, ())
@@ -123,7 +126,10 @@ def test_a_package_of_the_users_own_is_found_once_it_is_added(user_package: str)
         ("my_package.nat.Net", r"my_package has no nat\.Net$"),
         ("my_package.net.Nat", r"my_package\.net has no Nat$"),
         ("my_package.broken.Net", r"importing my_package\.broken\S* failed: No module named 'a_package_that_is_not_there'$"),
-        ("my_package_2.Net", r"no module named 'my_package_2'; accepted is an installed package, or a file in the working folder"),
+        (
+            "my_package_2.Net",
+            r"no module named 'my_package_2'; accepted is an installed package, or a file in the working folder",
+        ),
     ],
 )
 def test_a_name_that_stands_for_nothing_says_what_is_missing(user_package: str, name: str, message: str) -> None:
@@ -151,7 +157,11 @@ def test_a_text_cannot_become_a_target_while_it_is_built() -> None:
 
 def test_building_makes_the_object_and_its_nested_ones() -> None:
     assert build({"_target_": "autotune.objective.AmortisedTime", "num_trainings": 3}, (), "objective") == AmortisedTime(num_trainings=3)
-    net = build({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}]}, (), "model")
+    net = build(
+        {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}]},
+        (),
+        "model",
+    )
     assert [each.weight.shape for each in net] == [(3, 2)]
 
 
@@ -165,5 +175,5 @@ def test_a_target_that_refuses_its_values_is_one_line_with_the_values() -> None:
 
 
 def test_a_node_without_a_target_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match="^loss: has no _target_, accepted is the name of something that can be called$"):
+    with pytest.raises(ConfigError, match=r"^loss: has no _target_, accepted is the name of something that can be called$"):
         build({"weight": 1}, (), "loss")

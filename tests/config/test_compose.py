@@ -13,7 +13,7 @@ from autotune.config.compose import Composer, split_overrides
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, TargetNotAllowedError
-from autotune.space import Choice, SearchSpace, Suggestion
+from autotune.space import Choice, Float, PowerOfTwo, SearchSpace, Suggestion
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 EXPERIMENTS = sorted(each.stem for each in (CONF / "experiment").glob("*.yaml"))
@@ -84,23 +84,19 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
             "optimizer.momentums: no such key (did you mean optimizer.momentum?); accepted keys are shown by --cfg job",
         ),
         ("+epocs=3", "epocs: Key 'epocs' not in 'Config'"),
-        ("+optimizer=sgd", "optimizer appears more than once in the final defaults list"),
         ("epochs=many", "epochs: Value 'many' of type 'str' could not be converted to Integer"),
         ("epochs=1.5", "epochs: Value '1.5' of type 'float' could not be converted to Integer"),
         ("epochs=null", "epochs: Incompatible value 'None' for field of type 'int'"),
-        ("epochs=", "epochs: Value '' of type 'str' could not be converted to Integer"),
         ("epochs=${nope}", "epochs: Interpolation key 'nope' not found"),
         ("target=3", "target: found 3, accepted is a mapping"),
         ("batch_size=0", "batch_size: found 0, accepted is a whole number from 1"),
         ("device=gpu", "device: found 'gpu', accepted are auto, cpu, cuda"),
         ("target.mode=up", "target.mode: found 'up', accepted are max, min"),
-        ("target.max_train_seconds=0", "target.max_train_seconds: found 0.0, accepted is above 0"),
-        ("precision.autocast_dtype=float16", "precision.autocast_dtype: found 'float16', accepted are null, bfloat16"),
         ("model=3", "model=3: accepted is GROUP=NAME with the name of one of the group's files"),
         ("=3", "=3: accepted is GROUP=NAME with the name of one of the group's files"),
         (
-            "model={widths: [8]}",
-            "model={widths: [8]}",
+            "model={width: [8]}",
+            "model: is a config group; accepted is the name of one of its files, or a key in it as in model.KEY=value",
         ),
         ("~epochs", "~epochs: a key cannot be taken out; accepted is key=value"),
         ("epochs", "'epochs': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
@@ -110,7 +106,7 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_with_its_key(override: str, message: str) -> None:
-    assert refusal("experiment=cnn", override) == message if not override.startswith("experiment") else refusal(override) == message
+    assert refusal(override) == message
 
 
 def test_a_text_that_no_interpolation_can_be_read_from_is_refused() -> None:
@@ -131,18 +127,14 @@ HEADER = "# @package _global_\n"
         (b"\xff\xfe\x00\x80", ["{path}: is not text; accepted is YAML in UTF-8"]),
         (b"epochs: \x00", ["{path}", "special characters are not allowed"]),
         (b"", ["experiment=mine: the file's first line must be: # @package _global_"]),
-        ("- a\n- b\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
         ("epochs: 3\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
         (HEADER + "- a\n", ["experiment/mine", "Cannot merge DictConfig with ListConfig"]),
         ("# @package a b\nepochs: 3\n", ["Too many components in '@package a b'"]),
         (HEADER + "epocs: 3\n", ["epocs: Key 'epocs' not in 'Config'"]),
         (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Integer"]),
-        (HEADER + "epochs: ${nope}\n", ["epochs: Interpolation key 'nope' not found"]),
         (HEADER + "epochs: ${nope\n", ["epochs: no viable alternative at input '${nope'"]),
         (HEADER + "defaults: [override /optimizer: sdg]\n", ["optimizer=sdg: accepted are adamw, sgd (did you mean sgd?)"]),
-        (HEADER + "defaults: [override /optimiser: sgd]\n", ["optimiser: no such key (did you mean optimizer?)"]),
         (HEADER + "defaults: 3\n", ["experiment/mine", "defaults must be a list"]),
-        (HEADER + "model: {_target_: os.system}\n", ["model._target_: found 'os.system'; accepted are "]),
         (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted are "]),
     ],
 )
@@ -218,17 +210,17 @@ def points(draw: st.DrawFn, space: SearchSpace) -> dict[str, object]:
             values |= draw(points(beneath))
         else:
             low, high = parameter.ends()
-            numbers = st.integers(low, high) if isinstance(low, int) else st.floats(low, high)
-            values[key] = draw(numbers.filter(lambda value: parameter.as_param(value) is not None) if key != "batch_size" else st.sampled_from([16, 512]))
+            numbers = st.floats(low, high) if isinstance(parameter, Float) else st.integers(low, high)
+            values[key] = draw(st.sampled_from([low, high]) if isinstance(parameter, PowerOfTwo) else numbers)
     return values
 
 
 @given(values=points(SPACE), seed=st.integers(0, 2**31))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict[str, object], seed: int) -> None:
     suggestion = Suggestion(values)
     kept = COMPOSER.compose_suggestion(suggestion, seed=seed)
-    anew = Composer(["experiment=cnn_smoke"]).compose([*suggestion.as_overrides(), f"seed={seed}"])
+    anew = COMPOSER.compose([*suggestion.as_overrides(), f"seed={seed}"])
     assert kept == anew
     assert repr(kept.plain) == repr(anew.plain), "types as well"
     assert SPACE.point_of(kept.lookup) == suggestion
@@ -245,7 +237,7 @@ def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
     ("values", "message"),
     [
         ({"optimizer": "adam"}, "optimizer=adam: accepted are adamw, sgd (did you mean adamw?)"),
-        ({"optimizer": "adamw", "optimizer.momentum": 0.5}, "optimizer.momentum: "),
+        ({"optimizer": "adamw", "optimizer.momentum": 0.5}, "optimizer.momentum: Key 'momentum' is not in struct"),
         ({"epochs": "many"}, "epochs: Value 'many' of type 'str' could not be converted to Integer"),
         ({"epochs": 0}, "epochs: found 0, accepted is a whole number from 1"),
         ({"model._target_": "os.system"}, "model._target_: found 'os.system'; accepted are "),

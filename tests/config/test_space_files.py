@@ -39,7 +39,7 @@ def plain_choice(*values: Any) -> Choice:
 
 def refusal(*entries: Any, composer: Composer = COMPOSER, check: bool = False) -> str:
     """The one line that a search space is refused with."""
-    with pytest.raises(SearchSpaceError) as refused:
+    with pytest.raises(SearchSpaceError) as refused:  # noqa: PT012  # either of two steps may refuse
         space = read_search_space(entries, composer)
         if check:
             check_space(space, composer)
@@ -55,8 +55,11 @@ def test_every_branch_of_every_experiment_composes(experiment: str) -> None:
     assert check_space(space, composer) == list(space.probes())
 
 
-@pytest.mark.parametrize("file", SHIPPED_SPACES)
-def test_every_branch_of_every_shipped_file_composes(file: str) -> None:
+LISTED = "".join(each.read_text() for each in (ROOT / "conf" / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", [each for each in SHIPPED_SPACES if each not in LISTED])
+def test_every_branch_of_a_file_that_no_experiment_lists_composes(file: str) -> None:
     assert check_space(read_search_space([file], COMPOSER), COMPOSER)
 
 
@@ -91,7 +94,8 @@ def test_numbers_in_the_exponent_form_are_numbers_wherever_they_stand(write_spac
 
 def test_branches_may_share_what_opens_beneath_them(write_space: WriteSpace) -> None:
     path = write_space(
-        "optimizer:\n  type: choice\n  choices:\n    sgd: &lr\n      optimizer.lr: [0.1]\n    adamw:\n      <<: *lr\n      optimizer.eps: [1.0]\n"
+        "optimizer:\n  type: choice\n  choices:\n"
+        "    sgd: &lr\n      optimizer.lr: [0.1]\n    adamw:\n      <<: *lr\n      optimizer.eps: [1.0]\n"
     )
     space = read_search_space([path], COMPOSER)
     assert [name for name, _, _ in space.items()] == [
@@ -129,7 +133,10 @@ def test_an_empty_file_varies_nothing(write_space: WriteSpace) -> None:
             "{path}: seed: is a setting of the study, the same for all its trials; accepted are keys of a training",
         ),
         ("model.x: [{a: 1}]\n", "{path}: model.x: a choice is a mapping; accepted are scalars and lists"),
-        ("model.x: [2020-01-01]\n", "{path}: model.x: datetime.date(2020, 1, 1) cannot be written as an override; accepted are scalars, lists and mappings"),
+        (
+            "model.x: [2020-01-01]\n",
+            "{path}: model.x: datetime.date(2020, 1, 1) cannot be written as an override; accepted are scalars, lists and mappings",
+        ),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_one_line_that_finds_it(content: str | bytes, message: str, write_space: WriteSpace) -> None:
@@ -159,7 +166,11 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
     ("mapping", "message"),
     [
         ({"epocs": [1, 2]}, "search_space[0]: epocs: no config has this key; there is no epocs"),
-        ({"optimizer.momentums": [0.5]}, "search_space[0]: optimizer.momentums: no config has this key; optimizer has _target_, lr, "),
+        (
+            {"optimizer.momentums": [0.5]},
+            "search_space[0]: optimizer.momentums: no config has this key; optimizer has _target_, lr, ",
+        ),
+        ({"training.width": [1]}, "search_space[0]: training.width: no config has this key; there is no training"),
         ({"nothing.here": [1]}, "search_space[0]: nothing.here: no config has this key; there is no nothing"),
         (
             {"optimizer": {"type": "choice", "choices": {"adamw": {"optimizer.momentum": [0.5]}}}},
@@ -169,9 +180,16 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
             {"optimizer": ["sgd", "adam"]},
             "search_space[0]: optimizer=adam: accepted are adamw, sgd (did you mean adamw?)",
         ),
-        ({"epochs": [3, "many"]}, "search_space[0]: epochs=many: epochs: Value 'many' of type 'str' could not be converted to Integer"),
-        ({"batch_size": {"type": "int", "low": 0, "high": 8}}, "search_space[0]: batch_size: found 0, accepted is a whole number from 1"),
-        ({"model._target_": ["os.system"]}, "search_space[0]: model._target_=os.system: model._target_: found 'os.system'; accepted are "),
+        ({"epochs": [3, "many"]}, "search_space[0]: epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        (
+            {"epochs": {"type": "float", "low": 1, "high": 8}},
+            "search_space[0]: epochs: Value '1.0' of type 'float' could not be converted to Integer",
+        ),
+        (
+            {"batch_size": {"type": "int", "low": 0, "high": 8}},
+            "search_space[0]: batch_size: found 0, accepted is a whole number from 1",
+        ),
+        ({"model._target_": ["os.system"]}, "search_space[0]: model._target_: found 'os.system'; accepted are "),
     ],
 )
 def test_a_key_or_value_that_no_configuration_takes_is_refused_before_anything_runs(mapping: Any, message: str) -> None:
@@ -189,11 +207,11 @@ def test_a_key_that_holds_null_can_be_searched() -> None:
     ("word", "parameter"),
     [
         ("choice(a,b)", plain_choice("a", "b")),
-        ("choice('a b',\"c\",1,1.5,true,null)", plain_choice("a b", "c", 1, 1.5, True, None)),
+        ("choice('a b',\"c\",1,1.5,true)", plain_choice("a b", "c", 1, 1.5, True)),
         ("choice([8,16],['a b',c])", plain_choice([8, 16], ["a b", "c"])),
         ("16,32", plain_choice(16, 32)),
         ("interval(1e-4,1e-1)", Float(low=1e-4, high=1e-1)),
-        ("interval(1,8)", Int(low=1, high=8)),
+        ("interval(1,8)", Float(low=1.0, high=8.0)),
         ("interval(1,8.5)", Float(low=1.0, high=8.5)),
         ("int(interval(1,8))", Int(low=1, high=8)),
         ("float(interval(1,8))", Float(low=1.0, high=8.0)),
@@ -217,9 +235,7 @@ def test_sweep_words_are_read_beneath_a_choice_too() -> None:
     space = read_search_space(
         [{"optimizer": {"type": "choice", "choices": {"sgd": {"optimizer.lr": "tag(log, interval(1e-3,1))"}}}}], COMPOSER
     )
-    assert dict((name, parameter) for name, _, parameter in space.items())["optimizer=sgd/optimizer.lr"] == Float(
-        low=1e-3, high=1.0, log=True
-    )
+    assert {name: parameter for name, _, parameter in space.items()}["optimizer=sgd/optimizer.lr"] == Float(low=1e-3, high=1.0, log=True)
 
 
 @pytest.mark.parametrize("word", ["sgd", "glob(*)", "range(3,1)", "range(1,3,-1)", "choice(", "3"])
@@ -233,10 +249,13 @@ def test_a_word_that_is_no_domain_is_refused_with_those_that_are(word: str) -> N
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ("epochs=interval(8,1)", "command line: epochs: low 8 is above high 1; accepted is low <= high"),
-        ("epochs=tag(log, interval(0,1))", "command line: epochs: log: true with low 0; accepted is low > 0"),
+        ("epochs=interval(8,1)", "command line: epochs: low 8.0 is above high 1.0; accepted is low <= high"),
+        ("epochs=tag(log, interval(0,1))", "command line: epochs: log: true with low 0.0; accepted is low > 0"),
         ("epochs=choice(1,1)", "command line: epochs: choice 1 is repeated; accepted is each value once"),
-        ("seed=1,2", "command line: seed: is a setting of the study, the same for all its trials; accepted are keys of a training"),
+        (
+            "seed=1,2",
+            "command line: seed: is a setting of the study, the same for all its trials; accepted are keys of a training",
+        ),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused(sweep: str, message: str) -> None:
@@ -253,14 +272,16 @@ def test_a_sweep_takes_the_place_of_the_files_domain() -> None:
 def test_a_sweep_narrows_a_key_in_every_branch_it_stands_in() -> None:
     space = read_search_space(["search_spaces/cnn.yaml"], Composer(["optimizer.lr=interval(0.1,0.2)"]))
     found = {name: parameter for name, key, parameter in space.items() if key == "optimizer.lr"}
-    assert found == dict.fromkeys(
-        ["optimizer=sgd/optimizer.lr", "optimizer=adamw/optimizer.lr"], Float(low=0.1, high=0.2)
-    )
+    assert found == dict.fromkeys(["optimizer=sgd/optimizer.lr", "optimizer=adamw/optimizer.lr"], Float(low=0.1, high=0.2))
 
 
 def test_a_sweep_over_fewer_choices_keeps_what_they_open() -> None:
     space = read_search_space(["search_spaces/cnn.yaml"], Composer(["optimizer=choice(sgd)"]))
-    assert [name for name, _, _ in space.items()][:3] == ["optimizer", "optimizer=sgd/optimizer.lr", "optimizer=sgd/optimizer.momentum"]
+    assert [name for name, _, _ in space.items()][:3] == [
+        "optimizer",
+        "optimizer=sgd/optimizer.lr",
+        "optimizer=sgd/optimizer.momentum",
+    ]
 
 
 def test_a_sweep_adds_a_key_that_no_file_has() -> None:

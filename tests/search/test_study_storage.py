@@ -22,9 +22,7 @@ from autotune.search.study import (
 DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.widths": [[8, 16], [16, 32]]}}
 
 
-def open_in(
-    folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None
-) -> optuna.Study:
+def open_in(folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None) -> optuna.Study:
     return open_study(name, folder, storage_url=url, sampler=optuna.samplers.RandomSampler(seed=0), definition=definition)
 
 

@@ -19,7 +19,7 @@ PAIR = (torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
 def tensors(num_classes: int = 3, scale: float = 1.0) -> dict[str, Any]:
     targets = torch.arange(6) % num_classes
     inputs = scale * torch.arange(18.0).view(6, 3)
-    return {name: (inputs, targets) for name in ("train", "validation", "test")}
+    return dict.fromkeys(("train", "validation", "test"), (inputs, targets))
 
 
 def arrays() -> dict[str, Any]:

@@ -199,7 +199,8 @@ def test_a_used_process_trains_as_a_fresh_one(toy: MakeConfig) -> None:
     used = numbers(run(config))
     program = (
         "import json, sys; from autotune.config.schema import TrialConfig; from autotune.training.loop import train;"
-        "found = [(e.step, e.metric, e.loss) for e in train(TrialConfig.from_dict(json.loads(sys.argv[1])))]; print(json.dumps(found))"
+        "evaluations = train(TrialConfig.from_dict(json.loads(sys.argv[1])));"
+        "print(json.dumps([(each.step, each.metric, each.loss) for each in evaluations]))"
     )
     here = Path(__file__).resolve()
     finished = subprocess.run(
