@@ -4,6 +4,7 @@ Exit code 0: a configuration was confirmed; 2: bad input; 3: nothing reached the
 trained failed several times in a row.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -43,7 +44,10 @@ other commands:
 def tune_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     if not arguments:
-        print(f"usage: python -m autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.", file=sys.stderr)
+        print(
+            f"usage: python -m autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.",
+            file=sys.stderr,
+        )
         return EXIT_BAD_INPUT
     epilog = f"experiments:\n{experiments_help(_config_dirs(arguments))}\n{_KEYS}"
     line = parse_command_line("python -m autotune", _PURPOSE, epilog, arguments)
@@ -93,7 +97,7 @@ def _names(line: CommandLine) -> list[tuple[str, str]]:
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:
     """The folders of ``--config-dir``, which the help already lists experiments of."""
-    return [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in ("--config-dir", "-cd")]
+    return [value for flag, value in itertools.pairwise(arguments) if flag in ("--config-dir", "-cd")]
 
 
 def main() -> None:

@@ -11,9 +11,7 @@ from autotune.errors import ConfigError, StudyError
 
 def export_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    line = parse_command_line(
-        "python -m autotune.export", "Write what a study found as DIR/experiment/NAME.yaml.", _EPILOG, arguments
-    )
+    line = parse_command_line("python -m autotune.export", "Write what a study found as DIR/experiment/NAME.yaml.", _EPILOG, arguments)
     given = dict(each.partition("=")[::2] for each in line.overrides)
     unknown = set(given) - {"study", "as", "folder", "overwrite"}
     if unknown or "study" not in given or "as" not in given or len(line.config_dirs) != 1:
@@ -38,7 +36,11 @@ def export_command(arguments: Sequence[str]) -> int:
     return 0
 
 
-_EPILOG = "keys:\n  study=NAME       a study of this folder\n  as=EXPERIMENT    the experiment's name\n  folder=outputs   where studies are kept\n  overwrite=true   replace an experiment of that name"
+_EPILOG = """keys:
+  study=NAME       a study of this folder
+  as=EXPERIMENT    the experiment's name
+  folder=outputs   where studies are kept
+  overwrite=true   replace an experiment of that name"""
 
 
 def _best_yaml(folder: Path) -> str:

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("errors",),
-    ("space", "measurement", "comparison"),
+    ("space", "measurement", "comparison", "download"),
     ("objective", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),

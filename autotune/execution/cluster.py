@@ -77,7 +77,8 @@ _QUIET = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "30",
     "TUNE_WARN_THRESHOLD_S": "5",
 }
-"""Ray keeps quiet (that a worker died is told as its trial's outcome), keeps no state of its own, and leaves the working folder alone: the study's storage is what resumes."""
+"""Ray keeps quiet (that a worker died is told as its trial's outcome), keeps no state of its own, and leaves the working
+folder alone: the study's storage is what resumes."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:

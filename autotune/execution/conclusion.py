@@ -77,7 +77,8 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
 
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
     """What a study found, for programs."""
-    assert confirmation.best is not None and confirmation.speed_up is not None
+    assert confirmation.best is not None
+    assert confirmation.speed_up is not None
     best = confirmation.best
     own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
     tests = [run.test_metric for run in own_runs if run.test_metric is not None]
@@ -106,7 +107,8 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     Raises:
         ConfigError: the configuration cannot be written as an experiment.
     """
-    assert confirmation.best is not None and confirmation.speed_up is not None
+    assert confirmation.best is not None
+    assert confirmation.speed_up is not None
     best, composer = confirmation.best, plan.composer
     groups, values = split_overrides(composer, composer.overrides)
     for key, value in best.suggestion.values.items():
@@ -168,7 +170,8 @@ def _labelled(confirmation: Confirmation, arm: Arm) -> ArmTimes:
 
 
 def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
-    assert confirmation.best is not None and confirmation.speed_up is not None
+    assert confirmation.best is not None
+    assert confirmation.speed_up is not None
     plan, policy = live.plan, live.policy
     exported = f"{plan.experiment}_best"
     uri = plan.config.tracking.get("uri")
@@ -219,5 +222,3 @@ def _shown(folder: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(folder.relative_to(Path.cwd()))
     return str(folder)
-
-

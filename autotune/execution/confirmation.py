@@ -12,7 +12,7 @@ from autotune.comparison import Ratio, ratio_of_means
 from autotune.measurement import Outcome, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.report.arms import ArmTimes
-from autotune.search.policy import derived_seed
+from autotune.search.seeds import derived_seed
 from autotune.space import Suggestion
 
 BASELINE = "baseline"
@@ -51,7 +51,11 @@ def choose_arms(
     arms = [Arm(trial=baseline_trial, label=BASELINE, suggestion=baseline)]
     for number in sorted(scores, key=lambda number: scores[number]):
         suggestion = Suggestion(results[number].values)
-        if len(arms) <= num_candidates and number != baseline_trial and all(dict(suggestion.values) != dict(arm.suggestion.values) for arm in arms):
+        if (
+            len(arms) <= num_candidates
+            and number != baseline_trial
+            and all(dict(suggestion.values) != dict(arm.suggestion.values) for arm in arms)
+        ):
             arms.append(Arm(trial=number, label=f"trial {number}", suggestion=suggestion))
     return tuple(arms)
 
@@ -77,9 +81,7 @@ def conclude(arms: tuple[Arm, ...], runs: Mapping[tuple[int, int], TrialResult],
     return Confirmation(arms=arms, runs=runs, best=best, speed_up=speed_up, times=times)
 
 
-def missing_runs(
-    arms: Sequence[Arm], num_seeds: int, known: Mapping[tuple[int, int], TrialResult]
-) -> list[tuple[Arm, int]]:
+def missing_runs(arms: Sequence[Arm], num_seeds: int, known: Mapping[tuple[int, int], TrialResult]) -> list[tuple[Arm, int]]:
     """The runs that are still to be made."""
     return [(arm, index) for arm, index in confirmation_order(arms, num_seeds) if (arm.trial, index) not in known]
 
@@ -98,5 +100,3 @@ def _score(run: TrialResult, objective: Objective) -> float | None:
     if run.last is not None and isinstance(objective, BoundedObjective):
         return objective.lower_bound(run.last)
     return None
-
-

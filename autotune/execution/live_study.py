@@ -9,19 +9,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, StudyError
+from autotune.errors import StudyError
 from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
 from autotune.execution.plan import StudyPlan
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.report.terminal import StudyDisplay
-from autotune.search.policy import SearchPolicy, derived_seed
-from autotune.search.study import confirmations, open_study
+from autotune.search.policy import SearchPolicy
+from autotune.search.study import Study, confirmations, open_study
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
 from autotune.training.components import accepted_arguments
@@ -32,7 +31,7 @@ class LiveStudy:
     """A planned study with all that running it needs."""
 
     plan: StudyPlan
-    study: optuna.Study
+    study: Study
     policy: SearchPolicy
     tracker: "BackgroundTracker"
     display: StudyDisplay
@@ -69,9 +68,7 @@ class LiveStudy:
         num_seeds = self.plan.config.confirm.num_seeds
         return bool(self.policy.scores) and bool(missing_runs(self.arms, num_seeds, confirmations(self.study)))
 
-    def task(
-        self, name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float, *, score_test: bool = False
-    ) -> TrialTask:
+    def task(self, name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float, *, score_test: bool = False) -> TrialTask:
         """What a worker needs to run one training of this study."""
         num_cpus, num_gpus = self.plan.resources(config)
         return TrialTask(
@@ -174,27 +171,19 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
     return total
 
 
-def _open_storage(plan: StudyPlan) -> optuna.Study:
+def _open_storage(plan: StudyPlan) -> Study:
     made = build_partial(plan.config.search.sampler, plan.trial.allowed_targets, "search.sampler")
-    study = open_study(
+    return open_study(
         plan.name,
         plan.folder,
         storage_url=plan.config.search.storage,
-        sampler=optuna.samplers.RandomSampler(),
+        make_sampler=lambda seed: call(made, "search.sampler", **accepted_arguments(made, {"seed": seed})),
+        seed=plan.config.study.seed,
         definition=plan.definition(),
     )
-    # A resumed sampler must not draw again what it drew at the start, so its seed counts the trials there are.
-    seed = derived_seed(plan.config.study.seed, f"sampler {len(study.get_trials(deepcopy=False))}")
-    sampler = call(made, "search.sampler", **accepted_arguments(made, {"seed": seed}))
-    if not isinstance(sampler, optuna.samplers.BaseSampler):
-        raise ConfigError(
-            f"search.sampler: {plan.config.search.sampler['_target_']} made {type(sampler).__name__}, accepted is an Optuna sampler"
-        )
-    study.sampler = sampler
-    return study
 
 
-def _policy(plan: StudyPlan, study: optuna.Study) -> SearchPolicy:
+def _policy(plan: StudyPlan, study: Study) -> SearchPolicy:
     return SearchPolicy(
         study=study,
         space=plan.space,
@@ -208,7 +197,7 @@ def _policy(plan: StudyPlan, study: optuna.Study) -> SearchPolicy:
     )
 
 
-def _open_tracker(plan: StudyPlan, study: optuna.Study, policy: SearchPolicy) -> Tracker:
+def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracker:
     scores = policy.scores
     finished: list[FinishedRun] = [
         (_tracked_search(plan, result), result, scores.get(number)) for number, result in sorted(policy.results.items())
@@ -311,5 +300,3 @@ def _log_file(path: Path) -> Iterator[None]:
         logging.captureWarnings(False)
         root.removeHandler(handler)
         handler.close()
-
-

@@ -102,7 +102,9 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
     composed = composer.compose()
     config, trial = composed.config, composed.trial
     if not config.search_space:
-        raise ConfigError("search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)")
+        raise ConfigError(
+            "search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)"
+        )
     _check_budget(config)
     reason = unsupported(trial, capabilities)
     if reason is not None:
@@ -149,8 +151,11 @@ def check_plan(plan: StudyPlan) -> None:
 def describe_plan(plan: StudyPlan) -> list[str]:
     """The plan as lines for a reader: space, baseline, budget, resources."""
     config, target = plan.config, plan.trial.target
-    lines = [f"study     {plan.name} -> {plan.folder}", f"target    {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value}, "
-             f"at most {target.max_train_seconds:g} s of training a trial"]
+    lines = [
+        f"study     {plan.name} -> {plan.folder}",
+        f"target    {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value}, "
+        f"at most {target.max_train_seconds:g} s of training a trial",
+    ]
     lines.append("space")
     width = max(len(name) for name, _, _ in plan.space.items())
     lines += [f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()]
@@ -159,7 +164,11 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     lines.append(f"baseline  {' '.join(values)}")
     limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
     limits += [f"{config.search.time_budget_seconds:g} s"] if config.search.time_budget_seconds is not None else []
-    lines.append(f"budget    {', '.join(limits)}; then {config.confirm.num_candidates} candidates and the baseline on {config.confirm.num_seeds} fresh seeds each")
+    confirm = config.confirm
+    confirmed = (
+        f"the best {confirm.num_candidates} and the baseline on {confirm.num_seeds} fresh seeds each" if confirm.num_seeds else "nothing"
+    )
+    lines.append(f"budget    {', '.join(limits)}; then {confirmed} to confirm")
     cpus, gpus = plan.resources(plan.trial)
     have = plan.capabilities
     lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")

@@ -21,11 +21,7 @@ class ArmTimes:
     @property
     def runs(self) -> list[tuple[float, bool]]:
         """The runs that have a time, each with whether it reached the target."""
-        return [
-            (seconds, reached)
-            for seconds, reached in zip(self.times_seconds, self.reached, strict=False)
-            if math.isfinite(seconds)
-        ]
+        return [(seconds, reached) for seconds, reached in zip(self.times_seconds, self.reached, strict=False) if math.isfinite(seconds)]
 
     @property
     def num_reached(self) -> int:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -111,7 +111,7 @@ def write_figures(
     folder.mkdir(parents=True, exist_ok=True)
     finite_scores = {trial: score for trial, score in scores.items() if math.isfinite(score)}
     # Text and ticks are made while drawing, so saving belongs inside the style too.
-    with matplotlib.rc_context(STYLE):
+    with mpl.rc_context(STYLE):
         figures = {
             "best_over_search": draw_best_over_search(results, finite_scores, target),
             "curves": draw_curves(results, finite_scores, target),
@@ -201,9 +201,7 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
         zorder = 5.0 if is_best else 3.0 if result.outcome is Outcome.REACHED else 2.0
         width, alpha = (3.2, 1.0) if is_best else (1.1, faint)
         axes.plot(seconds, metrics, color=mark.colour, linewidth=width, alpha=alpha, zorder=zorder)
-        axes.plot(
-            seconds[-1:], metrics[-1:], ".", color=mark.colour, markersize=10 if is_best else 5, alpha=alpha, zorder=zorder
-        )
+        axes.plot(seconds[-1:], metrics[-1:], ".", color=mark.colour, markersize=10 if is_best else 5, alpha=alpha, zorder=zorder)
     line = axes.axhline(target.value, color=INK, linestyle="--", linewidth=1.3, zorder=4, label=f"target {target.value:g}")
     axes.set_ylim(low - 0.05 * room, high + 0.05 * room)
     _set_scale(axes, "x", [second for curve in curves.values() for second, _ in curve])

@@ -264,11 +264,7 @@ def _is_resolved_gain(summary: Summary) -> bool:
 
 
 def _outcome_line(outcomes: Mapping[Outcome, int]) -> Text:
-    parts = [
-        Text(f"{outcome} {outcomes[outcome]}", style=style)
-        for outcome, style in OUTCOME_STYLES.items()
-        if outcomes.get(outcome)
-    ]
+    parts = [Text(f"{outcome} {outcomes[outcome]}", style=style) for outcome, style in OUTCOME_STYLES.items() if outcomes.get(outcome)]
     return Text(" · ").join(parts) if parts else Text("no trial has finished yet", style="dim")
 
 

@@ -9,7 +9,6 @@ since slow configurations would then look fast. OUT_OF_MEMORY and DIVERGED viola
 and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from optuna.trial import TrialState
 from autotune.errors import WorkerError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import Objective
+from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision, StoppingRule
 from autotune.space import SearchSpace, Suggestion
 
@@ -167,11 +167,6 @@ class SearchPolicy:
         return score
 
 
-def derived_seed(seed: int, purpose: str) -> int:
-    """A seed of its own for each purpose, the same on every machine: 31 bits of a SHA-256."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:4]) >> 1
-
-
 def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
     """The results of all trials of a study that ended, by trial number."""
     return {
@@ -206,7 +201,7 @@ def importances(results: Sequence[TrialResult], scores: Mapping[int, float], spa
     found: dict[str, float] = {}
     for name in {name for trial in ranked.trials for name in trial.params}:
         with_it = [trial for trial in ranked.trials if name in trial.params]
-        if len(with_it) < LEAST_REACHED or len({trial.params[name] for trial in with_it}) < 2:  # noqa: PLR2004  # one value decides nothing
+        if len(with_it) < LEAST_REACHED or len({trial.params[name] for trial in with_it}) < 2:  # one value decides nothing
             continue
         found[name] = evaluator.evaluate(ranked, params=[name]).get(name, 0.0)
     total = sum(found.values())

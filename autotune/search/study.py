@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +18,63 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
+from autotune.search.seeds import derived_seed
 
 JOURNAL = "study.log"
 _DEFINITION = "autotune:definition"
 _CONFIRMED = "autotune:confirmed:"
 
 
+Study = optuna.Study
+"""Optuna's own study: what passes between this package and the execution."""
+
+
 def open_study(
-    name: str, folder: Path, *, storage_url: str | None, sampler: optuna.samplers.BaseSampler, definition: Mapping[str, Any]
-) -> optuna.Study:
+    name: str,
+    folder: Path,
+    *,
+    storage_url: str | None,
+    make_sampler: Callable[[int], object],
+    seed: int,
+    definition: Mapping[str, Any],
+) -> Study:
     """The study of that name, made where there is none yet.
 
-    ``definition`` is what makes two runs the same study: plain data, kept in the storage.
+    Args:
+        make_sampler: makes an Optuna sampler of a seed. A resumed sampler must not draw again what it drew at the start, so its
+            seed depends on how many trials there are.
+        seed: of the study.
+        definition: what makes two runs the same study; plain data, kept in the storage.
 
     Raises:
         StudyError: there is one, and it was made for something else; the message names the first difference.
-        ConfigError: the storage cannot be opened.
+        ConfigError: the storage cannot be opened, or the sampler is none of Optuna's.
     """
     quiet_optuna()
     study = optuna.create_study(
-        storage=_storage(folder, storage_url), study_name=name, sampler=sampler, direction="minimize", load_if_exists=True
+        storage=_storage(folder, storage_url),
+        study_name=name,
+        sampler=optuna.samplers.RandomSampler(),
+        direction="minimize",
+        load_if_exists=True,
     )
     known = study.user_attrs.get(_DEFINITION)
     asked: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage gives it back: tuples are lists, keys are text
     if known is None:
         study.set_user_attr(_DEFINITION, asked)
     elif known != asked:
-        key = next(key for key in {**known, **asked} if known.get(key) != asked.get(key))
         raise StudyError(
-            f"study.name={name}: that study has {key} {known.get(key)!r}, this command has {asked.get(key)!r}; "
-            f"accepted is the same, or another study.name"
+            f"study.name={name}: was made for something else ({_first_difference(known, asked)}); accepted is the same, or another "
+            f"study.name"
         )
+    sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
+    if not isinstance(sampler, optuna.samplers.BaseSampler):
+        raise ConfigError(f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler")
+    study.sampler = sampler
     return study
 
 
-def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> optuna.Study:
+def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> Study:
     """A study that exists.
 
     Raises:
@@ -72,17 +94,17 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> op
         raise StudyError(f"study={name}: no such study in {storage_url or folder / JOURNAL}; {known}") from error
 
 
-def study_definition(study: optuna.Study) -> dict[str, Any]:
+def study_definition(study: Study) -> dict[str, Any]:
     """What the study was made for."""
     return dict(study.user_attrs.get(_DEFINITION, {}))
 
 
-def store_confirmation(study: optuna.Study, arm: int, index: int, result: TrialResult) -> None:
+def store_confirmation(study: Study, arm: int, index: int, result: TrialResult) -> None:
     """Keep the result of one confirmation run: ``arm`` is the trial number, ``index`` counts its seeds from zero."""
     study.set_user_attr(f"{_CONFIRMED}{arm}:{index}", result.as_dict())
 
 
-def confirmations(study: optuna.Study) -> dict[tuple[int, int], TrialResult]:
+def confirmations(study: Study) -> dict[tuple[int, int], TrialResult]:
     """All confirmation runs of a study, by arm and index of seed."""
     found: dict[tuple[int, int], TrialResult] = {}
     for key, value in study.user_attrs.items():
@@ -90,6 +112,15 @@ def confirmations(study: optuna.Study) -> dict[tuple[int, int], TrialResult]:
             arm, index = key.removeprefix(_CONFIRMED).split(":")
             found[int(arm), int(index)] = TrialResult.from_dict(value)
     return found
+
+
+def _first_difference(known: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The first key at which two definitions differ, with both values."""
+    key = next(key for key in {**known, **asked} if known.get(key) != asked.get(key))
+    one, other = known.get(key), asked.get(key)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return f"{key}.{_first_difference(one, other)}"
+    return f"{key}: {one!r} there, {other!r} here"
 
 
 def _storage(folder: Path, url: str | None) -> BaseStorage:

@@ -98,9 +98,7 @@ class MlflowRuns:
         """Write metrics, each a key's value at a step."""
         self._log(run_id, points=points)
 
-    def finish(
-        self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point]
-    ) -> None:
+    def finish(self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point]) -> None:
         """Write a run's last ``points`` and what its end tells, and end it."""
         self._log(run_id, points=[*points, *fields.result_points(result, score)], tags=fields.result_tags(trial, result))
         self._client.log_dict(run_id, fields.plain(result.fingerprint), "fingerprint.json")
@@ -134,9 +132,7 @@ class MlflowRuns:
         self._client.set_terminated(self._parent, status)
 
     def _create(self, name: str, tags: Mapping[str, str], started_at: float) -> str:
-        run = self._client.create_run(
-            self._experiment, fields.milliseconds(started_at), {**self._origin, **tags}, run_name=name
-        )
+        run = self._client.create_run(self._experiment, fields.milliseconds(started_at), {**self._origin, **tags}, run_name=name)
         return str(run.info.run_id)
 
     def _log(

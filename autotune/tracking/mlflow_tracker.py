@@ -136,7 +136,7 @@ class MlflowTracker:
     def _attempt(self, action: Callable[[], None], run: "_Run | None" = None) -> bool:
         try:
             action()
-        except Exception as error:  # every kind of store raises its own client's errors, and the study must go on
+        except Exception as error:  # noqa: BLE001  # every kind of store raises its own client's errors, and the study must go on
             if run is not None:
                 run.num_failures += 1
             self._num_failures += 1

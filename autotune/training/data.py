@@ -42,7 +42,7 @@ class Split:
 
     def to(self, device: torch.device, *, channels_last: bool) -> "Split":
         """The split on a device; 4-D inputs in channels-last memory format where asked."""
-        memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format  # noqa: PLR2004  # images
+        memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format
         return Split(self.inputs.to(device).contiguous(memory_format=memory_format), self.targets.to(device))
 
 
@@ -111,7 +111,7 @@ def _load(config: TrialConfig) -> LoadedData:
 def _split(given: Any, where: str) -> Split:
     if isinstance(given, Dataset):
         given = _read(given, where)
-    if not isinstance(given, tuple | list) or len(given) != 2:  # noqa: PLR2004  # a pair
+    if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
     try:
         inputs, targets = (torch.as_tensor(each).detach().cpu() for each in given)

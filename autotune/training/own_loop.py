@@ -63,6 +63,8 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
     torch.set_num_threads(config.runtime["num_threads"] or num_threads)
     reset_device(device)
     clock = PhaseClock(synchronizer(device))
+    clock.enter(Phase.BUILD)
+    _warm_up(device)
     seed_everything(config.seed)
     clock.enter(Phase.TRAIN)
     before: Evaluation | None = None
@@ -78,6 +80,13 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
             clock.enter(phase)
     if before is None:
         raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
+
+
+def _warm_up(device: torch.device) -> None:
+    """One step of a tiny model: what torch sets up at its first backward pass and optimizer step is a process's, not a training's."""
+    model = torch.nn.Linear(1, 1, device=device)
+    model(torch.ones(1, 1, device=device)).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
 
 
 def check_own(config: TrialConfig) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autotune.download import RemoteDataSet, RemoteFile, obtain
 from autotune.errors import DataError
-from autotune.workloads.download import RemoteDataSet, RemoteFile, obtain
 from autotune.workloads.splits import Splits, image_splits
 
 _URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"

@@ -95,7 +95,7 @@ def test_components_of_the_listed_packages_are_found(name: str) -> None:
         "torch.nn.Module.__class__",
         "autotune.workloads.cifar10.os.system",
         "autotune.workloads.cifar10.Path",
-        "autotune.workloads.download.Path",
+        "autotune.download.Path",
         "optuna.samplers.TPESampler.__init__.__builtins__.get",
     ],
 )

@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-import matplotlib.image
-import numpy
+import matplotlib as mpl
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -22,9 +21,7 @@ from autotune.report.figures import (
 )
 
 TARGET = Target(metric="val_accuracy", value=0.9, mode="max", max_train_seconds=60)
-LOSS_TARGET = Target(
-    metric="validation/loss_of_$a_very_long_$_name_that_goes_on_and_on", value=0.5, mode="min", max_train_seconds=60
-)
+LOSS_TARGET = Target(metric="validation/loss_of_$a_very_long_$_name_that_goes_on_and_on", value=0.5, mode="min", max_train_seconds=60)
 
 
 def trial(number: int, outcome: Outcome, curve: Sequence[tuple[float, float]], started_at: float = 1000.0) -> TrialResult:
@@ -118,14 +115,14 @@ def assert_inside(figure: Figure) -> None:
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
-    assert box.x0 > -0.02 and box.y0 > -0.02 and box.x1 < width + 0.02 and box.y1 < height + 0.02, box
+    assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, box
 
 
 def num_dark_pixels(path: Path) -> int:
     """Pixels below the headline that are not white."""
-    image = matplotlib.image.imread(path)
+    image = mpl.image.imread(path)
     assert image.shape[1] == 9 * 150
-    return int(numpy.count_nonzero(image[60:, :, :3].min(axis=2) < 0.8))
+    return int(np.count_nonzero(image[60:, :, :3].min(axis=2) < 0.8))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -147,14 +144,14 @@ def test_every_study_gets_its_figures(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_nothing_is_clipped(name: str) -> None:
     results, target = STUDIES[name]
-    with matplotlib.rc_context(STYLE):
+    with mpl.rc_context(STYLE):
         assert_inside(draw_best_over_search(results, scores_of(results), target))
         assert_inside(draw_curves(results, scores_of(results), target))
 
 
 @pytest.mark.parametrize("name", CONFIRMATIONS)
 def test_every_confirmation_is_drawn(name: str) -> None:
-    with matplotlib.rc_context(STYLE):
+    with mpl.rc_context(STYLE):
         assert_inside(draw_confirmation(CONFIRMATIONS[name], LOSS_TARGET))
 
 
@@ -179,7 +176,7 @@ def test_a_score_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_importances_of_any_number_and_name_fit(importances: Mapping[str, float]) -> None:
-    with matplotlib.rc_context(STYLE):
+    with mpl.rc_context(STYLE):
         assert_inside(draw_importance(importances, num_reached=12, num_reached_needed=10))
 
 

@@ -64,9 +64,7 @@ def finished(trial: int, outcome: Outcome, *, evaluated: bool = True, error: str
 
 def display(console: Console) -> StudyDisplay:
     """A study of ten trials with an hour to go."""
-    return StudyDisplay(
-        title="cnn · study cnn-1", target=TARGET, num_trials=10, time_budget_seconds=3600, num_done=0, console=console
-    )
+    return StudyDisplay(title="cnn · study cnn-1", target=TARGET, num_trials=10, time_budget_seconds=3600, num_done=0, console=console)
 
 
 def plain_lines(summary: Summary) -> list[str]:
@@ -84,9 +82,7 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         shown.evaluated(0, EVALUATION)
         shown.trial_finished(finished(0, Outcome.REACHED), 12.34)
         shown.trial_finished(finished(1, Outcome.CAPPED), None)
-        shown.trial_finished(
-            finished(2, Outcome.OUT_OF_MEMORY, evaluated=False, error="Traceback:\nout of memory \x1b[1m[4 GiB]\n"), None
-        )
+        shown.trial_finished(finished(2, Outcome.OUT_OF_MEMORY, evaluated=False, error="Traceback:\nout of memory \x1b[1m[4 GiB]\n"), None)
         shown.confirming(3, 26, "trial 0 [exported]")
         shown.note("[bold]kept[/bold] as it is: " + "long " * 30)
     text = file.getvalue()

@@ -16,7 +16,8 @@ from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime
-from autotune.search.policy import SearchPolicy, Trial, derived_seed, finished_results
+from autotune.search.policy import SearchPolicy, Trial, finished_results
+from autotune.search.seeds import derived_seed
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 from autotune.search.study import JOURNAL, open_study, quiet_optuna
 from autotune.space import SearchSpace, Suggestion
@@ -48,7 +49,7 @@ def new_study(sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Stud
 
 def journal_study(folder: Path) -> optuna.Study:
     """The study in a folder, as a new process opens it: with a sampler whose seed counts the trials there are."""
-    study = open_study("study", folder, storage_url=None, sampler=optuna.samplers.RandomSampler(), definition={})
+    study = open_study("study", folder, storage_url=None, make_sampler=optuna.samplers.RandomSampler, seed=0, definition={})
     study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))
     return study
 

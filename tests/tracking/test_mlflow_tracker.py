@@ -282,9 +282,7 @@ def abandon(tracker: MlflowTracker) -> None:
     tracker._thread.join()
 
 
-def test_a_resumed_study_completes_what_its_killed_driver_left(
-    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_study_completes_what_its_killed_driver_left(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
     complete, half_written, unknown, orphan = (make_run(number) for number in range(4))
     tracker = MlflowTracker(info, uri=uri)
@@ -374,9 +372,7 @@ def test_a_store_that_fails_for_a_while_costs_nothing(
     assert len(warnings) == 1
 
 
-def test_runs_that_the_store_refuses_do_not_hold_up_the_others(
-    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_the_store_refuses_do_not_hold_up_the_others(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create_run = MlflowClient.create_run
 
     def refuse(self: MlflowClient, *args: Any, **rest: Any) -> Run:
@@ -483,9 +479,7 @@ def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> 
 
 def test_the_records_come_without_mlflow() -> None:
     script = "import sys, autotune.tracking.tracker, autotune.tracking.mlflow_tracker; sys.exit('mlflow' in sys.modules)"
-    subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=60
-    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=60)
 
 
 def test_no_tracker_takes_the_same_words(info: StudyInfo) -> None:

@@ -13,9 +13,7 @@ from autotune.workloads.simple_cnn import SimpleCNN
     [((3, 32, 32), 32 * 6 * 6), ((1, 28, 28), 32 * 5 * 5), ((1, 8, 8), 32 * 2 * 2), ((3, 32, 8), 32 * 8 * 2), ((1, 4, 4), 32)],
 )
 @pytest.mark.parametrize("batch_norm", [True, False])
-def test_linear_layer_has_what_the_convolutions_leave(
-    input_shape: tuple[int, int, int], num_features: int, batch_norm: bool
-) -> None:
+def test_linear_layer_has_what_the_convolutions_leave(input_shape: tuple[int, int, int], num_features: int, batch_norm: bool) -> None:
     model = SimpleCNN(input_shape=input_shape, num_classes=10, widths=[16, 32], batch_norm=batch_norm)
     assert model.classifier.in_features == num_features
     assert model(torch.zeros(2, *input_shape)).shape == (2, 10)

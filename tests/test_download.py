@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.download import RemoteDataSet, RemoteFile, obtain
 from autotune.errors import DataError
 from autotune.workloads import cifar10, fashion_mnist
-from autotune.workloads.download import RemoteDataSet, RemoteFile, obtain
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: nothing listens there
 
@@ -49,17 +49,13 @@ def refused(url: str, folder: Path, content: bytes = b"some data") -> str:
     return str(raised.value)
 
 
-def test_file_is_fetched_quietly(
-    server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_is_fetched_quietly(server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="autotune"):
         obtain(data_set(f"{server}data.gz"), tmp_path / "root", root=tmp_path / "root", download=True)
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["data.gz"]
     assert (tmp_path / "root" / "data.gz").read_bytes() == b"some data"
     assert capfd.readouterr() == ("", "")
-    assert [record.name for record in caplog.records if record.name != "urllib3.connectionpool"] == [
-        "autotune.workloads.download"
-    ]
+    assert [record.name for record in caplog.records if record.name != "urllib3.connectionpool"] == ["autotune.download"]
 
 
 def test_wrong_content_is_refused_and_not_kept(server: str, tmp_path: Path) -> None:
@@ -92,9 +88,7 @@ def test_absent_and_not_wanted_says_how_to_fetch_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("workload", "module"), [("cifar10", cifar10), ("fashion_mnist", fashion_mnist)])
-def test_workload_without_network_is_refused(
-    workload: str, module: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workload_without_network_is_refused(workload: str, module: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REMOTE", data_set(f"{NOWHERE}data.gz"))
     with pytest.raises(DataError, match="no connection; put the files there"):
         getattr(module, workload)(str(tmp_path), download=True)

@@ -61,8 +61,8 @@ def obtain(data_set: RemoteDataSet, folder: Path, *, root: Path, download: bool)
 
 def _fetch(file: RemoteFile, folder: Path) -> None:
     # Imported here because only a download needs it, and with requests it takes half a second.
-    import pooch  # type: ignore[import-untyped]
-    import requests
+    import pooch  # noqa: PLC0415
+    import requests  # noqa: PLC0415
 
     pooch.get_logger().setLevel(logging.WARNING)
     logger.info("downloading %s to %s", file.url, folder)
@@ -77,7 +77,7 @@ def _fetch(file: RemoteFile, folder: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """A few words for what went wrong; a connection error's own text is a chain of nested reprs."""
-    import requests  # comes with pooch, and is imported by it already
+    import requests  # noqa: PLC0415  # comes with pooch, and is imported by it already
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"the server answered {error.response.status_code}"

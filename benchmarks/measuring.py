@@ -1,0 +1,96 @@
+"""What every benchmark needs: facts about the machine, a ratio of interleaved pairs with its interval, a result file.
+
+On a shared machine absolute times mean nothing, so a benchmark claims ratios: both sides run in turn, each pair under much the
+same load, and the spread of the pairs' ratios says how far they can be trusted.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.training.device import cpu_name
+from autotune.training.run import versions
+
+RESULTS = Path(__file__).parent / "results"
+_NUM_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedRatio:
+    """The median ratio of pairs with its 95% interval, as it is printed and kept."""
+
+    median: float
+    low: float
+    high: float
+    num_pairs: int
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} [{self.low:.4g}, {self.high:.4g}] (n={self.num_pairs})"
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> PairedRatio:
+    """Median over pairs of numerator / denominator, with the percentile bootstrap's 95% interval over the pairs.
+
+    With few pairs the interval is little more than the lowest and the highest ratio.
+
+    Raises:
+        ValueError: no pair, or a number without its partner.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
+    """
+    ratios = np.array([above / below for above, below in zip(numerators, denominators, strict=True)])
+    if not len(ratios):
+        raise ValueError("no pair to take a ratio of")
+    drawn = np.random.default_rng(0).choice(ratios, size=(_NUM_RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return PairedRatio(median=float(np.median(ratios)), low=float(low), high=float(high), num_pairs=len(ratios))
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on: processor, cores, current load average, versions."""
+    return {
+        "cpu": cpu_name(),
+        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load_average": [round(each, 2) for each in os.getloadavg()],
+        "versions": versions(),
+    }
+
+
+def write_result(name: str, *, started_on: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
+    """Write one run of a benchmark as ``results/<name>-<date>.json``; a later run on the same day replaces it.
+
+    ``started_on`` is what ``machine`` said before the run. Dataclasses in ``result`` are written as their fields.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{time.strftime('%Y-%m-%d')}.json"
+    content = {
+        "benchmark": name,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": _commit(),
+        "machine": {**started_on, "load_average_at_end": machine()["load_average"]},
+        "settings": settings,
+        "result": result,
+    }
+    path.write_text(json.dumps(content, indent=1, default=asdict) + "\n", encoding="utf-8")
+    return path
+
+
+def _commit() -> str | None:
+    """The checked-out commit, with ``-dirty`` where the package differs from it; None outside a checkout."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return f"{commit}-dirty" if _git("status", "--porcelain", "--", "autotune", "conf", "search_spaces") else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "--no-optional-locks", *arguments]
+    return subprocess.run(command, cwd=RESULTS.parent.parent, check=True, capture_output=True, text=True).stdout.strip()

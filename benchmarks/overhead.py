@@ -1,0 +1,185 @@
+"""What a trial costs besides its training, ours against stock Ray Tune's: ``python -m benchmarks.overhead``.
+
+Both sides search the same space with the same number of tiny trainings on the same number of CPUs, as many at once, tracked in
+MLflow on SQLite, each in a fresh process, in turn. Ours is ``python -m autotune``; stock is ``benchmarks.stock_tune``, with Tune's
+defaults and, for what of it is the reuse of actors alone, once more with that switched on.
+
+The measure, the same for every side:
+
+    seconds outside training a trial = (window x trials at once - seconds in training) / number of trials
+
+The window goes from the first time the sampler is asked for a point to the driver's hearing that the last trial ended, so it
+holds the start of the first workers. Seconds in training are measured inside the workers and summed: from the moment the code
+that trains runs (its imports done) to its last evaluation, loading data and evaluating included, reporting not.
+
+Exit code 0: ours is at most a fifth of stock's, as a median over the repeats; 1: it is not.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from autotune.measurement import Evaluation
+from autotune.search.policy import finished_results
+from autotune.search.study import read_study
+from benchmarks.measuring import PairedRatio, machine, paired_ratio, write_result
+
+MOST_OUTSIDE_RATIO = 0.2
+REPOSITORY = Path(__file__).parent.parent
+SIDES = ("ours", "stock", "stock reusing actors")
+_NOTHING_REACHED = 3
+"""Exit code of a study whose target nothing reaches, which is the case here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """One search of one side, measured."""
+
+    side: str
+    num_trials: int
+    process_seconds: float
+    """From starting the process to its end: imports, start of Ray, search, closing."""
+    window_seconds: float
+    training_seconds: float
+    """In training, summed over the trials."""
+    outside_seconds_per_trial: float
+    process_seconds_per_trial: float
+    mean_training_seconds: float
+    load_average: float
+    """Of the last minute, before the start."""
+
+
+def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search:
+    """Run one side once, in a folder of its own that goes afterwards.
+
+    Raises:
+        RuntimeError: the process failed, or not every trial ended as it should.
+    """
+    load_average = machine()["load_average"][0]
+    with tempfile.TemporaryDirectory(prefix="autotune-overhead-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        command = _our_command(arguments, folder, seed) if side == "ours" else _stock_command(side, arguments, folder, seed)
+        began = time.perf_counter()
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        process_seconds = time.perf_counter() - began
+        if done.returncode != (_NOTHING_REACHED if side == "ours" else 0):
+            raise RuntimeError(f"{side} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        measured = _read_ours(folder) if side == "ours" else json.loads(done.stdout.splitlines()[-1])
+    each: Sequence[float] = measured["training_seconds"]
+    if len(each) != arguments.trials:
+        raise RuntimeError(f"{side} ended {len(each)} trials, not {arguments.trials}")
+    window_seconds, training_seconds = measured["last_ended_at"] - measured["first_asked_at"], sum(each)
+    return Search(
+        side=side,
+        num_trials=arguments.trials,
+        process_seconds=process_seconds,
+        window_seconds=window_seconds,
+        training_seconds=training_seconds,
+        outside_seconds_per_trial=(window_seconds * arguments.concurrency - training_seconds) / arguments.trials,
+        process_seconds_per_trial=process_seconds / arguments.trials,
+        mean_training_seconds=training_seconds / arguments.trials,
+        load_average=load_average,
+    )
+
+
+def _our_command(arguments: argparse.Namespace, folder: Path, seed: int) -> list[str]:
+    return [
+        sys.executable, "-m", "autotune", "experiment=cnn", "study.name=overhead", f"study.folder={folder}", f"study.seed={seed}",
+        f"search_space=[{Path(__file__).with_name('overhead_space.yaml')}]", f"batch_size={arguments.batch_size}",
+        f"epochs={arguments.epochs}",
+        "target.value=2", "target.max_train_seconds=600", "stopping=none", "confirm=none", "device=cpu",
+        f"search.num_trials={arguments.trials}", f"search.max_concurrent_trials={arguments.concurrency}",
+        f"cluster.num_cpus={arguments.concurrency}", f"tracking.uri=sqlite:///{folder}/mlflow.db",
+    ]  # fmt: skip
+
+
+def _stock_command(side: str, arguments: argparse.Namespace, folder: Path, seed: int) -> list[str]:
+    return [
+        sys.executable, "-m", "benchmarks.stock_tune", f"--trials={arguments.trials}", f"--concurrency={arguments.concurrency}",
+        f"--epochs={arguments.epochs}", f"--batch-size={arguments.batch_size}", f"--seed={seed}", f"--folder={folder}",
+        *(["--reuse-actors"] if side == "stock reusing actors" else []),
+    ]  # fmt: skip
+
+
+def _read_ours(folder: Path) -> Mapping[str, Any]:
+    """What ``benchmarks.stock_tune`` prints, of our study: from the storage it resumes by."""
+    study = read_study("overhead", folder / "overhead")
+    results = finished_results(study).values()
+    return {
+        "first_asked_at": min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start),
+        "last_ended_at": max(result.stopped_at for result in results),
+        "training_seconds": [_in_training(result.last) for result in results if result.last is not None],
+    }
+
+
+def _in_training(last: Evaluation) -> float:
+    return last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
+
+
+def print_table(searches: Sequence[Search], ratios: Mapping[str, PairedRatio]) -> None:
+    """The medians of each side, then the ratios."""
+    header = ("outside a trial", "process a trial", "training a trial", "window")
+    print(f"\n{'median seconds':<22}" + "".join(f"{text:>18}" for text in header))
+    for side in SIDES:
+        own = [each for each in searches if each.side == side]
+        columns = (
+            [each.outside_seconds_per_trial for each in own],
+            [each.process_seconds_per_trial for each in own],
+            [each.mean_training_seconds for each in own],
+            [each.window_seconds for each in own],
+        )
+        print(f"{side:<22}" + "".join(f"{median(column):>18.4g}" for column in columns))
+    print()
+    for name, ratio in ratios.items():
+        print(f"{name:<46} {ratio}")
+
+
+def main() -> int:
+    """Measure all repeats, print and keep them, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=100, help="trials of each search")
+    parser.add_argument("--repeats", type=int, default=3, help="searches of each side")
+    parser.add_argument("--concurrency", type=int, default=2, help="trials at once, one CPU each")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of each training")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples a step")
+    arguments = parser.parse_args()
+
+    started_on = machine()
+    searches: list[Search] = []
+    for repeat in range(arguments.repeats):
+        for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
+            searches.append(run_search(side, arguments, seed=repeat))
+            outside, process = searches[-1].outside_seconds_per_trial, searches[-1].process_seconds
+            print(f"repeat {repeat}: {side:<22} {outside:.4g} s outside training a trial, {process:.4g} s in all", flush=True)
+
+    def of(side: str, field: str) -> list[float]:
+        return [getattr(each, field) for each in searches if each.side == side]
+
+    ratios = {
+        f"{label}, ours / {other}": paired_ratio(of("ours", field), of(other, field))
+        for label, field in (("outside training", "outside_seconds_per_trial"), ("whole process", "process_seconds"))
+        for other in SIDES[1:]
+    }
+    holds = ratios["outside training, ours / stock"].median <= MOST_OUTSIDE_RATIO
+    path = write_result(
+        "overhead",
+        started_on=started_on,
+        settings=vars(arguments),
+        result={"ratios": ratios, "holds": {f"outside training, ours / stock: at most {MOST_OUTSIDE_RATIO}": holds}, "searches": searches},
+    )
+    print_table(searches, ratios)
+    print(f"{'holds' if holds else 'FAILS'}: ours outside training is at most {MOST_OUTSIDE_RATIO} of stock's")
+    print(f"written to {path}")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
