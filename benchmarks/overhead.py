@@ -10,7 +10,10 @@ The measure, the same for every side:
 
 The window goes from the first time the sampler is asked for a point to the driver's hearing that the last trial ended, so it
 holds the start of the first workers. Seconds in training are measured inside the workers and summed: from the moment the code
-that trains runs (its imports done) to its last evaluation, loading data and evaluating included, reporting not.
+that trains runs (its imports done) to its last evaluation, loading data and evaluating included, reporting not. What a process
+pays at its first training alone (torch imports its compiler with the first optimizer, a second or two) therefore counts as
+training, once for each of our workers and once for each of stock's trials: the measure is kind to stock. The ratio of the
+windows needs no such rule and is printed beside it.
 
 Exit code 0: ours is at most a fifth of stock's, as a median over the repeats; 1: it is not.
 """
@@ -165,7 +168,11 @@ def main() -> int:
 
     ratios = {
         f"{label}, ours / {other}": paired_ratio(of("ours", field), of(other, field))
-        for label, field in (("outside training", "outside_seconds_per_trial"), ("whole process", "process_seconds"))
+        for label, field in (
+            ("outside training", "outside_seconds_per_trial"),
+            ("window", "window_seconds"),
+            ("whole process", "process_seconds"),
+        )
         for other in SIDES[1:]
     }
     holds = ratios["outside training, ours / stock"].median <= MOST_OUTSIDE_RATIO
