@@ -74,12 +74,17 @@ def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
     _ = composed.trial
     from rich.console import Console  # noqa: PLC0415
 
+    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415
     from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
     from autotune.training.device import local_capabilities  # noqa: PLC0415
 
     console = Console()
-    plan = plan_study(composer, local_capabilities())
-    check_plan(plan)
+    with console.status("reading the configuration and checking every branch of the search space"):
+        cluster = composed.config.cluster
+        is_local = cluster.address in (None, "local")
+        plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
+        if is_local:  # elsewhere the data set need not lie here
+            check_plan(plan)
     if composed.config.dry_run:
         for text in describe_plan(plan):
             console.print(text, markup=False, highlight=False, soft_wrap=True)

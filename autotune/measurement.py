@@ -45,6 +45,8 @@ class Outcome(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     DIVERGED = "DIVERGED"
     """The loss or the metric was no longer finite."""
+    INVALID = "INVALID"
+    """A component refused the configuration's values, so nothing was trained."""
     ERRORED = "ERRORED"
     """A fault in the code that was trained, or a worker that died."""
 
@@ -56,7 +58,7 @@ class Outcome(StrEnum):
     @property
     def is_infeasible(self) -> bool:
         """Whether the configuration itself cannot be trained, however long."""
-        return self in (Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
+        return self in (Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.INVALID)
 
     @property
     def needs_new_worker(self) -> bool:

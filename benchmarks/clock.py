@@ -23,7 +23,7 @@ from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation
 from autotune.training.loop import train
 from autotune.workloads.digits import digits
-from benchmarks.measuring import machine, paired_ratio, write_result
+from benchmarks.measuring import circumstances, paired_ratio, write_result
 from benchmarks.plain_training import Settings, train_plain
 
 MOST_TRAIN_RATIO = 1.02
@@ -118,7 +118,7 @@ def main() -> int:
     overrides = ["lr_schedule=cosine", f"epochs={arguments.epochs}", f"evaluate_every_samples={_SAMPLES_OF_TEN_EPOCHS}"]
     endless = ["target.value=2", "target.max_train_seconds=3600"]  # neither target nor time ends a training early
     config = Composer(["experiment=cnn", "device=cpu", *overrides, *endless]).compose().trial
-    started_on = machine()
+    started = circumstances()
     measure_pair(config, bare_first=True)  # not counted: what a process does only once
     pairs = [measure_pair(config, bare_first=number % 2 == 0) for number in range(arguments.pairs)]
 
@@ -130,7 +130,7 @@ def main() -> int:
     }
     path = write_result(
         "clock",
-        started_on=started_on,
+        started=started,
         settings={**vars(arguments), "num_threads": 1, "config": config.as_dict()},
         result={
             "train_ratio": ratio,

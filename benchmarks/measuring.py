@@ -53,31 +53,28 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return PairedRatio(median=float(np.median(ratios)), low=float(low), high=float(high), num_pairs=len(ratios))
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores, current load average, versions."""
+def circumstances() -> dict[str, Any]:
+    """What the numbers of a run depend on, to be taken as it starts: date, commit, processor, cores, load average, versions."""
     return {
-        "cpu": cpu_name(),
-        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_average": [round(each, 2) for each in os.getloadavg()],
-        "versions": versions(),
-    }
-
-
-def write_result(name: str, *, started_on: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Write one run of a benchmark as ``results/<name>-<date>.json``; a later run on the same day replaces it.
-
-    ``started_on`` is what ``machine`` said before the run. Dataclasses in ``result`` are written as their fields.
-    """
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{time.strftime('%Y-%m-%d')}.json"
-    content = {
-        "benchmark": name,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),
-        "machine": {**started_on, "load_average_at_end": machine()["load_average"]},
-        "settings": settings,
-        "result": result,
+        "machine": {
+            "cpu": cpu_name(),
+            "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "load_average": os.getloadavg(),
+            "versions": versions(),
+        },
     }
+
+
+def write_result(name: str, *, started: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
+    """Write one run of a benchmark as ``results/<name>-<date>.json``; a later run on the same day replaces it.
+
+    ``started`` is what ``circumstances`` said before the run. Dataclasses in ``result`` are written as their fields.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{started['date'].partition('T')[0]}.json"
+    content = {"benchmark": name, **started, "load_average_at_end": os.getloadavg(), "settings": settings, "result": result}
     path.write_text(json.dumps(content, indent=1, default=asdict) + "\n", encoding="utf-8")
     return path
 

@@ -20,6 +20,7 @@ Exit code 0: ours is at most a fifth of stock's, as a median over the repeats; 1
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from typing import Any
 from autotune.measurement import Evaluation
 from autotune.search.policy import finished_results
 from autotune.search.study import read_study
-from benchmarks.measuring import PairedRatio, machine, paired_ratio, write_result
+from benchmarks.measuring import PairedRatio, circumstances, paired_ratio, write_result
 
 MOST_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent
@@ -66,7 +67,7 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
     Raises:
         RuntimeError: the process failed, or not every trial ended as it should.
     """
-    load_average = machine()["load_average"][0]
+    load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="autotune-overhead-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         command = _our_command(arguments, folder, seed) if side == "ours" else _stock_command(side, arguments, folder, seed)
@@ -155,7 +156,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=64, help="samples a step")
     arguments = parser.parse_args()
 
-    started_on = machine()
+    started = circumstances()
     searches: list[Search] = []
     for repeat in range(arguments.repeats):
         for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
@@ -178,7 +179,7 @@ def main() -> int:
     holds = ratios["outside training, ours / stock"].median <= MOST_OUTSIDE_RATIO
     path = write_result(
         "overhead",
-        started_on=started_on,
+        started=started,
         settings=vars(arguments),
         result={"ratios": ratios, "holds": {f"outside training, ours / stock: at most {MOST_OUTSIDE_RATIO}": holds}, "searches": searches},
     )

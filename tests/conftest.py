@@ -6,11 +6,22 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 
 MakeTrialConfig = Callable[..., TrialConfig]
+
+settings.register_profile("shared", deadline=None)  # a busy machine makes no test fail
+settings.load_profile("shared")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of the execution layer count as Ray tests: what does not start it plans whole studies or starts processes."""
+    for item in items:
+        if "execution" in item.path.parts:
+            item.add_marker("ray")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

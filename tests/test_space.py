@@ -324,7 +324,7 @@ def _examples(test: Callable[..., None]) -> Callable[..., None]:
 
 @_examples
 @given(value=VALUES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_override_parses_back_to_the_same_value_and_type(value: Any) -> None:
     (text,) = Suggestion({"some.key": value}).as_overrides()
     override = OverridesParser.create().parse_override(text)
@@ -388,7 +388,7 @@ def spaces(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b", "c"), depth: int 
 
 
 @given(space=spaces(), seed=st.integers(0, 2**31))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_suggestion_lies_in_its_space_and_can_be_enqueued(space: SearchSpace, seed: int) -> None:
     study, trial, suggestion = ask(space, seed)
     assert space.point_of(suggestion.values.get) == suggestion
@@ -399,7 +399,7 @@ def test_a_suggestion_lies_in_its_space_and_can_be_enqueued(space: SearchSpace, 
 
 
 @given(space=spaces())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_probe_lies_in_its_space(space: SearchSpace) -> None:
     for _, _, point in space.probes():
         assert space.point_of(point.values.get) == point

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.allowed import check_target_names
+from autotune.config.own_values import group_choices, keep_own_values
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError
@@ -49,7 +50,7 @@ class Composed:
             ConfigError: a value the schema does not take, or a mandatory one that is missing.
         """
         try:
-            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), self.plain))
+            config = OmegaConf.to_object(OmegaConf.merge(_schema(), self.plain))
         except OmegaConfBaseException as error:
             raise ConfigError(_explain_value(error)) from error
         assert isinstance(config, Config)
@@ -96,6 +97,7 @@ class Composer:
             if each.is_delete():
                 raise ConfigError(f"{each.input_line}: a key cannot be taken out; accepted is key=value")
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._composed_files: dict[tuple[str, ...], DictConfig] = {}
 
     def compose(self, overrides: Sequence[str] = ()) -> Composed:
         """The configuration of the command line and ``overrides`` on top of it.
@@ -131,6 +133,12 @@ class Composer:
         """Whether a key names a config group, so that its value is a file's name."""
         return key in self._choices
 
+    def experiment_content(self, name: str) -> dict[str, Any]:
+        """What stands in an experiment's own file."""
+        folders = [shipped_folder("conf"), *self.config_dirs]
+        path = next(folder / "experiment" / f"{name}.yaml" for folder in folders if (folder / "experiment" / f"{name}.yaml").is_file())
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+
     def config_yaml(self, config_type: str, *, resolve: bool) -> str:
         """The composed configuration as YAML: ``job`` ours, ``hydra`` Hydra's own, ``all`` both."""
         config = self._hydra_compose(())
@@ -149,7 +157,7 @@ class Composer:
         """A fresh copy of what Hydra composes for a set of overrides, with the groups' choices."""
         if overrides not in self._bases:
             config = self._hydra_compose(overrides)
-            choices = {str(key): value for key, value in config.hydra.runtime.choices.items() if not str(key).startswith("hydra/")}
+            choices = group_choices(config)
             self._check_names(choices)
             self._bases[overrides] = (OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), choices)
         config, choices = self._bases[overrides]
@@ -159,6 +167,19 @@ class Composer:
 
     def _hydra_compose(self, overrides: tuple[str, ...]) -> DictConfig:
         everything = [*self.overrides, *overrides]
+        config = self._compose_files(everything)
+        keep_own_values(config, [_parse(text) for text in everything], self._compose_once)
+        return config
+
+    def _compose_once(self, overrides: list[str]) -> DictConfig:
+        """As ``_compose_files``, kept; for reading only."""
+        key = tuple(overrides)
+        if key not in self._composed_files:
+            self._composed_files[key] = self._compose_files(overrides)
+        return self._composed_files[key]
+
+    def _compose_files(self, overrides: list[str]) -> DictConfig:
+        everything = list(overrides)
         if self.config_dirs:
             paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
             everything.append(f"hydra.searchpath=[{paths}]")
@@ -180,7 +201,7 @@ class Composer:
             raise ConfigError(f"experiment={choices['experiment']}: the file's first line must be: # @package _global_")
         try:
             config.allowed_targets = list(self.allowed_targets)
-            checked = OmegaConf.merge(OmegaConf.structured(Config), config)
+            checked = OmegaConf.merge(_schema(), config)
             plain = OmegaConf.to_container(checked, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
             raise ConfigError(_explain_value(error)) from error
@@ -235,6 +256,14 @@ class Composer:
 def _default_keys() -> list[str]:
     with hydra_set_up():
         return list(_flat_keys(OmegaConf.to_container(compose("config", []))))
+
+
+@cache
+def _schema() -> DictConfig:
+    """The schema as OmegaConf holds it; merging into it makes a copy."""
+    schema = OmegaConf.structured(Config)
+    assert isinstance(schema, DictConfig)
+    return schema
 
 
 def split_overrides(composer: Composer, overrides: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:

@@ -4,11 +4,14 @@ import contextlib
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
+from autotune.training.device import Capabilities, local_capabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,26 @@ class ClusterSize:
         return max(1, min(self.num_cpus // num_cpus, self.num_gpus // num_gpus if num_gpus else self.num_cpus))
 
 
+def cluster_capabilities(config: ClusterConfig) -> Capabilities:
+    """What the machines of a running cluster can run, as one of its GPU nodes tells it where it has GPUs.
+
+    Raises:
+        ClusterError: the cluster does not answer, or no worker came up on it.
+    """
+    with connected(config) as size:
+        import ray  # noqa: PLC0415  # as in connected
+
+        probe = ray.remote(local_capabilities).options(num_cpus=0, num_gpus=1 if size.num_gpus else 0).remote()
+        try:
+            found: Capabilities = ray.get(probe, timeout=_PROBE_SECONDS)
+        except (ray.exceptions.RayError, ImportError) as error:
+            raise ClusterError(f"cluster.address: {config.address}: no worker came up ({_first_line(error)})") from error
+        return replace(found, num_cpus=size.num_cpus, num_gpus=size.num_gpus)
+
+
+_PROBE_SECONDS = 60.0
+
+
 @contextlib.contextmanager
 def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     """Ray, while the context lasts; a local one ends with it.
@@ -33,8 +56,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if config.address not in (None, "auto", "local"):
-        _check_answers(str(config.address), config.connect_timeout_seconds)
+    if config.address not in (None, "local"):
+        _check_answers(config.address, config.connect_timeout_seconds)
     import ray  # noqa: PLC0415  # after the environment is set, and only when trials run
 
     _log_to_autotune("ray")
@@ -82,17 +105,46 @@ folder alone: the study's storage is what resumes."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:
-    """Refuse an address at which nothing listens, which Ray itself would try for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():
+    """Refuse an address at which no Ray head answers: Ray itself would try for minutes, and say so in many lines.
+
+    It is asked with ``ray status``, in a process of its own that can be given up. Where RAY_AUTH_MODE says nothing, a cluster
+    that wants a token gets the one that lies on this machine: Ray gives it to a cluster it starts, but not to its own clients.
+    """
+    if address != "auto":
+        _check_listens(address, timeout_seconds)
+    said = ""
+    for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
+        environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
+        command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+        try:
+            asked = subprocess.run(  # noqa: S603  # our own interpreter, and an address that the user gave
+                command, env=environment, capture_output=True, text=True, timeout=timeout_seconds, start_new_session=True, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"cluster.address: {address} is no Ray head (no answer in {timeout_seconds:g} s); {_ACCEPTED}") from error
+        if asked.returncode == 0:
+            os.environ.update({_AUTH_MODE: mode} if mode else {})
+            return
+        said = said or asked.stderr
+        if "AuthenticationError" not in said:
+            break
+    reason = said.strip().rpartition("\n")[2].partition(". ")[0]
+    raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}")
+
+
+_AUTH_MODE = "RAY_AUTH_MODE"
+_ACCEPTED = "accepted is the HOST:PORT of a running Ray head, or auto on a machine of a cluster"
+
+
+def _check_listens(address: str, timeout_seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "://" in host or not port.isdigit():
         raise ClusterError(f"cluster.address: found {address!r}, accepted are null, auto and HOST:PORT")
     try:
-        with socket.create_connection((host, int(port)), timeout=timeout_seconds):
-            pass
-    except OSError as error:
-        raise ClusterError(
-            f"cluster.address: {address} does not answer ({error.strerror or error}); accepted is the HOST:PORT of a running Ray head"
-        ) from error
+        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
+    except (OSError, OverflowError) as error:  # the latter for a port above 65535
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}") from error
 
 
 def _log_to_autotune(name: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import shlex
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from autotune.report.arms import ArmTimes, ConfirmationFigures
 from autotune.report.study_files import TrialsTable, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.policy import LEAST_REACHED, SearchPolicy, importances
-from autotune.space import Suggestion
 from autotune.training.run import versions
 
 
@@ -78,8 +78,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
     """What a study found, for programs."""
     assert confirmation.best is not None
-    assert confirmation.speed_up is not None
-    best = confirmation.best
+    best, ratio = confirmation.best, confirmation.speed_up
     own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
     tests = [run.test_metric for run in own_runs if run.test_metric is not None]
     target = plan.trial.target
@@ -91,7 +90,7 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "overrides": best.suggestion.as_overrides(),
         "baseline": _arm_json(confirmation.times[confirmation.arms[0].trial]),
         "best": {**_arm_json(confirmation.times[best.trial]), "test_metrics": tests},
-        "speed_up": {"ratio": confirmation.speed_up.ratio, "low": confirmation.speed_up.low, "high": confirmation.speed_up.high},
+        "speed_up": {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high} if ratio else None,
         "outcomes": _outcomes(policy.results.values()),
         "num_trials": len(policy.results),
         "train_seconds_spent": _train_seconds(policy.results.values()),
@@ -108,7 +107,6 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         ConfigError: the configuration cannot be written as an experiment.
     """
     assert confirmation.best is not None
-    assert confirmation.speed_up is not None
     best, composer = confirmation.best, plan.composer
     groups, values = split_overrides(composer, composer.overrides)
     for key, value in best.suggestion.values.items():
@@ -118,27 +116,33 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
             values[key] = value
     seed = policy.results[best.trial].seed
     exported = {"seed": seed, **values}
-    times = confirmation.times[best.trial]
+    times, ratio = confirmation.times[best.trial], confirmation.speed_up
     comments = [
         f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target.metric} {plan.trial.target.value:g} in "
-        f"{', '.join(f'{each:.3g}' for each in times.times_seconds)} s on fresh seeds,",
-        f"{confirmation.speed_up.ratio:.2f} times as fast as the baseline (95% interval {confirmation.speed_up.low:.2f} to "
-        f"{confirmation.speed_up.high:.2f}). The seed is the search trial's own.",
+        f"{', '.join(f'{seconds:.3g}' for seconds, reached in times.runs if reached)} s on fresh seeds.",
+        *([f"{ratio.ratio:.2f} times as fast as the baseline (95% interval {ratio.low:.2f} to {ratio.high:.2f})."] if ratio else []),
+        "The seed is the search trial's own.",
     ]
-    text = experiment_yaml(base=plan.experiment, groups=groups, values=exported, comments=comments)
+    content = composer.experiment_content(plan.experiment)
+    text = experiment_yaml(base=plan.experiment, base_content=content, groups=groups, values=exported, comments=comments)
     allowed = [f"allowed_targets={list(composer.allowed_targets)}"] if composer.allowed_targets else []
-    again = Composer(
-        [f"experiment={plan.experiment}", f"seed={seed}", *allowed, *(f"{group}={option}" for group, option in groups.items()),
-         *Suggestion(values).as_overrides()],
-        [str(folder) for folder in composer.config_dirs],
-    )  # fmt: skip
-    check_exported(again.compose().trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
+    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+        exported_file = Path(folder) / "experiment" / "autotune_exported.yaml"
+        exported_file.parent.mkdir()
+        exported_file.write_text(text, encoding="utf-8")
+        again = Composer([f"experiment={exported_file.stem}", *allowed], [folder, *map(str, composer.config_dirs)]).compose()
+    check_exported(again.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
     return text
 
 
 def _arm_json(times: ArmTimes) -> dict[str, Any]:
-    reached = [seconds for seconds, ended in zip(times.times_seconds, times.reached, strict=True) if ended]
-    return {"times_seconds": reached, "num_runs": len(times.reached), "num_reached": len(reached)}
+    reached = [seconds for seconds, ended in times.runs if ended]
+    return {
+        "times_seconds": reached,
+        "num_runs": len(times.reached),
+        "num_reached": len(reached),
+        "lower_bounds_seconds": [seconds for seconds, ended in times.runs if not ended],
+    }
 
 
 def _train_seconds(results: Iterable[TrialResult]) -> float:
@@ -171,8 +175,7 @@ def _labelled(confirmation: Confirmation, arm: Arm) -> ArmTimes:
 
 def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
     assert confirmation.best is not None
-    assert confirmation.speed_up is not None
-    plan, policy = live.plan, live.policy
+    plan, policy, ratio = live.plan, live.policy, confirmation.speed_up
     exported = f"{plan.experiment}_best"
     uri = plan.config.tracking.get("uri")
     return Summary(
@@ -182,9 +185,9 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
         baseline=confirmation.times[confirmation.arms[0].trial],
         best=confirmation.times[confirmation.best.trial],
         best_overrides=confirmation.best.suggestion.as_overrides(),
-        ratio=confirmation.speed_up.ratio,
-        low=confirmation.speed_up.low,
-        high=confirmation.speed_up.high,
+        ratio=ratio.ratio if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
         outcomes=_outcomes(policy.results.values()),
         train_seconds_spent=_train_seconds(policy.results.values()),
         wall_seconds=busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
@@ -193,7 +196,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
             ("browse the runs", "mlflow ui" + (f" --backend-store-uri {shlex.quote(uri)}" if uri else "")),
             ("export the best", f"python -m autotune.export study={plan.name} as={exported} --config-dir my_conf"),
             ("train it again", f"python -m autotune.train experiment={exported} --config-dir my_conf"),
-            ("search further", f"{live.resume_command} search.num_trials={2 * len(policy.results)}"),
+            ("search further", live.resume_command(2 * len(policy.results))),
         ),
     )
 
@@ -209,7 +212,7 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
         _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {' '.join(closest.overrides)}")
     _say(
         live,
-        f"search further: {live.resume_command} search.num_trials={2 * len(results)}\n"
+        f"search further: {live.resume_command(2 * len(results))}\n"
         f"or make it easier: target.value, target.max_train_seconds (another study.name then)",
     )
 

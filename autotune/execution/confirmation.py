@@ -4,9 +4,9 @@ A search trial's own time is never the claim: the best of many equal configurati
 at a time and the arms in turns, so that a machine that slows down slows all of them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from autotune.comparison import Ratio, ratio_of_means
 from autotune.measurement import Outcome, TrialResult
@@ -39,7 +39,8 @@ class Confirmation:
     best: Arm | None
     """The arm to export; None where no run reached the target."""
     speed_up: Ratio | None
-    """The baseline's mean time over the best arm's."""
+    """The baseline's mean time over the best arm's, a lower bound where runs of the baseline did not reach the target; None where
+    runs of the best arm did not, or no run of the baseline has a time."""
     times: Mapping[int, ArmTimes]
     """By trial number of the arm."""
 
@@ -74,10 +75,11 @@ def conclude(arms: tuple[Arm, ...], runs: Mapping[tuple[int, int], TrialResult],
     """Pick the arm with the best confirmed mean: of those that reached the target most often, the fastest."""
     times = {arm.trial: _times(arm, runs, objective) for arm in arms}
     reaching = [arm for arm in arms if times[arm.trial].num_reached > 0]
-    best = min(reaching, key=lambda arm: (-times[arm.trial].num_reached, fmean(times[arm.trial].times_seconds)), default=None)
+    best = min(reaching, key=lambda arm: (-times[arm.trial].num_reached, times[arm.trial].mean_seconds or math.inf), default=None)
     speed_up = None
-    if best is not None:
-        speed_up = ratio_of_means(times[arms[0].trial].times_seconds, times[best.trial].times_seconds)
+    baseline_seconds = [seconds for seconds, _ in times[arms[0].trial].runs]
+    if best is not None and times[best.trial].all_reached and baseline_seconds:
+        speed_up = ratio_of_means(baseline_seconds, times[best.trial].times_seconds)
     return Confirmation(arms=arms, runs=runs, best=best, speed_up=speed_up, times=times)
 
 
@@ -87,16 +89,18 @@ def missing_runs(arms: Sequence[Arm], num_seeds: int, known: Mapping[tuple[int, 
 
 
 def _times(arm: Arm, runs: Mapping[tuple[int, int], TrialResult], objective: Objective) -> ArmTimes:
-    """Scores of the runs that reached the target, and what the others had spent."""
+    """Scores of the runs that reached the target, what the others had spent, and NaN where that is not known."""
     own = [run for (trial, _), run in sorted(runs.items()) if trial == arm.trial]
-    scored = [(_score(run, objective), run.outcome is Outcome.REACHED) for run in own]
-    known = [(score, reached) for score, reached in scored if score is not None]
-    return ArmTimes(label=arm.label, times_seconds=[score for score, _ in known], reached=[reached for _, reached in known])
+    return ArmTimes(
+        label=arm.label,
+        times_seconds=[_score(run, objective) for run in own],
+        reached=[run.outcome is Outcome.REACHED for run in own],
+    )
 
 
-def _score(run: TrialResult, objective: Objective) -> float | None:
+def _score(run: TrialResult, objective: Objective) -> float:
     if run.outcome is Outcome.REACHED:
         return objective.score(run)
     if run.last is not None and isinstance(objective, BoundedObjective):
         return objective.lower_bound(run.last)
-    return None
+    return math.nan

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from autotune.errors import ClusterError
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training
 from autotune.measurement import Outcome, TrialResult
 from autotune.space import Suggestion
 
@@ -74,9 +74,8 @@ def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult
     try:
         reports = ray.get(running)
     except ray.exceptions.RayActorError as error:
-        hung = time.time() - started_at >= task.deadline_seconds
-        outcome = Outcome.TIMED_OUT if hung else Outcome.ERRORED
-        reports = [WorkerReport(evaluation=None, outcome=outcome, error=str(error))]
+        outcome, why = how_it_died(task, seconds=time.time() - started_at, reason=str(error))
+        reports = [WorkerReport(evaluation=None, outcome=outcome, error=why)]
     if not reports[0].is_first_in_process:
         raise ClusterError(f"{task.name}: ran in a process that had trained before; confirmation needs a fresh one")
     return TrialResult(

@@ -4,13 +4,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died
 from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
@@ -38,9 +37,8 @@ class Listener(Protocol):
 @dataclass
 class _Running:
     trial: Trial
-    composed: Composed
     tracked: TrackedTrial
-    deadline_seconds: float
+    task: TrialTask
     evaluations: list[Evaluation] = field(default_factory=list)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
@@ -65,7 +63,6 @@ class TrialsInFlight:
         trial_deadline_seconds: float,
         time_budget_seconds: float | None,
         unsupported: Callable[[TrialConfig], str | None],
-        hang_folder: Path,
     ) -> None:
         self._policy = policy
         self._composer = composer
@@ -75,10 +72,9 @@ class TrialsInFlight:
         self._trial_deadline_seconds = trial_deadline_seconds
         self._ends_at = math.inf if time_budget_seconds is None else time.monotonic() + time_budget_seconds
         self._unsupported = unsupported
-        self._hang_folder = hang_folder
         self._running: dict[str, _Running] = {}
         self.refusal: AutotuneError | None = None
-        """Set when a worker refused the configuration or the data itself: every trial would meet the same."""
+        """Set when a worker could not read the data, or make the baseline: every trial would meet the same."""
 
     @property
     def is_over(self) -> bool:
@@ -131,8 +127,8 @@ class TrialsInFlight:
             outcome = Outcome.STOPPED
         if outcome is None:
             return True
-        if report.is_refusal:
-            self.refusal = self.refusal or DataError(report.error or "refused")
+        if outcome is Outcome.INVALID and (report.is_data_missing or running.trial.is_baseline):
+            self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(report.error or "refused")
         self._end(key, outcome, report.error)
         return False
 
@@ -141,14 +137,7 @@ class TrialsInFlight:
         running = self._running.get(key)
         if running is None:
             return
-        hung = running.started_at > 0 and time.time() - running.started_at >= running.deadline_seconds
-        if hung:
-            doing = _hang_report(self._hang_folder, running.tracked.name)
-            self._end(key, Outcome.TIMED_OUT, f"not ended after {running.deadline_seconds:.0f} s; the worker was ended{doing}")
-        elif "OutOfMemory" in reason:
-            self._end(key, Outcome.OUT_OF_MEMORY, reason)
-        else:
-            self._end(key, Outcome.ERRORED, reason)
+        self._end(key, *how_it_died(running.task, seconds=time.time() - running.started_at, reason=reason))
 
     def interrupt_all(self) -> None:
         """Give up what is still running, because the study itself ends: resuming proposes it again."""
@@ -181,8 +170,9 @@ class TrialsInFlight:
         )
         seconds_left = self._ends_at - time.monotonic()
         deadline = min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
-        self._running[key] = _Running(trial, composed, tracked, deadline, started_at=time.time())
-        return self._make_task(tracked.name, composed.trial, trial.cap_seconds, deadline)
+        task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, deadline)
+        self._running[key] = _Running(trial, tracked, task, started_at=time.time())
+        return task
 
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
         running = self._running.pop(key)
@@ -208,14 +198,3 @@ _GRACE_SECONDS = 30.0
 """What a trial may run past the study's time budget before it counts as hung."""
 
 _OUTCOME_OF = {Decision.CONTINUE: None, Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
-
-
-def _hang_report(folder: Path, name: str) -> str:
-    """What a worker that hung was doing, if its watchdog could leave it in the study's folder; else nothing."""
-    path = folder / f"hang-{name}.txt"
-    try:
-        text = path.read_text(encoding="utf-8")
-        path.unlink()
-    except OSError:
-        return ""
-    return f"\n{text}"

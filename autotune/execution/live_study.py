@@ -16,7 +16,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import StudyError
 from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
 from autotune.execution.plan import StudyPlan
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task_run import HANG_FILES, TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.report.terminal import StudyDisplay
 from autotune.search.policy import SearchPolicy
@@ -38,8 +38,14 @@ class LiveStudy:
     console: Console
     code_folders: tuple[str, ...]
     """Where modules of the user's own may lie."""
-    resume_command: str
-    """What goes on with this study."""
+    command: tuple[str, ...]
+    """The arguments that it was started with."""
+
+    def resume_command(self, num_trials: int | None = None) -> str:
+        """What goes on with this study, or searches on until it has ``num_trials``."""
+        replaced = {"study.name": self.plan.name} | ({"search.num_trials": num_trials} if num_trials is not None else {})
+        kept = [each for each in self.command if each.partition("=")[0] not in {*replaced, "dry_run"}]
+        return shlex.join(["python", "-m", "autotune", *kept, *(f"{key}={value}" for key, value in replaced.items())])
 
     @property
     def seconds_left(self) -> float | None:
@@ -132,7 +138,7 @@ def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[st
             display=_display(plan, policy),
             console=console,
             code_folders=tuple(code_folders),
-            resume_command=_resume_command(plan, command),
+            command=tuple(command),
         )
         try:
             yield live
@@ -261,14 +267,9 @@ def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
     )
 
 
-def _resume_command(plan: StudyPlan, command: Sequence[str]) -> str:
-    kept = [each for each in command if not each.startswith(("study.name=", "dry_run=", "search.num_trials="))]
-    return shlex.join(["python", "-m", "autotune", *kept, f"study.name={plan.name}"])
-
-
 @contextlib.contextmanager
 def _sole_user(folder: Path) -> Iterator[None]:
-    """Hold the study's folder; the lock goes with the process, however that ends.
+    """Hold the study's folder, and sweep out what workers that were ended left in it; the lock goes with the process.
 
     Raises:
         StudyError: another process holds it, or it cannot be written.
@@ -283,7 +284,16 @@ def _sole_user(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StudyError(f"study.name={folder.name}: another process runs this study; accepted is another study.name") from error
-        yield
+        try:
+            _sweep(folder)
+            yield
+        finally:
+            _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    for path in folder.glob(HANG_FILES):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

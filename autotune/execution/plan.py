@@ -101,7 +101,7 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
     """
     composed = composer.compose()
     config, trial = composed.config, composed.trial
-    if not config.search_space:
+    if not config.search_space and not composer.sweeps:
         raise ConfigError(
             "search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)"
         )

@@ -39,11 +39,15 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
         AutotuneError: the study cannot be run, in one line.
         WorkerError: several trials in a row failed in the user's own code.
     """
-    with opened(plan, command=command, code_folders=code_folders, console=console) as live:
-        confirmation, interrupted = _search_and_confirm(live)
-        if interrupted:
+    with interruptible() as interrupt, opened(plan, command=command, code_folders=code_folders, console=console) as live:
+        confirmation = None
+        try:
+            confirmation = _search_and_confirm(live, interrupt)
+        except KeyboardInterrupt:  # a second Ctrl-C ends at once what the first one was to end
+            interrupt.set()
+        if interrupt.is_set():
             console.print(
-                f"interrupted; the same study goes on with\n  {live.resume_command}", markup=False, highlight=False, soft_wrap=True
+                f"interrupted; the same study goes on with\n  {live.resume_command()}", markup=False, highlight=False, soft_wrap=True
             )
             return EXIT_INTERRUPTED
         if live.policy.error is not None:
@@ -51,24 +55,24 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
         return conclude_study(live, confirmation)
 
 
-def _search_and_confirm(live: LiveStudy) -> tuple[Confirmation | None, bool]:
-    """Search while there is budget, then confirm; and whether an interrupt ended it."""
+def _search_and_confirm(live: LiveStudy, interrupt: threading.Event) -> Confirmation | None:
+    """Search while there is budget, then confirm; ends early once ``interrupt`` is set."""
     plan, policy = live.plan, live.policy
     if not live.is_work_left:
-        return _conclude_known(live), False
-    with connected(plan.config.cluster) as size, interruptible() as interrupt:
-        live.tracker.wait()
+        return _conclude_known(live)
+    with contextlib.ExitStack() as stack:
+        with live.console.status("starting Ray"):
+            size = stack.enter_context(connected(plan.config.cluster))
+            live.tracker.wait()
         with live.display:
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")
-            if live.has_search_budget:
+            if live.has_search_budget and not interrupt.is_set():
                 _search(live, interrupt)
-            if interrupt.is_set():
-                return None, True
-            if policy.error is not None or not policy.scores or plan.config.confirm.num_seeds == 0:
-                return None, False
+            if interrupt.is_set() or policy.error is not None or not policy.scores or plan.config.confirm.num_seeds == 0:
+                return None
             _confirm(live, size, interrupt)
-    return _conclude_known(live), interrupt.is_set()
+    return _conclude_known(live)
 
 
 def _search(live: LiveStudy, interrupt: threading.Event) -> None:
@@ -86,9 +90,8 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
         trial_deadline_seconds=plan.trial_deadline_seconds,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
-        hang_folder=plan.folder,
     )
-    run_search(in_flight, max_concurrent_trials=plan.config.search.max_concurrent_trials, interrupt=interrupt)
+    run_search(in_flight, folder=plan.folder / ".ray", max_concurrent_trials=plan.config.search.max_concurrent_trials, interrupt=interrupt)
     if in_flight.refusal is not None:
         raise in_flight.refusal
 

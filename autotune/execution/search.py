@@ -3,7 +3,7 @@
 Ray's own experiment state, loggers and signal handling are off: the study's storage is what resumes.
 """
 
-import tempfile
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +18,14 @@ from autotune.execution.in_flight import TrialsInFlight
 from autotune.execution.worker import TrialWorker
 
 
-def run_search(in_flight: TrialsInFlight, *, max_concurrent_trials: int | None, interrupt: threading.Event) -> None:
-    """Run trials until the policy suggests no more, or ``interrupt`` is set; what then still runs is given up."""
-    with tempfile.TemporaryDirectory(prefix="autotune-ray-", ignore_cleanup_errors=True) as folder:
+def run_search(in_flight: TrialsInFlight, *, folder: Path, max_concurrent_trials: int | None, interrupt: threading.Event) -> None:
+    """Run trials until the policy suggests no more, or ``interrupt`` is set; what then still runs is given up.
+
+    Args:
+        folder: where Ray writes what it must; emptied before and after.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
         tune.run(
             TrialWorker,
             name="search",
@@ -31,12 +36,14 @@ def run_search(in_flight: TrialsInFlight, *, max_concurrent_trials: int | None, 
             stop=_InterruptStopper(in_flight, interrupt),
             reuse_actors=True,
             max_concurrent_trials=max_concurrent_trials,
-            storage_path=folder,
+            storage_path=str(folder),
             trial_name_creator=str,
             trial_dirname_creator=lambda trial: trial.trial_id,
             raise_on_failed_trial=False,
             verbose=0,
         )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     in_flight.interrupt_all()
 
 

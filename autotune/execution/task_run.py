@@ -3,6 +3,7 @@
 How a trial ends is reported as data. Nothing here needs Ray, so that a fresh process has little to import.
 """
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, DataError
 from autotune.measurement import Evaluation, Outcome
 
 
@@ -53,9 +54,12 @@ class WorkerReport:
     """Once, with the first report."""
     test_metric: float | None = None
     is_first_in_process: bool = True
-    is_refusal: bool = False
-    """The error is a one-line refusal of the configuration or the data, not a fault in the code."""
+    is_data_missing: bool = False
+    """The error is that this machine cannot read the data set, which no other configuration would mend."""
 
+
+HANG_FILES = "hang-*.txt"
+"""What watchdogs write to, by the name of the run; gone once the run ends."""
 
 _num_trainings = 0
 """Trainings that this process began."""
@@ -104,7 +108,7 @@ class TaskRun:
             outcome = (self._last.outcome if self._last else None) or Outcome.MISSED
             return WorkerReport(evaluation=None, outcome=outcome, test_metric=ended.value)
         except AutotuneError as error:
-            return WorkerReport(evaluation=None, outcome=Outcome.ERRORED, error=str(error), is_refusal=True)
+            return WorkerReport(evaluation=None, outcome=Outcome.INVALID, error=str(error), is_data_missing=isinstance(error, DataError))
         except Exception as error:  # noqa: BLE001  # any fault of the trained code is an outcome, told with its traceback
             outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
             return WorkerReport(evaluation=None, outcome=outcome, error=traceback.format_exc())
@@ -147,10 +151,26 @@ class TaskRun:
 
     def _open_hang_file(self) -> TextIO:
         if self._hang_file is None:
-            folder = Path(self._task.hang_folder)
-            path = (folder if folder.is_dir() else Path(tempfile.gettempdir())) / f"hang-{self._task.name}.txt"
-            self._hang_file = path.open("w", encoding="utf-8")
+            path = _hang_path(self._task)
+            self._hang_file = (path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name).open("w", encoding="utf-8")
         return self._hang_file
+
+
+def how_it_died(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcome, str]:
+    """Outcome and error of a training whose process was gone, ``seconds`` after it began, before it said how it ended."""
+    doing = ""
+    with contextlib.suppress(OSError):  # the watchdog of another machine could not leave it here
+        doing = _hang_path(task).read_text(encoding="utf-8")
+        _hang_path(task).unlink()
+    if seconds >= task.deadline_seconds:
+        return Outcome.TIMED_OUT, f"not ended after {task.deadline_seconds:.0f} s; the worker was ended\n{doing}".rstrip()
+    if any(words in reason for words in ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")):  # Ray's, of a worker that it ended
+        return Outcome.OUT_OF_MEMORY, reason
+    return Outcome.ERRORED, reason
+
+
+def _hang_path(task: TrialTask) -> Path:
+    return Path(task.hang_folder) / HANG_FILES.replace("*", task.name)
 
 
 def import_training() -> None:

@@ -40,6 +40,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             RuntimeError: asked again after an outcome that makes this process unfit; Ray then replaces it.
         """
         if self._is_unfit:
+            self._run.close()
             raise RuntimeError("this worker is replaced")
         report = self._run.next_report()
         self._is_unfit = report.outcome is not None and report.outcome.needs_new_worker

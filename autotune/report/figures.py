@@ -88,6 +88,7 @@ MARKS: Mapping[Outcome, _Mark] = {
     Outcome.TIMED_OUT: _Mark(colour="#CC79A7", marker=_with_arrow(_TRIANGLE), hollow=True, size=20),
     Outcome.OUT_OF_MEMORY: _Mark(colour="#000000", marker="s", hollow=False, size=6),
     Outcome.DIVERGED: _Mark(colour="#D55E00", marker="X", hollow=False, size=7.5),
+    Outcome.INVALID: _Mark(colour="#7F7F7F", marker="v", hollow=False, size=7),
     Outcome.ERRORED: _Mark(colour="#888888", marker="P", hollow=False, size=7.5),
 }
 

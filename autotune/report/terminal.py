@@ -34,6 +34,7 @@ OUTCOME_STYLES: Mapping[Outcome, str] = {
     Outcome.TIMED_OUT: "magenta",
     Outcome.OUT_OF_MEMORY: "red",
     Outcome.DIVERGED: "red",
+    Outcome.INVALID: "red",
     Outcome.ERRORED: "bold red",
 }
 

@@ -184,10 +184,10 @@ def importances(results: Sequence[TrialResult], scores: Mapping[int, float], spa
 
     Source: Watanabe et al., "PED-ANOVA" (IJCAI 2023), as optuna.importance.PedAnovaImportanceEvaluator.
     """
-    from optuna.importance import PedAnovaImportanceEvaluator  # noqa: PLC0415  # only the final report asks
-
     if len(scores) < LEAST_REACHED:
         return {}
+    from optuna.importance import PedAnovaImportanceEvaluator  # noqa: PLC0415  # a second to import, and only the final report asks
+
     highest = max(scores.values())
     worse = highest + abs(highest) + 1
     ranked = optuna.create_study()

@@ -128,11 +128,16 @@ def _storage(folder: Path, url: str | None) -> BaseStorage:
         folder.mkdir(parents=True, exist_ok=True)
         journal = folder / JOURNAL
         _drop_torn_line(journal)
-        return JournalStorage(JournalFileBackend(str(journal)))
+        return JournalStorage(JournalFileBackend(str(journal), lock_obj=_lock(journal)))
     try:
         return RDBStorage(url)
     except Exception as error:
         raise ConfigError(f"search.storage: {url}: cannot be opened: {' '.join(str(error).split())[:300]}") from error
+
+
+def _lock(journal: Path) -> JournalFileSymlinkLock:
+    """The journal's lock. It is held for milliseconds; one that a killed process left is taken over after these seconds."""
+    return JournalFileSymlinkLock(str(journal), grace_period=3)
 
 
 def _drop_torn_line(journal: Path) -> None:
@@ -142,7 +147,7 @@ def _drop_torn_line(journal: Path) -> None:
     """
     if not journal.is_file() or _whole_lines(journal) is None:
         return
-    lock = JournalFileSymlinkLock(str(journal))
+    lock = _lock(journal)
     lock.acquire()
     try:
         size = _whole_lines(journal)

@@ -28,6 +28,7 @@ STATUS = {
     Outcome.TIMED_OUT: "KILLED",
     Outcome.OUT_OF_MEMORY: "FAILED",
     Outcome.DIVERGED: "FAILED",
+    Outcome.INVALID: "FAILED",
     Outcome.ERRORED: "FAILED",
 }
 """MLflow's word for each outcome: censored runs are KILLED, so that FINISHED always carries a time to target."""

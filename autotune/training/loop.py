@@ -19,7 +19,8 @@ from autotune.training.components import Components, make_components
 from autotune.training.data import LoadedData, Split, fits_on, load_data
 from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
 
-_EVALUATION_BATCH = 1024
+_EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
+"""Samples evaluated at once: on the CPU what a cache holds, on a GPU what keeps it busy."""
 
 
 def train(
@@ -171,7 +172,8 @@ class _Run:
         parts = make_components(self.config, self.data, self.device, self.total_steps)
         inputs, targets = self.train.inputs[: self.batch_size], self.train.targets[: self.batch_size]
         self.step(parts, inputs.to(self.device), targets.to(self.device))
-        self.evaluate(parts, Split(self.validation.inputs[:_EVALUATION_BATCH], self.validation.targets[:_EVALUATION_BATCH]))
+        size = _EVALUATION_BATCH[self.device.type]
+        self.evaluate(parts, Split(self.validation.inputs[:size], self.validation.targets[:size]))
 
     def batches(self, shuffle: torch.Generator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Batches of ``total_steps`` steps, each epoch in a new order; an epoch's incomplete last batch is left out.
@@ -204,8 +206,9 @@ class _Run:
         """Metric and loss, each the mean over a split."""
         parts.model.eval()
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
-        for start in range(0, len(split), _EVALUATION_BATCH):
-            inputs, targets = split.inputs[start : start + _EVALUATION_BATCH], split.targets[start : start + _EVALUATION_BATCH]
+        size = _EVALUATION_BATCH[self.device.type]
+        for start in range(0, len(split), size):
+            inputs, targets = split.inputs[start : start + size], split.targets[start : start + size]
             with self._autocast():
                 outputs = parts.model(inputs)
                 scores = torch.stack([parts.metric(outputs, targets).double(), parts.loss(outputs, targets).double()])

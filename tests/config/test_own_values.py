@@ -1,0 +1,49 @@
+"""What an experiment sets inside a group goes with the option that it chose there."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.config.compose import Composer
+from autotune.space import Suggestion
+
+_EXPERIMENT = """# @package _global_
+defaults:
+  - cnn
+  - override /optimizer: sgd
+  - _self_
+optimizer: {lr: 0.3, momentum: 0.85}
+search: {num_trials: 7}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "found.yaml").write_text(_EXPERIMENT)
+    return str(tmp_path)
+
+
+def test_the_option_it_chose_has_its_values(folder: str) -> None:
+    optimizer = Composer(["experiment=found"], [folder]).compose().trial.optimizer
+    assert (optimizer["lr"], optimizer["momentum"]) == (0.3, 0.85)
+
+
+@pytest.mark.parametrize("line", [["experiment=found", "optimizer=adamw"], ["optimizer=adamw", "experiment=found"]])
+def test_another_option_starts_from_its_own_file(line: list[str], folder: str) -> None:
+    wanted = Composer(["experiment=cnn", "optimizer=adamw"]).compose().trial
+    assert Composer(line, [folder]).compose().trial == wanted
+    suggestion = Suggestion({"optimizer": "adamw"})
+    assert Composer(["experiment=found"], [folder]).compose_suggestion(suggestion, seed=wanted.seed).trial == wanted
+
+
+def test_what_the_command_line_sets_stays(folder: str) -> None:
+    line = ["experiment=found", "optimizer=adamw", "optimizer.lr=0.004", "+optimizer.eps=1e-7"]
+    optimizer = Composer(line, [folder]).compose().trial.optimizer
+    assert optimizer == {"_target_": "torch.optim.AdamW", "lr": 0.004, "weight_decay": 0.01, "eps": 1e-7}
+
+
+def test_settings_of_the_study_stay_whatever_is_chosen(folder: str) -> None:
+    config = Composer(["experiment=found", "search=random"], [folder]).compose().config
+    assert config.search.sampler["_target_"] == "optuna.samplers.RandomSampler"
+    assert config.search.num_trials == 7

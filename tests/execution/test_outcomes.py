@@ -1,0 +1,209 @@
+"""Models that run out of memory, diverge, hang, crash or are wrong: how their trials end, and that the study goes on."""
+
+import csv
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from mlflow import MlflowClient
+from optuna.trial import TrialState
+
+from autotune.measurement import Outcome, TrialResult
+from autotune.search.study import read_study
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+
+_MODEL = '''
+import math, os, pathlib, time
+import torch
+
+
+class Odd(torch.nn.Module):
+    """Does what its mode says at the third step of its training."""
+
+    def __init__(self, mode, input_shape, num_classes):
+        super().__init__()
+        self.mode, self.num_steps = mode, 0
+        self.layer = torch.nn.Linear(math.prod(input_shape), num_classes)
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs.flatten(1))
+        if not torch.is_grad_enabled():
+            return outputs
+        self.num_steps += 1
+        if self.num_steps != 3:
+            return outputs
+        with pathlib.Path("processes.txt").open("a") as file:
+            file.write(f"{os.getpid()} {self.mode}\\n")
+        if self.mode == "out_of_memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        if self.mode == "hangs":
+            wait_for_what_never_comes()
+        if self.mode == "aborts":
+            os.abort()
+        if self.mode == "bug":
+            raise KeyError("embedding")
+        if self.mode == "diverges":
+            with torch.no_grad():
+                self.layer.weight.fill_(math.nan)
+        return outputs
+
+
+def wait_for_what_never_comes():
+    time.sleep(600)
+'''
+_MODES = ("works", "out_of_memory", "diverges", "hangs", "aborts")
+_SEED = 76
+"""Of a study whose first eight trials have every mode, a working one last."""
+_DEADLINE_SECONDS = 15
+_TOLD = {
+    Outcome.REACHED: (TrialState.COMPLETE, True, False, False),
+    Outcome.TIMED_OUT: (TrialState.PRUNED, False, False, False),
+    Outcome.OUT_OF_MEMORY: (TrialState.PRUNED, False, False, True),
+    Outcome.DIVERGED: (TrialState.PRUNED, False, False, True),
+    Outcome.ERRORED: (TrialState.FAIL, False, False, False),
+}
+"""State, whether it has a value, whether it has a report, whether it violates a constraint."""
+
+
+@dataclass(frozen=True)
+class Study:
+    folder: Path
+    code: int
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err.txt").read_text()
+
+    @property
+    def runs(self) -> list[Any]:
+        client = MlflowClient(f"sqlite:///{self.folder}/mlflow.db")
+        return [*client.search_runs([each.experiment_id for each in client.search_experiments()])]
+
+
+def _write_user_files(folder: Path) -> None:
+    (folder / "odd_models.py").write_text(_MODEL)
+    for group in ("model", "experiment"):
+        (folder / "my_conf" / group).mkdir(parents=True)
+    (folder / "my_conf/model/odd.yaml").write_text("_target_: odd_models.Odd\nmode: works\n")
+    (folder / "my_conf/experiment/odd.yaml").write_text(
+        f"""# @package _global_
+defaults:
+  - override /model: odd
+  - override /search: random
+  - override /stopping: none
+  - override /confirm: none
+search_space: [{{model.mode: [{", ".join(_MODES)}]}}]
+target: {{value: 0.7, max_train_seconds: 5}}
+search: {{num_trials: 8, trial_deadline_seconds: {_DEADLINE_SECONDS}}}
+study: {{name: odd, seed: {_SEED}}}
+"""
+    )
+    (folder / "my_conf/experiment/wrong.yaml").write_text(
+        """# @package _global_
+defaults:
+  - override /model: odd
+model: {mode: bug}
+search_space: [{optimizer.lr: {type: float, low: 1e-3, high: 1e-1, log: true}}]
+search: {max_concurrent_trials: 1, storage: "sqlite:///wrong.db"}
+study: {name: wrong}
+"""
+    )
+
+
+@pytest.fixture(scope="module")
+def studies(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
+    """Both studies, run at the same time: one of them mostly waits for what hangs."""
+    folders = {experiment: tmp_path_factory.mktemp(experiment) for experiment in ("odd", "wrong")}
+    started = {}
+    for experiment, folder in folders.items():
+        _write_user_files(folder)
+        arguments = (f"experiment={experiment}", "--config-dir", "my_conf", "allowed_targets=[odd_models]")
+        started[experiment] = commands.start(*arguments, folder=folder)
+    return {experiment: Study(folders[experiment], process.wait(180)) for experiment, process in started.items()}
+
+
+@pytest.fixture(scope="module")
+def odd(studies: dict[str, Study]) -> Study:
+    return studies["odd"]
+
+
+@pytest.fixture(scope="module")
+def trials(odd: Study) -> dict[int, tuple[TrialResult, optuna.trial.FrozenTrial]]:
+    study = read_study("odd", odd.folder / "outputs/odd")
+    return {
+        each.number: (TrialResult.from_dict(each.user_attrs["autotune:result"]), each) for each in study.trials if each.state.is_finished()
+    }
+
+
+def test_every_kind_of_end_is_an_outcome_and_the_study_goes_on(odd: Study, trials: dict[int, Any]) -> None:
+    assert odd.code == 0, odd.err
+    assert odd.err == ""
+    wanted = {
+        "works": Outcome.REACHED,
+        "out_of_memory": Outcome.OUT_OF_MEMORY,
+        "diverges": Outcome.DIVERGED,
+        "hangs": Outcome.TIMED_OUT,
+        "aborts": Outcome.ERRORED,
+    }
+    found = {number: (result.values["model.mode"], result.outcome) for number, (result, _) in trials.items()}
+    assert found == {number: (mode, wanted[mode]) for number, (mode, _) in found.items()}
+    assert len(found) == 8
+    assert {mode for mode, _ in found.values()} == set(_MODES)
+    assert found[max(found)][1] is Outcome.REACHED, "a trial after all others runs in a process that works"
+    with (odd.folder / "outputs/odd/trials.csv").open(newline="") as file:
+        rows = {int(row["trial"]): row["outcome"] for row in csv.DictReader(file)}
+    assert rows == {number: outcome.value for number, (_, outcome) in found.items()}
+
+
+def test_outcomes_are_told_to_optuna_as_what_they_are(trials: dict[int, Any]) -> None:
+    for result, frozen in trials.values():
+        violates = any(value > 0 for value in frozen.constraints.values())
+        told = (frozen.state, frozen.value is not None, bool(frozen.intermediate_values), violates)
+        assert told == _TOLD[result.outcome], result.outcome
+
+
+def test_an_end_without_a_result_says_what_happened(trials: dict[int, Any], odd: Study) -> None:
+    errors = {result.values["model.mode"]: result.error for result, _ in trials.values()}
+    assert errors["works"] is None
+    assert "Tried to allocate 20.00 GiB" in errors["out_of_memory"]
+    assert f"not ended after {_DEADLINE_SECONDS} s" in errors["hangs"]
+    assert "in wait_for_what_never_comes" in errors["hangs"]
+    assert errors["aborts"].startswith("the worker died")
+    assert "SIGABRT" in errors["aborts"] or "connection error code" in errors["aborts"] or "unexpectedly" in errors["aborts"]
+    assert not list((odd.folder / "outputs/odd").glob("hang-*")), "what a watchdog left is in the trial's error"
+
+
+def test_a_process_that_failed_is_replaced_and_others_are_used_again(odd: Study) -> None:
+    modes = defaultdict(list)
+    for line in (odd.folder / "processes.txt").read_text().splitlines():
+        process, mode = line.split()
+        modes[process].append(mode)
+    for ran in modes.values():
+        assert not {"out_of_memory", "hangs", "aborts"} & set(ran[:-1]), f"went on after a failure: {ran}"
+    assert any(len(ran) > 1 for ran in modes.values())
+
+
+def test_mlflow_has_a_status_for_every_end(odd: Study) -> None:
+    wanted = {"REACHED": "FINISHED", "TIMED_OUT": "KILLED", "OUT_OF_MEMORY": "FAILED", "DIVERGED": "FAILED", "ERRORED": "FAILED"}
+    children = [run for run in odd.runs if "mlflow.parentRunId" in run.data.tags]
+    assert len(children) == 8
+    for run in children:
+        assert run.info.status == wanted[run.data.tags["autotune.outcome"]]
+
+
+def test_a_bug_ends_the_study_with_its_traceback(studies: dict[str, Study]) -> None:
+    wrong = studies["wrong"]
+    assert wrong.code == 1
+    first, *traceback = wrong.err.splitlines()
+    assert first == "autotune: 3 trials in a row failed; the first was trial 0"
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-1] == "KeyError: 'embedding'"
+    assert any("odd_models.py" in line for line in traceback)
+    assert [run.info.status for run in wrong.runs] == ["FAILED"] * 4
+    study = optuna.load_study(study_name="wrong", storage=f"sqlite:///{wrong.folder}/wrong.db")
+    assert [each.state for each in study.trials] == [TrialState.FAIL] * 3
+    assert not (wrong.folder / "outputs/wrong/best.json").exists()

@@ -1,0 +1,149 @@
+"""What a study is going to do: printed by a dry run, less what the machine cannot run, with the resources of each trial."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.__main__ import tune_command
+from autotune.config.command_line import run_command
+from autotune.config.compose import Composer
+from autotune.errors import ConfigError, SearchSpaceError
+from autotune.execution.plan import StudyPlan, check_plan, describe_plan, plan_study
+from autotune.training.device import Capabilities
+
+_CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None)
+_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0))
+_OLD_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="Tesla V100", compute_capability=(7, 0))
+
+_SPACE = "search_space=[{device:[cpu,cuda]},{precision:[fp32,bf16]}]"
+
+
+def make_plan(*overrides: str, on: Capabilities = _CPU) -> StudyPlan:
+    """A plan with a small search space, which is quickly checked."""
+    return plan_study(Composer(["experiment=cnn", "search_space=[{optimizer.lr:{type:float,low:0.01,high:1.0}}]", *overrides]), on)
+
+
+def options_of(plan: StudyPlan, name: str) -> list[Any]:
+    found = {each: domain for each, _, domain in plan.space.items()}
+    return [value for value, _ in found[name].options]
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(tune_command, ["experiment=cnn", "dry_run=true", "study.name=mine", "search.time_budget_seconds=60"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    lines = {line.split()[0]: line for line in said.out.splitlines()}
+    assert lines["study"].split()[1:] == ["mine", "->", str(tmp_path / "outputs/mine")]
+    assert "accuracy >= 0.98" in lines["target"]
+    assert "0.001 to 1.0, log" in lines["optimizer=sgd/optimizer.lr"]
+    assert "16 to 512, powers of two" in lines["batch_size"]
+    assert "[8, 16], [16, 32], [32, 64]" in lines["model.widths"]
+    assert lines["baseline"].split()[1:4] == ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
+    assert "40 trials, 60 s" in lines["budget"]
+    assert "best 3 and the baseline on 3 fresh seeds" in lines["budget"]
+    assert "1 CPU and" in lines["resources"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_range_on_the_command_line_replaces_the_experiments_own() -> None:
+    lines = describe_plan(make_plan("optimizer.lr=interval(0.2,0.4)", "confirm=none"))
+    assert [line.split(maxsplit=1)[1] for line in lines if "optimizer.lr" in line and "baseline" not in line] == ["0.2 to 0.4"]
+    assert any("baseline" in line and "outside the space" in line for line in lines)
+    assert any("then nothing to confirm" in line for line in lines)
+
+
+def test_a_budget_of_time_alone_is_enough() -> None:
+    lines = describe_plan(make_plan("search.num_trials=null", "search.time_budget_seconds=60"))
+    assert any(line.startswith("budget    60 s; ") for line in lines)
+
+
+def test_what_the_machine_cannot_run_is_left_out_and_said() -> None:
+    plan = make_plan(_SPACE)
+    assert options_of(plan, "device") == ["cpu"]
+    assert options_of(plan, "precision") == ["fp32", "bf16"]
+    [dropped] = plan.dropped
+    assert "device=cuda" in dropped
+    assert f"  left out: {dropped}" in describe_plan(plan)
+
+
+def test_what_the_machine_can_run_stays() -> None:
+    plan = make_plan(_SPACE, on=_GPUS)
+    assert options_of(plan, "device") == ["cpu", "cuda"]
+    assert plan.dropped == ()
+
+
+def test_only_the_option_to_blame_is_left_out() -> None:
+    plan = make_plan("search_space=[{precision:[fp32,bf16]},{batch_size:[32,64]}]", on=_OLD_GPUS)
+    assert options_of(plan, "precision") == ["fp32"]
+    assert options_of(plan, "batch_size") == [32, 64]
+    [dropped] = plan.dropped
+    assert "Tesla V100" in dropped
+
+
+@pytest.mark.parametrize(
+    ("override", "on", "message"),
+    [
+        ("device=cuda", _CPU, "needs a GPU, and there is none"),
+        ("precision=bf16", _OLD_GPUS, "Tesla V100 has 7.0"),
+        ("parallelism.num_workers=8", _GPUS, "there are 4"),
+    ],
+)
+def test_a_baseline_that_cannot_run_here_is_refused(override: str, on: Capabilities, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        make_plan(override, on=on)
+    assert "cannot run here" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on", "wanted"),
+    [
+        ([], _CPU, (1, 0)),
+        (["cluster.cpus_per_worker=3"], _CPU, (3, 0)),
+        ([], _GPUS, (1, 1)),
+        (["device=cpu"], _GPUS, (1, 0)),
+        (["device=cuda", "cluster.cpus_per_worker=8"], _GPUS, (8, 1)),
+        (["parallelism.num_workers=4", "cluster.cpus_per_worker=2"], _GPUS, (8, 4)),
+    ],
+)
+def test_a_trial_gets_whole_gpus_and_its_workers_cpus(overrides: list[str], on: Capabilities, wanted: tuple[int, int]) -> None:
+    plan = make_plan(*overrides, on=on)
+    assert plan.resources(plan.trial) == wanted
+    assert any(f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line for line in describe_plan(plan))
+
+
+def test_a_hung_trial_has_a_deadline_of_its_target_or_its_own() -> None:
+    assert make_plan("target.max_train_seconds=50").trial_deadline_seconds == 220
+    assert make_plan("search.trial_deadline_seconds=30").trial_deadline_seconds == 30
+
+
+@pytest.fixture(scope="module")
+def usual() -> dict[str, Any]:
+    return make_plan().definition()
+
+
+@pytest.mark.parametrize(
+    ("override", "is_same"),
+    [("search.num_trials=9", True), ("search=random", True), ("confirm=none", True), ("seed=4", True), ("cluster.cpus_per_worker=2", True),
+     ("target.value=0.97", False), ("study.seed=1", False), ("batch_size=32", False), ("batch_size=choice(32,64)", False),
+     ("objective.num_trainings=1", False), ("search_space=[search_spaces/runtime.yaml]", False)],
+)  # fmt: skip
+def test_a_study_is_the_same_while_what_it_measures_is(override: str, is_same: bool, usual: dict[str, Any]) -> None:
+    assert (make_plan(override).definition() == usual) == is_same
+
+
+def test_every_option_is_made_once_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text("model.widths: [[8, 16], [-1, 16]]\n")
+    plan = make_plan("search_space=[space.yaml]")
+    with pytest.raises(SearchSpaceError, match=r"space\.yaml: model\.widths=\[-1, 16\]: model"):
+        check_plan(plan)
+
+
+def test_a_study_without_a_name_is_named_by_experiment_and_time() -> None:
+    plan = make_plan()
+    assert plan.name.startswith("cnn-20")
+    assert plan.folder == Path("outputs").absolute() / plan.name

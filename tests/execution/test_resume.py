@@ -1,0 +1,215 @@
+"""A study that is killed, and one that is interrupted: nothing that ended is lost or run twice, and nothing stays behind."""
+
+import contextlib
+import csv
+import io
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from autotune.__main__ import tune_command
+from autotune.config.command_line import run_command
+from autotune.search.study import confirmations, read_study
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+
+_NUM_TRIALS = 10
+_COMMAND = (
+    "experiment=cnn_smoke",
+    "study.name=long",
+    "study.seed=3",
+    "stopping=none",
+    "target.value=0.9",
+    "epochs=range(25,40)",
+    "optimizer.lr=interval(1e-4,1e-3)",
+    f"search.num_trials={_NUM_TRIALS}",
+)
+"""Trials of a second or so, so that there is time to end the study in the middle of them."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one process of the study left behind."""
+
+    code: int
+    out: str
+    err: str
+    rows: list[dict[str, str]]
+    statuses: dict[str, str]
+    """MLflow's status by run name, the study's own included."""
+    processes: set[int]
+    """Those that Ray started for it."""
+
+
+@dataclass(frozen=True)
+class Long:
+    folder: Path
+    killed: Session
+    refused: tuple[int, str]
+    """Exit code and stderr of a second process."""
+    interrupted: Session
+    interrupted_confirming: Session
+    finished: Session
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    path = folder / "outputs/long/trials.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _statuses(folder: Path) -> dict[str, str]:
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    found = {}
+    for run in runs:
+        tag = run.data.tags.get("autotune.outcome")
+        found[f"{run.info.run_name}:{run.info.run_id}"] = f"{run.info.status} {tag}"
+    return found
+
+
+def _of_session(process: int) -> set[int]:
+    """All processes that a driver started, and theirs."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+    found = {process}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {process}
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def long(commands: Any, wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Long:
+    folder = tmp_path_factory.mktemp("long")
+
+    def session(is_time: Callable[[], bool], number: int, *, meanwhile: Callable[[], None] = lambda: None) -> Session:
+        process = commands.start(*_COMMAND, folder=folder)
+        meanwhile()
+        wait_until(is_time, timeout=90, process=process)
+        started = _of_session(process.pid)
+        if number == signal.SIGKILL:
+            process.kill()
+        else:
+            os.killpg(process.pid, number)
+        code = process.wait(60)
+        return Session(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text(), _rows(folder), _statuses(folder), started)
+
+    refused = []
+
+    def start_another() -> None:
+        wait_until((folder / "outputs/long/study.log").is_file, timeout=60)
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+            patch.chdir(folder)
+            refused.append((run_command(tune_command, _COMMAND), said.getvalue()))
+
+    num_before = 0
+
+    def has_more_rows(more: int) -> bool:
+        return len(_rows(folder)) >= num_before + more
+
+    def is_confirming() -> bool:
+        return "confirmation run 2 of" in (folder / "out.txt").read_text()
+
+    killed = session(lambda: has_more_rows(3), signal.SIGKILL, meanwhile=start_another)
+    num_before = len(killed.rows)
+    interrupted = session(lambda: has_more_rows(1), signal.SIGINT)
+    confirming = session(is_confirming, signal.SIGINT)
+    last = commands.run(*_COMMAND, folder=folder)
+    finished = Session(last.returncode, last.stdout, last.stderr, _rows(folder), _statuses(folder), set())
+    return Long(folder, killed, refused[0], interrupted, confirming, finished)
+
+
+def test_each_session_ended_as_meant(long: Long) -> None:
+    assert long.killed.code == -signal.SIGKILL
+    assert 3 <= len(long.killed.rows) < _NUM_TRIALS
+    assert len(long.killed.rows) + 1 <= len(long.interrupted.rows) < _NUM_TRIALS
+    assert (long.interrupted.code, long.interrupted_confirming.code, long.finished.code) == (130, 130, 0)
+    assert [each.err for each in (long.killed, long.interrupted, long.interrupted_confirming, long.finished)] == [""] * 4
+
+
+def test_a_second_process_on_the_same_study_is_refused(long: Long) -> None:
+    assert long.refused == (2, "autotune: study.name=long: another process runs this study; accepted is another study.name\n")
+
+
+def test_no_trial_is_lost_or_run_twice(long: Long) -> None:
+    before: dict[str, dict[str, str]] = {}
+    for session in (long.killed, long.interrupted, long.interrupted_confirming, long.finished):
+        rows = {row["trial"]: row for row in session.rows}
+        assert len(rows) == len(session.rows)
+        assert before == {trial: rows.get(trial) for trial in before}
+        before = rows
+    assert len(before) == _NUM_TRIALS
+    seeds = [row["seed"] for row in before.values()]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_points_that_were_interrupted_are_tried_again(long: Long) -> None:
+    trials = read_study("long", long.folder / "outputs/long").trials
+    given_up = [each for each in trials if each.state.name == "FAIL"]
+    assert given_up
+    for each in given_up:
+        [again] = [other for other in trials if other.user_attrs.get("autotune:retry_of") == each.number]
+        assert each.params.items() <= again.params.items()  # a process that was killed may have left half a point
+    assert len(trials) == _NUM_TRIALS + len(given_up)
+    assert not [each for each in trials if each.state.name in {"RUNNING", "WAITING"}]
+
+
+def test_an_interrupt_says_what_goes_on(long: Long) -> None:
+    for session in (long.interrupted, long.interrupted_confirming):
+        said = session.out.splitlines()
+        assert said[-2] == "interrupted; the same study goes on with"
+        python, dash_m, autotune, *arguments = shlex.split(said[-1])
+        assert (python, dash_m, autotune) == ("python", "-m", "autotune")
+        assert sorted(arguments) == sorted(_COMMAND)
+
+
+def test_confirmation_goes_on_where_it_stood(long: Long) -> None:
+    assert "confirmation run 1 of 4" not in long.finished.out
+    assert "trial " not in long.finished.out.partition("confirmation run")[0].replace("trials", "")
+    assert len(confirmations(read_study("long", long.folder / "outputs/long"))) == 4
+    assert (long.folder / "outputs/long/best.json").is_file()
+
+
+def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
+    assert any(status.startswith("RUNNING") for status in long.killed.statuses.values())
+    for session in (long.interrupted, long.interrupted_confirming, long.finished):
+        assert not [name for name, status in session.statuses.items() if status.startswith("RUNNING")]
+    ended = {name.partition(":")[0] for name, status in long.finished.statuses.items() if not status.endswith("INTERRUPTED")}
+    assert ended == {
+        "long",
+        *(f"trial-{row['trial']}" for row in long.finished.rows),
+        *(name for name in ended if name.startswith("confirm-")),
+    }
+    assert len([name for name in ended if name.startswith("confirm-")]) == 4
+
+
+def test_no_process_is_left_behind(long: Long, wait_until: Callable[..., None]) -> None:
+    for session in (long.killed, long.interrupted, long.interrupted_confirming):
+        assert session.processes
+        wait_until(lambda left=session.processes: not any(map(_alive, left)), timeout=15)
+
+
+def test_nothing_but_the_studys_files_is_left_behind(long: Long) -> None:
+    assert not list((long.folder / "outputs/long").glob("hang-*"))

@@ -1,0 +1,245 @@
+"""One whole study with real Ray: its files, its runs in MLflow, its export, and that running it again changes nothing."""
+
+import csv
+import itertools
+import json
+import math
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from autotune.__main__ import tune_command
+from autotune.config.compose import Composer
+from autotune.export import export_command
+from autotune.search.study import confirmations, read_study
+from autotune.train import train_command
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
+
+_NUM_TRIALS = 6
+_COMMAND = ("experiment=cnn_smoke", "study.name=whole", f"search.num_trials={_NUM_TRIALS}", "target.value=0.88", "runtime.num_threads=1")
+_FIGURES = {"best_over_search.png", "curves.png", "importance.png", "baseline_vs_best.png"}
+_RUN_STATUS = {"REACHED": "FINISHED", "OUT_OF_MEMORY": "FAILED", "DIVERGED": "FAILED", "ERRORED": "FAILED"}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A finished study and the folder it was started in."""
+
+    working_folder: Path
+    ended: subprocess.CompletedProcess[str]
+
+    @property
+    def folder(self) -> Path:
+        return self.working_folder / "outputs/whole"
+
+    @property
+    def best(self) -> dict[str, Any]:
+        return json.loads((self.folder / "best.json").read_text(), parse_constant=_refuse)
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        with (self.folder / "trials.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    @property
+    def client(self) -> MlflowClient:
+        return MlflowClient(f"sqlite:///{self.working_folder}/mlflow.db")
+
+    @property
+    def runs(self) -> list[Any]:
+        return [*self.client.search_runs([each.experiment_id for each in self.client.search_experiments()])]
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+@pytest.fixture(scope="module")
+def study(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    return Whole(folder, commands.run(*_COMMAND, folder=folder))
+
+
+@pytest.fixture(scope="module")
+def exported(study: Whole) -> Iterator[str]:
+    """The folder of one's own that the best configuration was exported to, as the experiment ``found``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(study.working_folder)
+        assert export_command(["study=whole", "as=found", "--config-dir", "my_conf"]) == 0
+        yield "my_conf"
+
+
+def test_a_study_ends_with_what_it_found_and_what_to_type_next(study: Whole) -> None:
+    assert study.ended.returncode == 0, study.ended.stderr
+    assert study.ended.stderr == ""
+    said = study.ended.stdout
+    assert re.search(r"baseline +[\d.]+ s \(mean of 2 runs\)", said)
+    assert "python -m autotune.export study=whole as=cnn_smoke_best --config-dir my_conf" in said
+    assert "python -m autotune.train experiment=cnn_smoke_best --config-dir my_conf" in said
+    assert f"search.num_trials={2 * _NUM_TRIALS}" in said
+
+
+def test_its_folder_holds_every_file(study: Whole) -> None:
+    files = {str(path.relative_to(study.folder)) for path in study.folder.rglob("*") if path.is_file()} - {".lock"}
+    recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
+    assert files == {
+        "best.yaml", "best.json", "study.log", "trials.csv", "autotune.log",
+        *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
+    }  # fmt: skip
+    assert {path.name for path in study.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns", "my_conf"}
+    for name in _FIGURES:
+        content = (study.folder / "figures" / name).read_bytes()
+        assert content.startswith(b"\x89PNG\r\n")
+        assert len(content) > 5_000
+
+
+def test_best_json_adds_up(study: Whole) -> None:
+    best = study.best
+    assert {
+        "study", "experiment", "target", "overrides", "baseline", "best", "speed_up", "outcomes", "train_seconds_spent",
+        "wall_seconds", "device", "versions",
+    } <= set(best)  # fmt: skip
+    assert (best["study"], best["experiment"]) == ("whole", "cnn_smoke")
+    assert best["target"] == {"metric": "accuracy", "value": 0.88, "mode": "max", "max_train_seconds": 5.0}
+    for arm in (best["baseline"], best["best"]):
+        assert arm["num_runs"] == arm["num_reached"] == len(arm["times_seconds"]) == 2
+        assert all(seconds > 0 for seconds in arm["times_seconds"])
+    speed_up = best["speed_up"]
+    assert speed_up["ratio"] == pytest.approx(fmean(best["baseline"]["times_seconds"]) / fmean(best["best"]["times_seconds"]))
+    assert speed_up["low"] <= speed_up["ratio"] <= speed_up["high"]
+    assert sum(best["outcomes"].values()) == _NUM_TRIALS
+    assert best["train_seconds_spent"] == pytest.approx(sum(float(row["train_seconds"]) for row in study.rows))
+    assert best["train_seconds_spent"] < best["wall_seconds"] * 2  # on two cores
+    assert best["device"]
+    assert best["versions"]["torch"]
+
+
+def test_trials_csv_has_a_row_a_trial(study: Whole) -> None:
+    rows = study.rows
+    assert next(iter(rows[0])) == "trial"
+    assert sorted(int(row["trial"]) for row in rows) == list(range(_NUM_TRIALS))
+    assert Counter(row["outcome"] for row in rows) == Counter(study.best["outcomes"])
+    for row in rows:
+        assert (row["outcome"] == "REACHED") == (row["time_to_target_seconds"] != "") == (row["score"] != "")
+
+
+def test_the_recording_holds_the_same_times(study: Whole) -> None:
+    recording = study.folder / "recording"
+    described = yaml.safe_load((recording / "study.yaml").read_text())
+    assert (described["target"], described["num_trials"]) == (0.88, _NUM_TRIALS)
+    assert set(yaml.safe_load((recording / "space.yaml").read_text())) >= {"optimizer", "batch_size"}
+    trials = pq.read_table(recording / "trials.parquet").to_pylist()
+    curves = pq.read_table(recording / "curves.parquet").to_pylist()
+    assert [each["trial"] for each in trials] == list(range(_NUM_TRIALS))
+    for row in study.rows:
+        points = [each for each in curves if each["trial"] == int(row["trial"])]
+        assert len(points) == int(row["num_evaluations"])
+        assert points[-1]["metric"] == float(row["metric"])
+        assert points[-1]["train_seconds"] == pytest.approx(float(row["prepare_seconds"]) + float(row["train_seconds"]))
+        reached = [each["train_seconds"] for each in points if each["metric"] >= described["target"]]
+        in_time = bool(reached) and reached[0] <= described["max_train_seconds"]
+        if row["outcome"] == "REACHED":
+            assert in_time
+            assert reached[0] == pytest.approx(float(row["time_to_target_seconds"]))
+
+
+def test_optuna_reads_the_journal(study: Whole) -> None:
+    trials = read_study("whole", study.folder).trials
+    assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
+    scores = {each.number: each.value for each in trials if each.state.name == "COMPLETE"}
+    assert scores == {int(row["trial"]): float(row["score"]) for row in study.rows if row["score"]}
+
+
+def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
+    assert "RUNNING" not in {run.info.status for run in study.runs}
+    [parent] = [run for run in study.runs if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in study.runs if "mlflow.parentRunId" in run.data.tags]
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["speed_up"] == pytest.approx(study.best["speed_up"]["ratio"])
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    phases = Counter(run.data.tags["autotune.phase"] for run in children)
+    assert phases == {"search": _NUM_TRIALS, "confirm": 4}
+    outcomes = {row["trial"]: row["outcome"] for row in study.rows}
+    for run in children:
+        outcome = run.data.tags["autotune.outcome"]
+        assert run.info.status == _RUN_STATUS.get(outcome, "KILLED")
+        assert run.data.tags["autotune.phase"] == "confirm" or outcomes[run.data.tags["autotune.trial"]] == outcome
+        assert {each.path for each in study.client.list_artifacts(run.info.run_id)} >= {"config.yaml", "overrides.yaml", "fingerprint.json"}
+    kept = {each.path for each in study.client.list_artifacts(parent.info.run_id)}
+    assert kept >= {"best.yaml", "best.json", "trials.csv"}
+    assert kept >= _FIGURES or "figures" in kept
+
+
+def test_confirmation_takes_fresh_seeds_and_the_arms_in_turns(study: Whole) -> None:
+    runs = confirmations(read_study("whole", study.folder))
+    search_seeds = {int(row["seed"]) for row in study.rows}
+    assert not {run.seed for run in runs.values()} & search_seeds
+    ordered = sorted(runs, key=lambda arm_and_index: runs[arm_and_index].started_at)
+    assert [index for _, index in ordered] == [0, 0, 1, 1]
+    assert ordered[0][0] != ordered[2][0]
+    for index in range(2):
+        assert len({run.seed for (_, each), run in runs.items() if each == index}) == 1
+    ended = sorted((run.started_at, run.stopped_at) for run in runs.values())
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ended)), "one at a time"
+    assert all(run.test_metric is not None for run in runs.values())
+
+
+def test_the_export_composes_to_the_trials_own_configuration(study: Whole, exported: str) -> None:
+    wanted = {"autotune.trial": str(study.best["trial"]), "autotune.phase": "search"}
+    [run] = [run for run in study.runs if wanted.items() <= run.data.tags.items()]
+    path = study.client.download_artifacts(run.info.run_id, "config.yaml", str(study.working_folder / "my_conf"))
+    trained = yaml.safe_load(Path(path).read_text())
+    composed = Composer(["experiment=found"], [exported]).compose().trial.as_dict()
+    assert json.loads(json.dumps(composed)) == trained
+    assert composed["target"]["value"] == 0.88
+    assert composed["runtime"]["num_threads"] == 1
+
+
+def test_the_export_trains_to_the_target(exported: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command(["experiment=found", "--config-dir", exported]) == 0
+    assert "outcome REACHED" in capsys.readouterr().out
+
+
+def test_the_export_starts_a_study_as_its_baseline(study: Whole, exported: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune_command(["experiment=found", "--config-dir", exported, "dry_run=true"]) == 0
+    [baseline] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("baseline")]
+    assert baseline.split()[1:] == study.best["overrides"]
+
+
+def test_an_export_does_not_replace_another(study: Whole, exported: str, commands: Any) -> None:
+    path = Path(exported) / "experiment/found.yaml"
+    before = path.read_text()
+    assert export_command(["study=whole", "as=found", "--config-dir", exported]) == 0, "the same again is no conflict"
+    path.write_text("# mine\n")
+    refused = commands.run("study=whole", "as=found", "--config-dir", exported, folder=study.working_folder, module="autotune.export")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert path.read_text() == "# mine\n"
+    assert export_command(["study=whole", "as=found", "--config-dir", exported, "overwrite=true"]) == 0
+    assert path.read_text() == before
+
+
+def test_the_same_command_again_finds_the_same_and_runs_nothing(study: Whole, commands: Any) -> None:
+    before, rows, runs = study.best, study.rows, {run.info.run_id: run.info.status for run in study.runs}
+    again = commands.run(*_COMMAND, folder=study.working_folder)
+    assert again.returncode == 0
+    assert "trial 0  " not in again.stdout, "no trial ran"
+    assert study.best == before
+    assert study.rows == rows
+    assert {run.info.run_id: run.info.status for run in study.runs} == runs
+    assert "Started a local Ray instance" not in (study.folder / "autotune.log").read_text().partition("Ray instance")[2]
+    assert math.isfinite(study.best["speed_up"]["ratio"])

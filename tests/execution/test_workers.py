@@ -1,0 +1,208 @@
+"""Workers: a reused process trains as a fresh one does, a hung one ends itself, and a faulty one is replaced."""
+
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died
+from autotune.measurement import Outcome
+
+MakeTask = Callable[..., TrialTask]
+
+_RUN_TASKS = """
+import pickle, sys
+from pathlib import Path
+from autotune.execution.task_run import TaskRun, import_training
+
+def run(task):
+    training = TaskRun(task)
+    reports = [training.next_report()]
+    while reports[-1].outcome is None:
+        reports.append(training.next_report())
+    training.close()
+    return reports
+
+import_training()
+reports = []
+for task in pickle.loads(Path(sys.argv[1]).read_bytes()):
+    reports.append(run(task))
+    Path(sys.argv[2]).write_bytes(pickle.dumps(reports))
+"""
+
+_HANGS = """
+import time
+
+def hang():
+    yield {"metric": 0.1}
+    wait_for_what_never_comes()
+
+def wait_for_what_never_comes():
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture(scope="module")
+def make_task(trial_config: Callable[..., TrialConfig], folder: Path) -> MakeTask:
+    def make(*overrides: str, name: str = "trial-1", **fields: Any) -> TrialTask:
+        task = TrialTask(
+            name=name,
+            config=trial_config("epochs=3", "target.value=0.999", *overrides),
+            cap_seconds=float("inf"),
+            num_threads=1,
+            deadline_seconds=60.0,
+            code_folders=(str(folder),),
+            working_folder=str(folder),
+            hang_folder=str(folder),
+            num_cpus=1,
+            num_gpus=0,
+        )
+        return replace(task, **fields)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _restored_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker may change its process's folder and threads; this one goes on with other tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one process made of its tasks."""
+
+    reports: list[list[WorkerReport]]
+    code: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Processes:
+    """One process that ran ``task`` alone, and one that ran others around it and hung at last."""
+
+    task: TrialTask
+    hung: TrialTask
+    fresh: Ran
+    reused: Ran
+
+
+@pytest.fixture(scope="module")
+def processes(make_task: MakeTask, folder: Path) -> Processes:
+    task = make_task("seed=11", "lr_schedule=one_cycle", "model.batch_norm=true")
+    other = make_task("seed=12", "optimizer=adamw", "batch_size=32", "precision=bf16", "model.widths=[8,16]", name="trial-2")
+    capped = make_task("seed=13", "model.batch_norm=true", name="trial-3", cap_seconds=0.02)
+    (folder / "hanging.py").write_text(_HANGS)
+    hung = make_task("allowed_targets=[hanging]", name="trial-4", deadline_seconds=1.5)
+    hung = replace(hung, config=replace(hung.config, training={"_target_": "hanging.hang"}))
+    began = time.monotonic()
+    started = {}
+    for name, tasks in {"fresh": [task], "reused": [other, task, capped, task, hung]}.items():
+        (folder / f"{name}.tasks").write_bytes(pickle.dumps(tasks))
+        command = [sys.executable, "-c", _RUN_TASKS, str(folder / f"{name}.tasks"), str(folder / f"{name}.reports")]
+        started[name] = subprocess.Popen(command)
+    ran = {}
+    for name, process in started.items():
+        code = process.wait(60)
+        ran[name] = Ran(pickle.loads((folder / f"{name}.reports").read_bytes()), code, time.monotonic() - began)
+    return Processes(task, hung, **ran)
+
+
+def numbers(reports: list[WorkerReport]) -> list[tuple[int, float, float]]:
+    return [(report.evaluation.step, report.evaluation.metric, report.evaluation.loss) for report in reports if report.evaluation]
+
+
+def test_a_reused_process_trains_as_a_fresh_one_to_the_last_bit(processes: Processes) -> None:
+    [fresh], [_, second, capped, fourth] = processes.fresh.reports, processes.reused.reports
+    assert len(numbers(fresh)) == 3
+    assert numbers(second) == numbers(fresh)
+    assert capped[-1].outcome is Outcome.CAPPED
+    assert numbers(fourth) == numbers(fresh), "also after a trial that was stopped midway"
+    assert [each[0].is_first_in_process for each in (fresh, *processes.reused.reports)] == [True, True, False, False, False]
+    assert len({each[0].fingerprint["sha256"] for each in (fresh, second, fourth)}) == 1
+
+
+def test_a_training_that_was_left_midway_leaves_nothing_behind(processes: Processes, make_task: MakeTask, folder: Path) -> None:
+    left = TaskRun(make_task("seed=12", name="trial-5"))
+    assert left.next_report().outcome is None
+    left.close()
+    run, reports = TaskRun(processes.task), []
+    while not reports or reports[-1].outcome is None:
+        reports.append(run.next_report())
+    run.close()
+    assert numbers(reports) == numbers(processes.fresh.reports[0])
+    assert not list(folder.glob("hang-trial-[15]*"))
+
+
+def test_a_hung_process_ends_itself_and_leaves_where_it_hung(processes: Processes, folder: Path) -> None:
+    assert processes.reused.code == 1
+    assert processes.reused.seconds >= processes.hung.deadline_seconds
+    outcome, error = how_it_died(processes.hung, seconds=processes.reused.seconds, reason="the worker died")
+    assert outcome is Outcome.TIMED_OUT
+    assert error.startswith("not ended after 2 s; the worker was ended\n")
+    assert "in wait_for_what_never_comes" in error
+    assert not list(folder.glob("hang-*"))
+
+
+@pytest.mark.parametrize(("overrides", "share", "wanted"), [((), 2, 2), ((), 1, 1), (("runtime.num_threads=2",), 1, 2)])
+def test_a_training_has_its_share_of_cpu_threads(overrides: tuple[str, ...], share: int, wanted: int, make_task: MakeTask) -> None:
+    overrides = overrides or ("runtime.num_threads=null",)
+    run = TaskRun(make_task("epochs=1", *overrides, num_threads=share))
+    report = run.next_report()
+    run.close()
+    assert torch.get_num_threads() == wanted
+    assert report.fingerprint["num_threads"] == wanted
+
+
+def test_the_test_split_is_scored_where_asked(make_task: MakeTask) -> None:
+    for asked in (True, False):
+        run = TaskRun(make_task("epochs=1", score_test=asked))
+        report = run.next_report()
+        run.close()
+        assert report.outcome is Outcome.MISSED
+        assert (report.test_metric is not None) == asked
+
+
+def test_a_process_that_is_gone_before_its_deadline_crashed(make_task: MakeTask) -> None:
+    task = make_task()
+    assert how_it_died(task, seconds=1.0, reason="SIGSEGV") == (Outcome.ERRORED, "SIGSEGV")
+    killed = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
+    assert how_it_died(task, seconds=1.0, reason=killed) == (Outcome.OUT_OF_MEMORY, killed)
+
+
+def test_memory_that_ran_out_and_faults_in_the_code_need_a_new_process() -> None:
+    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED}
+
+
+def test_a_refusal_of_the_data_is_told_as_one(make_task: MakeTask, tmp_path: Path) -> None:
+    run = TaskRun(make_task("data=cifar10", f"data.root={tmp_path}"))
+    report = run.next_report()
+    run.close()
+    assert (report.outcome, report.is_data_missing) == (Outcome.INVALID, True)
+    assert "cifar" in (report.error or "").lower()
+
+
+def test_relative_paths_start_in_the_drivers_folder(make_task: MakeTask, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run = TaskRun(make_task("epochs=1", working_folder=str(elsewhere)))
+    run.next_report()
+    run.close()
+    assert Path.cwd() == elsewhere
