@@ -1,5 +1,6 @@
 """What several test folders share: configurations of tiny trainings, and tests that need a GPU."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,6 +14,7 @@ from autotune.config.schema import TrialConfig
 
 MakeTrialConfig = Callable[..., TrialConfig]
 
+gc.set_threshold(100_000, 20, 50)  # torch and MLflow hold much that is walked at every collection, and never freed
 settings.register_profile("shared", deadline=None)  # a busy machine makes no test fail
 settings.load_profile("shared")
 

@@ -19,11 +19,11 @@ Compose = Callable[[list[str]], DictConfig]
 def keep_own_values(config: DictConfig, overrides: Sequence[Override], compose_files: Compose) -> None:
     """Take out of a composed configuration what its experiment set for options that it does not have any more."""
     experiment = [str(each.input_line) for each in overrides if each.key_or_group == "experiment"]
-    if not experiment:
+    chosen = group_choices(config)
+    if not experiment or all(each.key_or_group == "experiment" or each.key_or_group not in chosen for each in overrides):
         return
     stated = compose_files(experiment)
     options = {group: option for group, option in group_choices(stated).items() if option and group.split("/")[0] not in STUDY_KEYS}
-    chosen = group_choices(config)
     left = [group for group, option in options.items() if chosen.get(group) not in (None, option)]
     if not left:
         return

@@ -49,7 +49,7 @@ class TrialsInFlight:
 
     Args:
         make_task: a worker's task of a run's name, configuration, cap and deadline.
-        time_budget_seconds: of searching from now on; None for no limit.
+        time_budget_seconds: of searching, from the first trial's start on; None for no limit.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class TrialsInFlight:
         self._listeners = listeners
         self._make_task = make_task
         self._trial_deadline_seconds = trial_deadline_seconds
-        self._ends_at = math.inf if time_budget_seconds is None else time.monotonic() + time_budget_seconds
+        self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
+        self._ends_at = math.inf
         self._unsupported = unsupported
         self._running: dict[str, _Running] = {}
         self.refusal: AutotuneError | None = None
@@ -101,6 +102,7 @@ class TrialsInFlight:
         running = self._running.get(key)
         if running is not None:
             running.started_at = time.time()
+            self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
             self._tracker.start(running.tracked)
             for listener in self._listeners:
                 listener.trial_started(running.trial.number, running.tracked.overrides)
@@ -168,7 +170,7 @@ class TrialsInFlight:
             seed=trial.seed,
             started_at=time.time(),
         )
-        seconds_left = self._ends_at - time.monotonic()
+        seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
         deadline = min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
         task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, deadline)
         self._running[key] = _Running(trial, tracked, task, started_at=time.time())

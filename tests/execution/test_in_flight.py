@@ -1,0 +1,154 @@
+"""Trials between the policy and the workers, driven by hand: what is handed out, stopped, given up and refused."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autotune.config.compose import Composer
+from autotune.config.schema import TrialConfig
+from autotune.config.space_files import read_search_space
+from autotune.execution.in_flight import TrialsInFlight
+from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.objective import AmortisedTime
+from autotune.search.policy import SearchPolicy
+from autotune.search.stopping import NeverStop
+from autotune.tracking.tracker import NoTracker, StudyInfo
+
+MakeTrials = Callable[..., tuple[TrialsInFlight, SearchPolicy]]
+
+
+@pytest.fixture
+def make_trials(tmp_path: Path) -> MakeTrials:
+    def make_task(name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float) -> TrialTask:
+        return TrialTask(
+            name=name, config=config, cap_seconds=cap_seconds, num_threads=1, deadline_seconds=deadline_seconds, code_folders=(),
+            working_folder=str(tmp_path), hang_folder=str(tmp_path), num_cpus=1, num_gpus=0,
+        )  # fmt: skip
+
+    def make(
+        *, unsupported: Callable[[TrialConfig], str | None] = lambda config: None, **changes: Any
+    ) -> tuple[TrialsInFlight, SearchPolicy]:
+        composer = Composer(["experiment=cnn"])
+        space = read_search_space([{"batch_size": [16, 32, 64]}], composer)
+        policy = SearchPolicy(
+            study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
+            space=space,
+            baseline=space.point_of(composer.compose().lookup),
+            stopping=NeverStop(),
+            objective=AmortisedTime(num_trainings=1),
+            target=Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=10.0),
+            seed=0,
+            num_trials=20,
+            max_errors_in_a_row=3,
+        )
+        info = StudyInfo(name="s", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
+        settings = {"trial_deadline_seconds": 100.0, "time_budget_seconds": None, "unsupported": lambda config: None} | changes
+        trials = TrialsInFlight(
+            policy=policy,
+            composer=composer,
+            tracker=NoTracker(info),
+            listeners=(),
+            make_task=make_task,
+            unsupported=unsupported,
+            **settings,
+        )
+        return trials, policy
+
+    return make
+
+
+def report(outcome: Outcome | None = None, **changes: Any) -> WorkerReport:
+    evaluation = Evaluation(
+        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=1.0, evaluate_seconds=0.0, metric=0.95,
+        loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, outcome=outcome,
+    )  # fmt: skip
+    return WorkerReport(**{"evaluation": evaluation, "outcome": outcome, **changes})
+
+
+def begin(trials: TrialsInFlight, key: str) -> TrialTask:
+    task = trials.next_task(key)
+    assert task is not None
+    trials.started(key)
+    return task
+
+
+def only(policy: SearchPolicy) -> TrialResult:
+    [result] = policy.results.values()
+    return result
+
+
+def test_a_trial_goes_on_until_its_worker_says_how_it_ended(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    task = begin(trials, "a")
+    assert (task.name, task.config.batch_size, task.cap_seconds) == ("trial-0", 64, math.inf)
+    assert trials.reported("a", report())
+    assert not trials.reported("a", report(Outcome.REACHED))
+    assert (only(policy).outcome, len(only(policy).evaluations)) == (Outcome.REACHED, 2)
+
+
+def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials(time_budget_seconds=0.1)
+    task = trials.next_task("a")
+    time.sleep(0.15)
+    assert not trials.is_over, "Ray may take its time to start a worker"
+    trials.started("a")
+    assert trials.reported("a", report())
+    time.sleep(0.15)
+    assert trials.is_over
+    assert trials.next_task("b") is None
+    assert not trials.reported("a", report())
+    assert only(policy).outcome is Outcome.STOPPED
+    assert only(policy).stopped_at - only(policy).started_at >= 0.1, "the same command again has no budget left"
+    assert task is not None
+    assert task.deadline_seconds < 100, "a hung trial cannot outlast the budget by much"
+
+
+def test_a_worker_that_died_ends_its_trial_once(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    begin(trials, "a")
+    trials.died("a", "the worker died: SIGSEGV")
+    trials.died("a", "again")
+    assert (only(policy).outcome, only(policy).error) == (Outcome.ERRORED, "the worker died: SIGSEGV")
+
+
+def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_path: Path) -> None:
+    trials, policy = make_trials(trial_deadline_seconds=0.05)
+    begin(trials, "a")
+    (tmp_path / "hang-trial-0.txt").write_text('File "mine.py", line 3 in wait\n')
+    time.sleep(0.1)
+    trials.died("a", "the worker died")
+    assert only(policy).outcome is Outcome.TIMED_OUT
+    assert "line 3 in wait" in (only(policy).error or "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    begin(trials, "a")
+    begin(trials, "b")
+    trials.reported("a", report(Outcome.REACHED))
+    trials.interrupt_all()
+    assert list(policy.results) == [0]
+    assert begin(trials, "c").name == "trial-2"
+
+
+def test_a_point_that_cannot_run_here_costs_no_trial(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials(unsupported=lambda config: "too large" if config.batch_size == 64 else None)
+    task = begin(trials, "a")
+    assert task.config.batch_size != 64
+    assert policy.num_trials_left == 19
+
+
+def test_data_that_a_worker_cannot_read_ends_the_search(make_trials: MakeTrials) -> None:
+    trials, _ = make_trials()
+    begin(trials, "a")
+    begin(trials, "b")
+    trials.reported("b", report(Outcome.INVALID, evaluation=None, error="data: not there", is_data_missing=True))
+    assert str(trials.refusal) == "data: not there"
+    assert trials.next_task("c") is None
