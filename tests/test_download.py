@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     folder.mkdir()
     (folder / "data.gz").write_bytes(b"some data")
     with HTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder))) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{httpd.server_port}/"
         httpd.shutdown()

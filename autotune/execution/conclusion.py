@@ -196,7 +196,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
             ("browse the runs", "mlflow ui" + (f" --backend-store-uri {shlex.quote(uri)}" if uri else "")),
             ("export the best", f"python -m autotune.export study={plan.name} as={exported} --config-dir my_conf"),
             ("train it again", f"python -m autotune.train experiment={exported} --config-dir my_conf"),
-            ("search further", live.resume_command(2 * len(policy.results))),
+            ("search further", live.further_command),
         ),
     )
 
@@ -212,8 +212,7 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
         _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {' '.join(closest.overrides)}")
     _say(
         live,
-        f"search further: {live.resume_command(2 * len(results))}\n"
-        f"or make it easier: target.value, target.max_train_seconds (another study.name then)",
+        f"search further: {live.further_command}\nor make it easier: target.value, target.max_train_seconds (another study.name then)",
     )
 
 

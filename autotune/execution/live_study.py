@@ -41,9 +41,22 @@ class LiveStudy:
     command: tuple[str, ...]
     """The arguments that it was started with."""
 
-    def resume_command(self, num_trials: int | None = None) -> str:
-        """What goes on with this study, or searches on until it has ``num_trials``."""
-        replaced = {"study.name": self.plan.name} | ({"search.num_trials": num_trials} if num_trials is not None else {})
+    @property
+    def resume_command(self) -> str:
+        """What goes on with this study."""
+        return self._command_with({})
+
+    @property
+    def further_command(self) -> str:
+        """What searches on, with twice the budget."""
+        search = self.plan.config.search
+        doubled: dict[str, object] = {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
+        if search.time_budget_seconds is not None:
+            doubled["search.time_budget_seconds"] = f"{2 * search.time_budget_seconds:g}"
+        return self._command_with(doubled)
+
+    def _command_with(self, values: Mapping[str, object]) -> str:
+        replaced = {"study.name": self.plan.name, **values}
         kept = [each for each in self.command if each.partition("=")[0] not in {*replaced, "dry_run"}]
         return shlex.join(["python", "-m", "autotune", *kept, *(f"{key}={value}" for key, value in replaced.items())])
 

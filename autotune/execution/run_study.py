@@ -47,7 +47,7 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
             interrupt.set()
         if interrupt.is_set():
             console.print(
-                f"interrupted; the same study goes on with\n  {live.resume_command()}", markup=False, highlight=False, soft_wrap=True
+                f"interrupted; the same study goes on with\n  {live.resume_command}", markup=False, highlight=False, soft_wrap=True
             )
             return EXIT_INTERRUPTED
         if live.policy.error is not None:

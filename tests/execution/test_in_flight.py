@@ -31,9 +31,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             working_folder=str(tmp_path), hang_folder=str(tmp_path), num_cpus=1, num_gpus=0,
         )  # fmt: skip
 
-    def make(
-        *, unsupported: Callable[[TrialConfig], str | None] = lambda config: None, **changes: Any
-    ) -> tuple[TrialsInFlight, SearchPolicy]:
+    def make(**changes: Any) -> tuple[TrialsInFlight, SearchPolicy]:
         composer = Composer(["experiment=cnn"])
         space = read_search_space([{"batch_size": [16, 32, 64]}], composer)
         policy = SearchPolicy(
@@ -55,7 +53,6 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             tracker=NoTracker(info),
             listeners=(),
             make_task=make_task,
-            unsupported=unsupported,
             **settings,
         )
         return trials, policy

@@ -462,6 +462,7 @@ def test_the_environments_store_is_used_unless_one_is_named(
     assert parent_of(uri).info.artifact_uri.startswith(str(tmp_path / "mlruns"))
 
 
+@pytest.mark.server
 def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> None:
     script = (
         "from autotune.tracking.tracker import StudyInfo\n"
