@@ -1,13 +1,17 @@
 """What several test folders share: configurations of tiny trainings, and tests that need a GPU."""
 
 import gc
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 from hypothesis import settings
+from omegaconf import DictConfig
 
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
@@ -20,10 +24,15 @@ settings.load_profile("shared")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of the execution layer count as Ray tests: what does not start it plans whole studies or starts processes."""
+    """Tests of the execution layer, and of stores and commands, count as Ray tests: without them it is seconds."""
     for item in items:
-        if "execution" in item.path.parts:
+        if "execution" in item.path.parts or item.get_closest_marker("store") or item.get_closest_marker("command"):
             item.add_marker("ray")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no Ray test is asked for, folders of nothing else are not even imported: with MLflow that takes seconds."""
+    return True if config.option.markexpr == "not ray" and collection_path.name in ("execution", "tracking") else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -33,6 +42,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU, and torch sees none here")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hydra_composes_once() -> Iterator[None]:
+    """Hydra takes a tenth of a second to read the same files again: what it made of them is kept while they stay as they are."""
+    made: dict[tuple[Any, ...], DictConfig] = {}
+    shipped = Path(__file__).parent.parent / "conf"
+
+    def compose_once(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
+        folders = [shipped, *(Path(each) for text in overrides for each in re.findall(r"file://([^',\]]+)", text))]
+        files = sorted((str(path), path.stat().st_mtime_ns) for folder in folders for path in folder.rglob("*.yaml") if path.is_file())
+        key = (config_name, tuple(overrides), tuple(settings.items()), tuple(files))
+        if key not in made:
+            made[key] = hydra.compose(config_name, overrides, **settings)
+        return made[key].copy()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autotune.config.compose.compose", compose_once)
+        yield
 
 
 @cache

@@ -108,6 +108,7 @@ def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-m", "autotune.train", *arguments], cwd=REPOSITORY, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.command
 def test_the_command_trains_the_shipped_experiment() -> None:
     finished = run_module("experiment=cnn", "device=cpu", "target.value=0.7")
     assert finished.returncode == 0, finished.stderr
@@ -117,6 +118,7 @@ def test_the_command_trains_the_shipped_experiment() -> None:
     assert finished.stderr == ""
 
 
+@pytest.mark.command
 def test_a_typo_is_answered_in_one_line() -> None:
     finished = run_module("experiment=cnnn")
     assert finished.returncode == EXIT_BAD_INPUT

@@ -168,6 +168,7 @@ def test_experiments_of_ones_own_folder_are_completed(
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.command
 def test_tab_completes_in_bash_and_can_be_uninstalled(tmp_path: Path) -> None:
     command = tmp_path / "autotune"
     command.write_text(

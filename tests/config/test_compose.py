@@ -44,8 +44,8 @@ def refusal(*overrides: str, config_dirs: tuple[str, ...] = ()) -> str:
     return message
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes(experiment: str) -> None:
+def test_an_experiment_composes() -> None:  # every one of them, with every branch, in test_space_files.py
+    experiment = EXPERIMENTS[0]
     composed = Composer([f"experiment={experiment}"]).compose()
     assert isinstance(composed.config, Config)
     assert composed.config.search_space
@@ -216,7 +216,7 @@ def points(draw: st.DrawFn, space: SearchSpace) -> dict[str, object]:
 
 
 @given(values=points(SPACE), seed=st.integers(0, 2**31))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict[str, object], seed: int) -> None:
     suggestion = Suggestion(values)
     kept = COMPOSER.compose_suggestion(suggestion, seed=seed)

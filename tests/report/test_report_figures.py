@@ -82,7 +82,7 @@ STUDIES: Mapping[str, tuple[list[TrialResult], Target]] = {
     ),
     "a loss that explodes": ([*crowd(24), trial(24, Outcome.DIVERGED, [(1.0, 1.0), (2.0, 1e300), (3.0, -1e300)])], LOSS_TARGET),
     "zero seconds": ([trial(0, Outcome.REACHED, [(-0.1, 0.95)])], TARGET),
-    "hundreds": (crowd(160), TARGET),
+    "hundreds": (crowd(64), TARGET),
 }
 CONFIRMATIONS = {
     "plain": ConfirmationFigures(

@@ -25,7 +25,7 @@ from autotune.tracking import mlflow_fields, mlflow_tracker
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
 STARTED_AT = 1_700_000_000.0
 
@@ -462,7 +462,6 @@ def test_the_environments_store_is_used_unless_one_is_named(
     assert parent_of(uri).info.artifact_uri.startswith(str(tmp_path / "mlruns"))
 
 
-@pytest.mark.server
 def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> None:
     script = (
         "from autotune.tracking.tracker import StudyInfo\n"
@@ -511,7 +510,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: bytes) -> Iter
             process.wait(30)
 
 
-@pytest.mark.server
 def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pytest.CaptureFixture[str]) -> None:
     first, second = make_run(0), make_run(1, Outcome.CAPPED)
     tracker = MlflowTracker(info, uri=server)
