@@ -135,9 +135,22 @@ class Composer:
 
     def experiment_content(self, name: str) -> dict[str, Any]:
         """What stands in an experiment's own file."""
-        folders = [shipped_folder("conf"), *self.config_dirs]
-        path = next(folder / "experiment" / f"{name}.yaml" for folder in folders if (folder / "experiment" / f"{name}.yaml").is_file())
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        paths = [folder / "experiment" / f"{name}.yaml" for folder in (shipped_folder("conf"), *self.config_dirs)]
+        path = next((path for path in paths if path.is_file()), None)
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path else {}
+
+    def _stated_keys(self, config: DictConfig) -> frozenset[str]:
+        """The top-level keys that stand in the chosen experiment's file, and in those of the experiments it starts from."""
+        keys: set[str] = set()
+        names = [group_choices(config).get("experiment")]
+        while names:
+            name = names.pop()
+            if name is not None:
+                content = self.experiment_content(name)
+                keys |= set(content)
+                bases = [each for each in content.get("defaults") or [] if isinstance(each, str) and each != "_self_"]
+                names += [each.rpartition("/")[2].partition("@")[0] for each in bases]
+        return frozenset(keys)
 
     def config_yaml(self, config_type: str, *, resolve: bool) -> str:
         """The composed configuration as YAML: ``job`` ours, ``hydra`` Hydra's own, ``all`` both."""
@@ -168,7 +181,7 @@ class Composer:
     def _hydra_compose(self, overrides: tuple[str, ...]) -> DictConfig:
         everything = [*self.overrides, *overrides]
         config = self._compose_files(everything)
-        keep_own_values(config, [_parse(text) for text in everything], self._compose_once)
+        keep_own_values(config, [_parse(text) for text in everything], self._stated_keys(config), self._compose_once)
         return config
 
     def _compose_once(self, overrides: list[str]) -> DictConfig:

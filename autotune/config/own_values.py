@@ -16,22 +16,23 @@ Compose = Callable[[list[str]], DictConfig]
 """Hydra's composing of a list of overrides, Hydra's own node included."""
 
 
-def keep_own_values(config: DictConfig, overrides: Sequence[Override], compose_files: Compose) -> None:
-    """Take out of a composed configuration what its experiment set for options that it does not have any more."""
-    experiment = [str(each.input_line) for each in overrides if each.key_or_group == "experiment"]
+def keep_own_values(config: DictConfig, overrides: Sequence[Override], stated_keys: frozenset[str], compose_files: Compose) -> None:
+    """Take out of a composed configuration what its experiment set for options that it does not have any more.
+
+    Args:
+        stated_keys: the top-level keys that stand in the experiment's own files.
+    """
     chosen = group_choices(config)
-    if not experiment or all(each.key_or_group == "experiment" or each.key_or_group not in chosen for each in overrides):
+    experiment = [str(each.input_line) for each in overrides if each.key_or_group == "experiment"]
+    chosen_anew = {each.key_or_group for each in overrides} & set(chosen)
+    doubtful = [group for group in chosen_anew if group.split("/")[0] in stated_keys - STUDY_KEYS]
+    if not experiment or not doubtful:
         return
-    stated = compose_files(experiment)
-    options = {group: option for group, option in group_choices(stated).items() if option and group.split("/")[0] not in STUDY_KEYS}
-    left = [group for group, option in options.items() if chosen.get(group) not in (None, option)]
-    if not left:
-        return
-    untouched = compose_files([f"{group}={option}" for group, option in options.items()])
-    for group in left:
+    stated = group_choices(compose_files(experiment))
+    for group in doubtful:
         other, path = chosen[group], group.replace("/", ".")
-        if OmegaConf.select(stated, path) == OmegaConf.select(untouched, path):
-            continue  # the experiment sets nothing in it
+        if stated.get(group) in (None, other):
+            continue
         OmegaConf.update(config, path, OmegaConf.select(compose_files([f"{group}={other}"]), path), merge=False)
         for each in overrides:
             if each.key_or_group.startswith(f"{path}."):
