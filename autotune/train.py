@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
-    experiments_help,
+    experiments,
     import_user_code_from,
     parse_command_line,
     run_command,
@@ -22,7 +22,8 @@ def train_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     line = parse_command_line("python -m autotune.train", "Train one configuration to its target.", _EPILOG, arguments)
     if not any(each.startswith(("experiment=", "+experiment=")) for each in line.overrides):
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of\n{experiments_help(line.config_dirs)}")
+        names = ", ".join(name for name, _ in experiments(line.config_dirs))
+        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
 
     import_user_code_from(line.config_dirs)

@@ -61,6 +61,7 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
     )
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"), help="print the composed configuration and run nothing")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: interpolations resolved")
+    parser.add_argument("--multirun", "-m", action="store_true", help="taken for Hydra's sake: sweeps are read without it")
     parser.add_argument("--version", action="version", version=f"autotune {_version()}")
     parser.add_argument(
         "--shell-completion",

@@ -17,7 +17,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from autotune.errors import WorkerError
+from autotune.errors import ConfigError, WorkerError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import Objective
 from autotune.search.seeds import derived_seed
@@ -109,12 +109,20 @@ class SearchPolicy:
         return {number: self._objective.score(each) for number, each in self.results.items() if each.outcome is Outcome.REACHED}
 
     def suggest(self) -> Trial | None:
-        """The next point to train; None where the budget is spent or errors ended the search."""
+        """The next point to train; None where the budget is spent or errors ended the search.
+
+        Raises:
+            ConfigError: the sampler fails at its own settings.
+        """
         if self.num_trials_left == 0 or self.error is not None:
             return None
-        trial = self._study.ask()
-        is_baseline = _BASELINE in trial.user_attrs
-        suggestion = Suggestion({}) if is_baseline and self._baseline is None else self._space.suggest(trial)
+        try:
+            trial = self._study.ask()
+            is_baseline = _BASELINE in trial.user_attrs
+            suggestion = Suggestion({}) if is_baseline and self._baseline is None else self._space.suggest(trial)
+        except (TypeError, ValueError) as error:
+            sampler = type(self._study.sampler).__name__
+            raise ConfigError(f"search.sampler: {sampler} cannot propose with its settings: {' '.join(str(error).split())}") from error
         self._running[trial.number] = trial
         cap = getattr(self._stopping, "cap_seconds", None)
         return Trial(
