@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from autotune.config.command_line import (
     EXIT_BAD_INPUT,
     CommandLine,
+    experiments,
     experiments_help,
     import_user_code_from,
     parse_command_line,
     run_command,
 )
-from autotune.errors import WorkerError
+from autotune.errors import ConfigError, WorkerError
 
 EXIT_WORKER_ERROR = 1
 
@@ -60,7 +61,6 @@ def tune_command(arguments: Sequence[str]) -> int:
 
 def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
-    from autotune.errors import ConfigError  # noqa: PLC0415
 
     code_folders = import_user_code_from(line.config_dirs)
     composer = Composer(line.overrides, line.config_dirs)
@@ -69,7 +69,7 @@ def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
         return 0
     composed = composer.compose()
     if not composed.choices.get("experiment"):
-        names = ", ".join(name for name, _ in _names(line))
+        names = ", ".join(name for name, _ in experiments(line.config_dirs))
         raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
     _ = composed.trial
     from rich.console import Console  # noqa: PLC0415
@@ -92,12 +92,6 @@ def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
     from autotune.execution.run_study import run_study  # noqa: PLC0415
 
     return run_study(plan, command=arguments, code_folders=code_folders, console=console)
-
-
-def _names(line: CommandLine) -> list[tuple[str, str]]:
-    from autotune.config.command_line import experiments  # noqa: PLC0415
-
-    return experiments(line.config_dirs)
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:
