@@ -1,37 +1,128 @@
 """Learning-rate schedules over a known number of steps.
 
 Contract: ``schedule(optimizer, total_steps)`` returns a scheduler that is stepped after every optimizer step, or None where
-the rate stays as it is. The optimizer's own rate is the schedule's highest.
+the rate stays as it is. The optimizer's own rate is the schedule's highest: a schedule multiplies the rate of each param group
+by the same factors between 0 and 1. A group that holds a ``schedule_fraction`` goes through its schedule in that fraction of
+the steps, and its rate is 0 afterwards.
+
+Each shape is a function of the step alone, so that a group's own length is one division, and a training goes on from a step
+without a state that would have to fit.
 """
 
+import math
+from collections.abc import Callable
+
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, OneCycleLR, SequentialLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from autotune.errors import ConfigError
+
+Shape = Callable[[int, int], float]
+"""``shape(step, num_steps)``: the factor at a step from 0 on, of a schedule of so many steps; at ``num_steps`` it has ended."""
 
 
-def constant(optimizer: torch.optim.Optimizer, total_steps: int) -> None:
+def constant(optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
     """The optimizer's rate throughout."""
+    if all(group.get("schedule_fraction", 1.0) == 1.0 for group in optimizer.param_groups):
+        return None
+    return _scheduler(optimizer, total_steps, lambda step, num_steps: 1.0)
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float) -> LRScheduler:
-    """Up to the optimizer's rate and down to nearly nothing.
+    """Half a cosine up to the optimizer's rate from a 25th of it, and another down to a 250,000th.
 
-    Source: Smith & Topin, "Super-Convergence" (2017), as torch.optim.lr_scheduler.OneCycleLR. Momentum stays as the optimizer
-    has it, so that searching over it means something; the paper cycles it the other way round.
+    Source: Smith & Topin, "Super-Convergence" (2017), with the shape of torch.optim.lr_scheduler.OneCycleLR. Momentum stays as
+    the optimizer has it, so that searching over it means something; the paper cycles it the other way round.
     """
-    highest = [group["lr"] for group in optimizer.param_groups]
-    if warmup_fraction * (total_steps + 1) <= 1:  # no step to warm up in, and OneCycleLR would divide by none
-        warmup_fraction = 0.0
-    return OneCycleLR(optimizer, max_lr=highest, total_steps=total_steps + 1, pct_start=warmup_fraction, cycle_momentum=False)
+    _check_fractions(warmup_fraction=warmup_fraction)
+
+    def shape(step: int, num_steps: int) -> float:
+        peak = warmup_fraction * (num_steps + 1) - 1
+        if peak <= 0:  # no step to warm up in
+            peak = -1.0
+        if step <= peak:
+            return _cosine_between(1 / 25, 1.0, step / peak)
+        return _cosine_between(1.0, 1 / 25e4, (step - peak) / (num_steps - peak))
+
+    return _scheduler(optimizer, total_steps, shape)
 
 
-def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float) -> LRScheduler:
-    """A linear warm-up over ``warmup_fraction`` of the steps, then half a cosine down to zero.
+def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, floor_fraction: float) -> LRScheduler:
+    """A linear warm-up over ``warmup_fraction`` of the steps, then half a cosine down to ``floor_fraction`` of the rate.
 
-    Source: Loshchilov & Hutter, "SGDR" (2017), without restarts, as torch.optim.lr_scheduler.CosineAnnealingLR.
+    Source: Loshchilov & Hutter, "SGDR" (2017), without restarts.
     """
-    warmup_steps = round(total_steps * warmup_fraction)
-    decay = CosineAnnealingLR(optimizer, T_max=max(1, total_steps - warmup_steps))
-    if warmup_steps == 0:
-        return decay
-    warmup = LinearLR(optimizer, start_factor=1 / warmup_steps, total_iters=warmup_steps)
-    return SequentialLR(optimizer, [warmup, decay], milestones=[warmup_steps])
+    _check_fractions(warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
+    return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, lambda done: _cosine_between(1.0, floor_fraction, done)))
+
+
+def linear(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, floor_fraction: float) -> LRScheduler:
+    """A linear warm-up over ``warmup_fraction`` of the steps, then a straight line down to ``floor_fraction`` of the rate.
+
+    Source: Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements" (2023).
+    """
+    _check_fractions(warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
+    return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, lambda done: 1.0 - (1.0 - floor_fraction) * done))
+
+
+def warmup_stable_decay(
+    optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, decay_fraction: float, floor_fraction: float
+) -> LRScheduler:
+    """A linear warm-up, then the optimizer's rate, then a straight line down to ``floor_fraction`` of it in the last steps.
+
+    ``warmup_fraction`` and ``decay_fraction`` are fractions of all steps; where they overlap, the decay follows the warm-up at once.
+
+    Source: Hu et al., "MiniCPM" (2024), section 4; the straight line as in Haegele et al., "Scaling Laws and Compute-Optimal
+    Training Beyond Fixed Training Durations" (2024).
+    """
+    _check_fractions(warmup_fraction=warmup_fraction, decay_fraction=decay_fraction, floor_fraction=floor_fraction)
+    stable = max(0.0, 1.0 - warmup_fraction - decay_fraction) / max(1.0 - warmup_fraction, 1e-12)
+
+    def after_warmup(done: float) -> float:
+        return 1.0 - (1.0 - floor_fraction) * max(0.0, done - stable) / max(1.0 - stable, 1e-12)
+
+    return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, after_warmup))
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, total_steps: int, shape: Shape) -> LRScheduler:
+    return LambdaLR(optimizer, [_factor(shape, total_steps, group.get("schedule_fraction")) for group in optimizer.param_groups])
+
+
+def _factor(shape: Shape, total_steps: int, fraction: float | None) -> Callable[[int], float]:
+    """The factor of one param group's rate as a function of the step.
+
+    Raises:
+        ConfigError: the fraction is not above 0 and up to 1.
+    """
+    if fraction is None:
+        return lambda step: shape(min(step, total_steps), total_steps)
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"schedule_fraction: found {fraction}, accepted is above 0 and up to 1")
+    num_steps = max(1, round(fraction * total_steps))
+    return lambda step: shape(step, num_steps) if step < num_steps else 0.0
+
+
+def _warmed_up(warmup_fraction: float, after: Callable[[float], float]) -> Shape:
+    """A straight line up to 1, then ``after`` of the fraction done of the steps that follow.
+
+    The warm-up's first step has one part in so many as it has steps, not 0: a step at rate 0 would be lost.
+    """
+
+    def shape(step: int, num_steps: int) -> float:
+        warmup_steps = round(num_steps * warmup_fraction)
+        if step < warmup_steps:
+            first = 1 / warmup_steps
+            return first + (1 - first) * step / warmup_steps
+        return after((step - warmup_steps) / max(1, num_steps - warmup_steps))
+
+    return shape
+
+
+def _cosine_between(start: float, end: float, done: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _check_fractions(**fractions: float) -> None:
+    for key, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"lr_schedule.{key}: found {value}, accepted is 0 to 1")

@@ -4,31 +4,39 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from autotune.training.schedules import constant, cosine, one_cycle
+from autotune.errors import ConfigError
+from autotune.training.schedules import constant, cosine, linear, one_cycle, warmup_stable_decay
 
 PEAK = 0.5
 
 
-def optimizer_of(kind: type[torch.optim.Optimizer] = torch.optim.SGD, **settings: Any) -> torch.optim.Optimizer:
-    return kind([torch.nn.Parameter(torch.zeros(1))], lr=PEAK, **settings)  # type: ignore[call-arg]  # every optimizer of torch has lr
+def optimizer_of(*groups: dict[str, Any], **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups or ({},)], lr=PEAK, **settings)
 
 
-def rates(schedule: Any, num_steps: int, **settings: Any) -> list[float]:
-    """The rate of each step, and the one left after the last."""
-    optimizer = optimizer_of()
+def rates_of_groups(schedule: Any, num_steps: int, *groups: dict[str, Any], **settings: Any) -> list[list[float]]:
+    """The rate of each step, and the one left after the last, of every param group."""
+    optimizer = optimizer_of(*groups)
     scheduler = schedule(optimizer, num_steps, **settings)
-    found = [optimizer.param_groups[0]["lr"]]
+    found = [[group["lr"]] for group in optimizer.param_groups]
     for _ in range(num_steps):
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        found.append(optimizer.param_groups[0]["lr"])
+        for rates, group in zip(found, optimizer.param_groups, strict=True):
+            rates.append(group["lr"])
     return found
+
+
+def rates(schedule: Any, num_steps: int, **settings: Any) -> list[float]:
+    return rates_of_groups(schedule, num_steps, **settings)[0]
 
 
 def test_constant_keeps_the_rate() -> None:
     assert rates(constant, 5) == [PEAK] * 6
+    assert constant(optimizer_of(), 5) is None
 
 
 def test_one_cycle_goes_up_to_the_rate_and_down_to_nearly_nothing() -> None:
@@ -41,28 +49,115 @@ def test_one_cycle_goes_up_to_the_rate_and_down_to_nearly_nothing() -> None:
     assert found[29:] == sorted(found[29:], reverse=True)
 
 
+@pytest.mark.parametrize("warmup_fraction", [0.02, 0.3, 0.55, 1.0])
+def test_one_cycle_is_that_of_torch(warmup_fraction: float) -> None:
+    def of_torch(optimizer: torch.optim.Optimizer, total_steps: int) -> OneCycleLR:
+        return OneCycleLR(optimizer, PEAK, total_steps + 1, pct_start=warmup_fraction, cycle_momentum=False)
+
+    assert rates(one_cycle, 80, warmup_fraction=warmup_fraction) == pytest.approx(rates(of_torch, 80))
+
+
 def test_cosine_goes_down_to_zero() -> None:
-    found = rates(cosine, 10, warmup_fraction=0.0)
+    found = rates(cosine, 10, warmup_fraction=0.0, floor_fraction=0.0)
     assert found[0] == PEAK
     assert found[5] == pytest.approx(PEAK / 2)
     assert found[-1] == pytest.approx(0)
 
 
+def test_cosine_is_that_of_torch() -> None:
+    found = rates(cosine, 30, warmup_fraction=0.0, floor_fraction=0.1)
+    assert found == pytest.approx(rates(lambda optimizer, steps: CosineAnnealingLR(optimizer, steps, eta_min=PEAK / 10), 30))
+
+
 def test_cosine_warms_up_in_equal_steps() -> None:
-    found = rates(cosine, 20, warmup_fraction=0.2)
+    found = rates(cosine, 20, warmup_fraction=0.2, floor_fraction=0.0)
     assert found[:5] == pytest.approx([PEAK / 4, PEAK * 7 / 16, PEAK * 10 / 16, PEAK * 13 / 16, PEAK])
     assert found[-1] == pytest.approx(0)
 
 
+def test_linear_is_a_straight_line_to_its_floor() -> None:
+    assert rates(linear, 4, warmup_fraction=0.0, floor_fraction=0.2) == pytest.approx([PEAK * each for each in (1, 0.8, 0.6, 0.4, 0.2)])
+    warmed_up = [PEAK * each for each in (0.5, 0.75, 1, 0.75, 0.5, 0.25, 0)]
+    assert rates(linear, 6, warmup_fraction=1 / 3, floor_fraction=0.0) == pytest.approx(warmed_up)
+
+
+def test_warmup_stable_decay_has_three_parts() -> None:
+    found = rates(warmup_stable_decay, 20, warmup_fraction=0.2, decay_fraction=0.25, floor_fraction=0.1)
+    assert found[:4] == pytest.approx([PEAK / 4, PEAK * 7 / 16, PEAK * 10 / 16, PEAK * 13 / 16])
+    assert found[4:16] == pytest.approx([PEAK] * 12)
+    assert found[16:] == pytest.approx([PEAK * (1 - 0.18 * each) for each in (1, 2, 3, 4, 5)])
+
+
+def test_a_decay_that_would_begin_in_the_warm_up_begins_after_it() -> None:
+    found = rates(warmup_stable_decay, 8, warmup_fraction=0.5, decay_fraction=0.9, floor_fraction=0.0)
+    assert found[4:] == pytest.approx([PEAK, PEAK * 3 / 4, PEAK / 2, PEAK / 4, 0])
+
+
+SETTINGS: dict[Any, dict[str, float]] = {
+    constant: {},
+    one_cycle: {},
+    cosine: {"floor_fraction": 0.1},
+    linear: {"floor_fraction": 0.1},
+    warmup_stable_decay: {"floor_fraction": 0.1, "decay_fraction": 0.4},
+}
+
+
+@pytest.mark.parametrize("schedule", SETTINGS)
+def test_a_group_with_a_schedule_fraction_has_its_schedule_in_that_part_of_the_steps(schedule: Any) -> None:
+    settings = SETTINGS[schedule] | ({"warmup_fraction": 0.25} if schedule is not constant else {})
+    whole, part = rates_of_groups(schedule, 40, {}, {"lr": 3.0, "schedule_fraction": 0.3}, **settings)
+    assert whole == pytest.approx(rates(schedule, 40, **settings))
+    assert part[:12] == pytest.approx([6 * each for each in rates(schedule, 12, **settings)[:12]])
+    assert part[12:] == [0.0] * 29
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 @pytest.mark.parametrize("warmup_fraction", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize("schedule", [one_cycle, cosine])
+@pytest.mark.parametrize("schedule", [one_cycle, cosine, linear, warmup_stable_decay])
 def test_the_shortest_schedules_can_be_run(schedule: Any, num_steps: int, warmup_fraction: float) -> None:
-    found = rates(schedule, num_steps, warmup_fraction=warmup_fraction)
+    found = rates(schedule, num_steps, warmup_fraction=warmup_fraction, **SETTINGS[schedule])
     assert all(0 <= rate <= PEAK * 1.0001 for rate in found)
+    assert found[0] > 0
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, linear])
+def test_a_schedule_goes_on_from_its_state(schedule: Any) -> None:
+    settings = SETTINGS[schedule] | {"warmup_fraction": 0.2}
+    first = optimizer_of({}, {"schedule_fraction": 0.5})
+    scheduler = schedule(first, 20, **settings)
+    for _ in range(8):
+        first.step()
+        scheduler.step()
+    second = optimizer_of({}, {"schedule_fraction": 0.5})
+    resumed = schedule(second, 20, **settings)
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(scheduler.state_dict())
+    for _ in range(12):
+        for optimizer, each in ((first, scheduler), (second, resumed)):
+            optimizer.step()
+            each.step()
+        assert [group["lr"] for group in first.param_groups] == [group["lr"] for group in second.param_groups]
 
 
 def test_one_cycle_leaves_the_momentum_as_it_was_searched() -> None:
-    optimizer = optimizer_of(torch.optim.SGD, momentum=0.8)
+    optimizer = optimizer_of(momentum=0.8)
     one_cycle(optimizer, 10, warmup_fraction=0.3)
     assert optimizer.param_groups[0]["momentum"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("schedule", "change", "said"),
+    [
+        (linear, {"warmup_fraction": 1.1}, "lr_schedule.warmup_fraction: found 1.1, accepted is 0 to 1"),
+        (warmup_stable_decay, {"warmup_fraction": 0.1, "decay_fraction": -1}, "lr_schedule.decay_fraction: found -1, accepted is 0 to 1"),
+    ],
+)
+def test_a_fraction_that_is_none_is_refused(schedule: Any, change: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        schedule(optimizer_of(), 10, **SETTINGS[schedule] | change)
+    assert str(refused.value) == said
+
+
+def test_a_groups_fraction_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^schedule_fraction: found 0.0, accepted is above 0 and up to 1$"):
+        constant(optimizer_of({"schedule_fraction": 0.0}), 10)
