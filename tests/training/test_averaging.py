@@ -1,0 +1,155 @@
+"""Averages of weights against what one computes by hand."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from autotune.errors import ConfigError
+from autotune.training.averaging import ExponentialMovingAverage, ema, none
+
+
+def set_weights(model: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for each in model.parameters():
+            each.fill_(value)
+
+
+def averages_after(num_steps: int, *, total_steps: int, decay: float, every_steps: int, start_fraction: float) -> list[float]:
+    """What is evaluated after each of the steps 1, 2, ... whose weights are 1, 4, 9, ..."""
+    model = nn.Linear(1, 1)
+    average = ema(model, total_steps, decay=decay, every_steps=every_steps, start_fraction=start_fraction)
+    found = []
+    for step in range(1, num_steps + 1):
+        set_weights(model, step**2)
+        average.update(step)
+        found.append(next(average.model.parameters()).item())
+    return found
+
+
+def test_none_keeps_no_average() -> None:
+    assert none(nn.Linear(1, 1), 10) is None  # type: ignore[func-returns-value]  # that it returns None is the contract
+
+
+def test_the_average_is_the_sum_of_weights_by_their_age() -> None:
+    found = averages_after(6, total_steps=6, decay=0.75, every_steps=1, start_fraction=0.0)
+    for step, average in enumerate(found, start=1):
+        closed_form = 0.75 ** (step - 1) + sum(0.25 * 0.75 ** (step - each) * each**2 for each in range(2, step + 1))
+        assert average == pytest.approx(closed_form)
+
+
+def test_only_every_so_many_steps_count() -> None:
+    found = averages_after(7, total_steps=7, decay=0.5, every_steps=3, start_fraction=0.0)
+    assert found == pytest.approx([1, 1, 1, (1 + 16) / 2, (1 + 16) / 2, (1 + 16) / 2, ((1 + 16) / 2 + 49) / 2])
+
+
+def test_before_its_start_the_trained_weights_are_evaluated_and_it_begins_as_they_are() -> None:
+    found = averages_after(7, total_steps=10, decay=0.5, every_steps=2, start_fraction=0.4)
+    assert found == pytest.approx([1, 4, 9, 16, 16, (16 + 36) / 2, (16 + 36) / 2])
+
+
+def batch_norm_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+
+def test_running_statistics_are_averaged_and_counters_copied() -> None:
+    model = batch_norm_net()
+    average = ema(model, 10, decay=0.8, every_steps=1, start_fraction=0.0)
+    states = []
+    for step in (1, 2):
+        model(torch.randn(8, 1, 4, 4) * step + step)
+        average.update(step)
+        states.append(copy.deepcopy(model.state_dict()))
+    found = average.model.state_dict()
+    for name in ("1.running_mean", "1.running_var"):
+        assert torch.allclose(found[name], 0.8 * states[0][name] + 0.2 * states[1][name])
+        assert not torch.equal(states[0][name], states[1][name])
+    assert found["1.num_batches_tracked"] == 2
+
+
+def test_the_average_leaves_the_trained_model_alone() -> None:
+    model = batch_norm_net()
+    before = copy.deepcopy(model.state_dict())
+    average = ema(model, 10, decay=0.9, every_steps=1, start_fraction=0.0)
+    average.update(1)
+    set_weights(average.model, 3.0)
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+
+
+def test_a_masked_weight_is_averaged_and_its_mask_is_not() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    prune.identity(model, "weight")  # type: ignore[no-untyped-call]  # missing in torch's stubs
+    average = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.0)
+    with torch.no_grad():
+        for step, mask in ((1, [1.0, 1.0, 1.0, 0.0]), (2, [1.0, 1.0, 0.0, 0.0])):
+            model.get_parameter("weight_orig").fill_(step)
+            model.get_buffer("weight_mask").copy_(torch.tensor([mask]))
+            average.update(step)
+    assert average.model(torch.eye(4)).flatten().tolist() == [1.5, 1.5, 0, 0]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_weights_of_every_type_and_memory_format_are_averaged(precision: torch.dtype) -> None:
+    model = batch_norm_net().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    model[3].to(precision)
+    average = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.0)
+    for step in (1, 2):
+        set_weights(model, step)
+        average.update(step)
+    assert {each.float().mean().item() for each in average.model.parameters()} == {1.5}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
+def test_the_copy_of_a_compiled_model_is_not_compiled() -> None:
+    model = batch_norm_net()
+    model.compile(backend="eager")
+    average = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.0)
+    average.update(1)
+    assert average.model._compiled_call_impl is None
+    assert average.model(torch.zeros(1, 1, 4, 4)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_average_goes_on_from_its_state(has_begun: bool) -> None:
+    model = nn.Linear(1, 1)
+    first = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.2)
+    for step in (1, 2) if has_begun else (1,):
+        set_weights(model, step)
+        first.update(step)
+    resumed = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.2)
+    resumed.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert (resumed.model is model) is not has_begun
+    for step in (2, 3, 4):
+        set_weights(model, step**2)
+        for each in (first, resumed):
+            each.update(step)
+    assert torch.equal(first.model.weight, resumed.model.weight)  # type: ignore[arg-type]  # a Linear's weight
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"decay": 1.5}, "averaging.decay: found 1.5, accepted is 0 to 1"),
+        ({"start_fraction": -0.1}, "averaging.start_fraction: found -0.1, accepted is 0 to 1"),
+        ({"every_steps": 0}, "averaging.every_steps: found 0, accepted is a whole number from 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(change: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ema(nn.Linear(1, 1), 10, **({"decay": 0.5, "every_steps": 1, "start_fraction": 0.0} | change))  # type: ignore[arg-type]
+    assert str(refused.value) == said
+
+
+@pytest.mark.gpu
+def test_an_update_does_not_wait_for_the_gpu() -> None:
+    average = ExponentialMovingAverage(batch_norm_net().cuda(), decay=0.5, every_steps=1, start_step=1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in (1, 2):
+            average.update(step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
