@@ -1,56 +1,22 @@
-"""What every benchmark needs: facts about the machine, a ratio of interleaved pairs with its interval, a result file.
+"""What every benchmark needs: facts about the machine, and a result file.
 
 On a shared machine absolute times mean nothing, so a benchmark claims ratios: both sides run in turn, each pair under much the
-same load, and the spread of the pairs' ratios says how far they can be trusted.
+same load, and the spread of the pairs' ratios says how far they can be trusted (``autotune.comparison.median_of_ratios``).
 """
 
 import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from autotune.training.device import cpu_name
 from autotune.training.run import versions
 
 RESULTS = Path(__file__).parent / "results"
-_NUM_RESAMPLES = 10_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairedRatio:
-    """The median ratio of pairs with its 95% interval, as it is printed and kept."""
-
-    median: float
-    low: float
-    high: float
-    num_pairs: int
-
-    def __str__(self) -> str:
-        return f"{self.median:.4g} [{self.low:.4g}, {self.high:.4g}] (n={self.num_pairs})"
-
-
-def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> PairedRatio:
-    """Median over pairs of numerator / denominator, with the percentile bootstrap's 95% interval over the pairs.
-
-    With few pairs the interval is little more than the lowest and the highest ratio.
-
-    Raises:
-        ValueError: no pair, or a number without its partner.
-
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
-    """
-    ratios = np.array([above / below for above, below in zip(numerators, denominators, strict=True)])
-    if not len(ratios):
-        raise ValueError("no pair to take a ratio of")
-    drawn = np.random.default_rng(0).choice(ratios, size=(_NUM_RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return PairedRatio(median=float(np.median(ratios)), low=float(low), high=float(high), num_pairs=len(ratios))
 
 
 def circumstances() -> dict[str, Any]:

@@ -31,10 +31,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from autotune.comparison import Ratio, median_of_ratios
 from autotune.measurement import Evaluation
 from autotune.search.policy import finished_results
 from autotune.search.study import read_study
-from benchmarks.measuring import PairedRatio, circumstances, paired_ratio, write_result
+from benchmarks.measuring import circumstances, write_result
 
 MOST_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent
@@ -128,7 +129,7 @@ def _in_training(last: Evaluation) -> float:
     return last.build_seconds + last.prepare_seconds + last.train_seconds + last.evaluate_seconds
 
 
-def print_table(searches: Sequence[Search], ratios: Mapping[str, PairedRatio]) -> None:
+def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None:
     """The medians of each side, then the ratios."""
     header = ("outside a trial", "process a trial", "training a trial", "window")
     print(f"\n{'median seconds':<22}" + "".join(f"{text:>18}" for text in header))
@@ -168,7 +169,7 @@ def main() -> int:
         return [getattr(each, field) for each in searches if each.side == side]
 
     ratios = {
-        f"{label}, ours / {other}": paired_ratio(of("ours", field), of(other, field))
+        f"{label}, ours / {other}": median_of_ratios(of("ours", field), of(other, field))
         for label, field in (
             ("outside training", "outside_seconds_per_trial"),
             ("window", "window_seconds"),
@@ -176,7 +177,7 @@ def main() -> int:
         )
         for other in SIDES[1:]
     }
-    holds = ratios["outside training, ours / stock"].median <= MOST_OUTSIDE_RATIO
+    holds = ratios["outside training, ours / stock"].ratio <= MOST_OUTSIDE_RATIO
     path = write_result(
         "overhead",
         started=started,

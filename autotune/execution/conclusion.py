@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from autotune.execution.live_study import LiveStudy, busy_seconds
 from autotune.execution.plan import StudyPlan
 from autotune.measurement import TrialResult
 from autotune.recording import write_recording
-from autotune.report.arms import ArmTimes, ConfirmationFigures
+from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
 from autotune.report.study_files import TrialsTable, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.policy import LEAST_REACHED, SearchPolicy, importances
@@ -78,7 +79,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
     """What a study found, for programs."""
     assert confirmation.best is not None
-    best, ratio = confirmation.best, confirmation.speed_up
+    best, speed_up = confirmation.best, confirmation.speed_up
     own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
     tests = [run.test_metric for run in own_runs if run.test_metric is not None]
     target = plan.trial.target
@@ -90,7 +91,7 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "overrides": best.suggestion.as_overrides(),
         "baseline": _arm_json(confirmation.times[confirmation.arms[0].trial]),
         "best": {**_arm_json(confirmation.times[best.trial]), "test_metrics": tests},
-        "speed_up": {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high} if ratio else None,
+        "speed_up": asdict(speed_up) if speed_up else None,
         "outcomes": _outcomes(policy.results.values()),
         "num_trials": len(policy.results),
         "train_seconds_spent": _train_seconds(policy.results.values()),
@@ -116,11 +117,11 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
             values[key] = value
     seed = policy.results[best.trial].seed
     exported = {"seed": seed, **values}
-    times, ratio = confirmation.times[best.trial], confirmation.speed_up
+    times, speed_up = confirmation.times[best.trial], confirmation.speed_up
     comments = [
         f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target.metric} {plan.trial.target.value:g} in "
-        f"{', '.join(f'{seconds:.3g}' for seconds, reached in times.runs if reached)} s on fresh seeds.",
-        *([f"{ratio.ratio:.2f} times as fast as the baseline (95% interval {ratio.low:.2f} to {ratio.high:.2f})."] if ratio else []),
+        f"{', '.join(f'{seconds:.3g}' for seconds, reached in times.timed_runs if reached)} s on fresh seeds.",
+        *([f"Speed-up over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
         "The seed is the search trial's own.",
     ]
     content = composer.experiment_content(plan.experiment)
@@ -136,12 +137,11 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
 
 
 def _arm_json(times: ArmTimes) -> dict[str, Any]:
-    reached = [seconds for seconds, ended in times.runs if ended]
     return {
-        "times_seconds": reached,
-        "num_runs": len(times.reached),
-        "num_reached": len(reached),
-        "lower_bounds_seconds": [seconds for seconds, ended in times.runs if not ended],
+        "times_seconds": [seconds for seconds, reached in times.timed_runs if reached],
+        "num_runs": times.num_runs,
+        "num_reached": times.num_reached,
+        "lower_bounds_seconds": [seconds for seconds, reached in times.timed_runs if not reached],
     }
 
 
@@ -157,25 +157,19 @@ def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
     baseline, best = confirmation.arms[0], confirmation.best
     first = [baseline] if best in (None, baseline) else [baseline, best]
     ordered = [*first, *(arm for arm in confirmation.arms if arm not in first)]
-    ratio = confirmation.speed_up
-    return ConfirmationFigures(
-        arms=[_labelled(confirmation, arm) for arm in ordered],
-        ratio=ratio.ratio if ratio else None,
-        low=ratio.low if ratio else None,
-        high=ratio.high if ratio else None,
-    )
+    return ConfirmationFigures(arms=[_labelled(confirmation, arm) for arm in ordered], speed_up=confirmation.speed_up)
 
 
 def _labelled(confirmation: Confirmation, arm: Arm) -> ArmTimes:
     times = confirmation.times[arm.trial]
     is_exported = confirmation.best is not None and arm.trial == confirmation.best.trial and arm is not confirmation.arms[0]
     label = f"{arm.label} (exported)" if is_exported else arm.label
-    return ArmTimes(label=label, times_seconds=times.times_seconds, reached=times.reached)
+    return replace(times, label=label)
 
 
 def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
     assert confirmation.best is not None
-    plan, policy, ratio = live.plan, live.policy, confirmation.speed_up
+    plan, policy = live.plan, live.policy
     exported = f"{plan.experiment}_best"
     uri = plan.config.tracking.get("uri")
     return Summary(
@@ -185,9 +179,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
         baseline=confirmation.times[confirmation.arms[0].trial],
         best=confirmation.times[confirmation.best.trial],
         best_overrides=confirmation.best.suggestion.as_overrides(),
-        ratio=ratio.ratio if ratio else None,
-        low=ratio.low if ratio else None,
-        high=ratio.high if ratio else None,
+        speed_up=confirmation.speed_up,
         outcomes=_outcomes(policy.results.values()),
         train_seconds_spent=_train_seconds(policy.results.values()),
         wall_seconds=busy_seconds([*policy.results.values(), *confirmation.runs.values()]),

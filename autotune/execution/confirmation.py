@@ -1,14 +1,15 @@
 """Confirming: the best trials and the baseline run again on fresh seeds, in fresh processes, in turns.
 
 A search trial's own time is never the claim: the best of many equal configurations looks faster than it is. Runs are taken one
-at a time and the arms in turns, so that a machine that slows down slows all of them.
+at a time and the arms in turns, so that a machine that slows down slows all of them; two arms are compared by pairs of runs, those of
+one round: see ``autotune.comparison``.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.comparison import Ratio, ratio_of_means
+from autotune.comparison import Ratio, RunTime, in_turns, ratio_of_times
 from autotune.measurement import Outcome, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.report.arms import ArmTimes
@@ -39,7 +40,7 @@ class Confirmation:
     best: Arm | None
     """The arm to export; None where no run reached the target."""
     speed_up: Ratio | None
-    """The baseline's mean time over the best arm's, a lower bound where runs of the baseline did not reach the target; None where
+    """The baseline's mean time over the best arm's, at least that where runs of the baseline did not reach the target; None where
     runs of the best arm did not, or no run of the baseline has a time."""
     times: Mapping[int, ArmTimes]
     """By trial number of the arm."""
@@ -63,7 +64,7 @@ def choose_arms(
 
 def confirmation_order(arms: Sequence[Arm], num_seeds: int) -> list[tuple[Arm, int]]:
     """Arm and index of seed of every run, in turns; each round begins with another arm."""
-    return [(arms[(turn + index) % len(arms)], index) for index in range(num_seeds) for turn in range(len(arms))]
+    return [(arms[number], index) for number, index in in_turns(len(arms), num_seeds)]
 
 
 def confirmation_seed(study_seed: int, index: int) -> int:
@@ -77,9 +78,13 @@ def conclude(arms: tuple[Arm, ...], runs: Mapping[tuple[int, int], TrialResult],
     reaching = [arm for arm in arms if times[arm.trial].num_reached > 0]
     best = min(reaching, key=lambda arm: (-times[arm.trial].num_reached, times[arm.trial].mean_seconds or math.inf), default=None)
     speed_up = None
-    baseline_seconds = [seconds for seconds, _ in times[arms[0].trial].runs]
-    if best is not None and times[best.trial].all_reached and baseline_seconds:
-        speed_up = ratio_of_means(baseline_seconds, times[best.trial].times_seconds)
+    if best is not None and times[best.trial].all_reached:
+        baseline = arms[0].trial
+        rounds = sorted(index for trial, index in runs if trial == best.trial and (baseline, index) in runs)
+        speed_up = ratio_of_times(
+            [run_time(runs[baseline, index], objective) for index in rounds],
+            [run_time(runs[best.trial, index], objective) for index in rounds],
+        )
     return Confirmation(arms=arms, runs=runs, best=best, speed_up=speed_up, times=times)
 
 
@@ -88,19 +93,16 @@ def missing_runs(arms: Sequence[Arm], num_seeds: int, known: Mapping[tuple[int, 
     return [(arm, index) for arm, index in confirmation_order(arms, num_seeds) if (arm.trial, index) not in known]
 
 
-def _times(arm: Arm, runs: Mapping[tuple[int, int], TrialResult], objective: Objective) -> ArmTimes:
-    """Scores of the runs that reached the target, what the others had spent, and NaN where that is not known."""
-    own = [run for (trial, _), run in sorted(runs.items()) if trial == arm.trial]
-    return ArmTimes(
-        label=arm.label,
-        times_seconds=[_score(run, objective) for run in own],
-        reached=[run.outcome is Outcome.REACHED for run in own],
-    )
-
-
-def _score(run: TrialResult, objective: Objective) -> float:
+def run_time(run: TrialResult, objective: Objective) -> RunTime:
+    """The score of a run that reached the target; for any other what it had spent, None where that is not known."""
+    seconds = None
     if run.outcome is Outcome.REACHED:
-        return objective.score(run)
-    if run.last is not None and isinstance(objective, BoundedObjective):
-        return objective.lower_bound(run.last)
-    return math.nan
+        seconds = objective.score(run)
+    elif run.last is not None and isinstance(objective, BoundedObjective):
+        seconds = objective.lower_bound(run.last)
+    return RunTime(seconds if seconds is not None and math.isfinite(seconds) else None, run.outcome is Outcome.REACHED)
+
+
+def _times(arm: Arm, runs: Mapping[tuple[int, int], TrialResult], objective: Objective) -> ArmTimes:
+    own = [run for (trial, _), run in sorted(runs.items()) if trial == arm.trial]
+    return ArmTimes(label=arm.label, runs=[run_time(run, objective) for run in own])

@@ -1,4 +1,4 @@
-"""What a confirmation measured, as figures and terminal tell it.
+"""What repeated runs of a configuration measured, as figures and terminal tell it.
 
 These records live apart from the figures so that a terminal can print a summary without importing a plotting library.
 """
@@ -7,36 +7,40 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.comparison import Claim, Ratio, RunTime
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArmTimes:
-    """One configuration's confirmation runs."""
+    """One configuration's runs."""
 
     label: str
-    times_seconds: Sequence[float]
-    """One for each run: its time to target, or the time it trained for where it did not reach the target."""
-    reached: Sequence[bool]
-    """Whether each run reached the target; where it did not, its time is a lower bound."""
+    runs: Sequence[RunTime]
 
     @property
-    def runs(self) -> list[tuple[float, bool]]:
-        """The runs that have a time, each with whether it reached the target."""
-        return [(seconds, reached) for seconds, reached in zip(self.times_seconds, self.reached, strict=False) if math.isfinite(seconds)]
+    def timed_runs(self) -> list[tuple[float, bool]]:
+        """The runs that have a time, each with whether it reached the target; where it did not, its time is a lower bound."""
+        return [(run.seconds, run.reached) for run in self.runs if run.seconds is not None]
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs there are, with a time or without."""
+        return len(self.runs)
 
     @property
     def num_reached(self) -> int:
         """How many runs reached the target."""
-        return sum(map(bool, self.reached))
+        return sum(run.reached for run in self.runs)
 
     @property
     def all_reached(self) -> bool:
         """Whether there are runs and all of them reached the target."""
-        return bool(self.reached) and self.num_reached == len(self.reached)
+        return bool(self.runs) and self.num_reached == self.num_runs
 
     @property
     def mean_seconds(self) -> float | None:
         """Mean time over the runs: a lower bound unless all of them reached the target; None without a time."""
-        times = [seconds for seconds, _ in self.runs]
+        times = [seconds for seconds, _ in self.timed_runs]
         return math.fsum(times) / len(times) if times else None
 
 
@@ -46,37 +50,46 @@ class ConfirmationFigures:
 
     arms: Sequence[ArmTimes]
     """The baseline first, then what is exported, then any others."""
-    ratio: float | None
+    speed_up: Ratio | None
     """The baseline's time over the exported one's; None where it was not measured."""
-    low: float | None
-    """Lower end of the ratio's interval."""
-    high: float | None
-    """Upper end of the ratio's interval."""
 
 
 def describe_arm(arm: ArmTimes) -> str:
     """One arm's mean and count in words, such as ``10.5 s (mean of 13 runs)``."""
-    mean, num_runs = arm.mean_seconds, len(arm.reached)
-    if num_runs == 0 or mean is None:
+    mean = arm.mean_seconds
+    if mean is None:
         return "no confirmation runs"
-    runs = "1 run" if num_runs == 1 else f"mean of {num_runs} runs"
+    runs = "1 run" if arm.num_runs == 1 else f"mean of {arm.num_runs} runs"
     if arm.all_reached:
         return f"{format_seconds(mean)} ({runs})"
     return f"at least {format_seconds(mean)} ({runs}, {arm.num_reached} reached the target)"
 
 
-def describe_ratio(baseline: ArmTimes, best: ArmTimes, ratio: float | None, low: float | None, high: float | None) -> str:
-    """The speed-up in words, with its interval where there is one.
-
-    Runs of the baseline that never reached the target make the ratio a lower bound. Runs of the best that did not reach it
-    leave nothing to claim.
-    """
-    if ratio is None or not math.isfinite(ratio):
-        return "not measured"
+def describe_speed_up(best: ArmTimes, speed_up: Ratio | None) -> str:
+    """What confirmation claims, in words; runs of the best that did not reach the target leave nothing to claim."""
     if not best.all_reached:
-        return f"not claimed, since {best.num_reached} of {len(best.reached)} runs of {best.label} reached the target"
-    text = f"{ratio:.2f}x" if baseline.all_reached else f"at least {ratio:.2f}x"
-    return text if low is None or high is None else f"{text} (interval {low:.2f}x to {high:.2f}x)"
+        return f"not claimed, since {best.num_reached} of {best.num_runs} runs of {best.label} reached the target"
+    return describe_ratio(speed_up)
+
+
+def describe_ratio(ratio: Ratio | None) -> str:
+    """A ratio in words, with its interval where there is one, and no more than it claims."""
+    if ratio is None:
+        return "not measured"
+    is_bound = ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST)
+    text = f"{ratio.claim} {ratio.ratio:.2f}x" if is_bound else f"{ratio.ratio:.2f}x"
+    if ratio.low > 0 and math.isfinite(ratio.high):
+        text += f" (interval {ratio.low:.2f}x to {ratio.high:.2f}x)"
+    elif ratio.low > 0:
+        text += f" (interval from {ratio.low:.2f}x)"
+    elif math.isfinite(ratio.high):
+        text += f" (interval to {ratio.high:.2f}x)"
+    else:
+        text += " (one pair, no interval)"
+    if ratio.claim is Claim.WHERE_BOTH_REACHED:
+        pairs = "pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
+        text += f" over the {pairs} in which both reached the target"
+    return text
 
 
 def format_seconds(seconds: float) -> str:

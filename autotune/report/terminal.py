@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, format_seconds
+from autotune.report.arms import ArmTimes, describe_arm, describe_speed_up, format_seconds
 
 REFRESHES_PER_SECOND = 2
 FRAME_LINES = 8
@@ -177,10 +178,8 @@ class Summary:
     best: ArmTimes | None
     """What is exported; the baseline again where nothing beat it, None where nothing was confirmed."""
     best_overrides: Sequence[str]
-    ratio: float | None
+    speed_up: Ratio | None
     """The baseline's time over the best's."""
-    low: float | None
-    high: float | None
     outcomes: Mapping[str, int]
     """How many trials ended in which way."""
     train_seconds_spent: float
@@ -251,17 +250,18 @@ def _verdict(summary: Summary) -> list[tuple[str, str]]:
         return [*rows, ("best", "the baseline itself: no other configuration was confirmed to be faster")]
     rows.append(("best", f"{describe_arm(best)}, {best.label}"))
     rows += [("" if index else "overrides", override) for index, override in enumerate(summary.best_overrides)]
-    num_runs = f"n = {len(summary.baseline.reached)} and {len(best.reached)}"
-    rows.append(("speed-up", f"{describe_ratio(summary.baseline, best, summary.ratio, summary.low, summary.high)}, {num_runs}"))
-    if summary.low is not None and summary.high is not None and summary.low <= 1 <= summary.high:
+    num_runs = f"n = {summary.baseline.num_runs} and {best.num_runs}"
+    speed_up = summary.speed_up
+    rows.append(("speed-up", f"{describe_speed_up(best, speed_up)}, {num_runs}"))
+    if speed_up is not None and speed_up.low <= 1 <= speed_up.high:
         rows.append(("", f"the interval includes 1: the gain is not resolved at {num_runs}"))
-    if summary.high is not None and summary.high < 1:
+    if speed_up is not None and speed_up.high < 1:
         rows.append(("", "slower than the baseline"))
     return rows
 
 
 def _is_resolved_gain(summary: Summary) -> bool:
-    return summary.best is not None and summary.best.all_reached and summary.low is not None and summary.low > 1
+    return summary.best is not None and summary.best.all_reached and summary.speed_up is not None and summary.speed_up.low > 1
 
 
 def _outcome_line(outcomes: Mapping[Outcome, int]) -> Text:

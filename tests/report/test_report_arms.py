@@ -4,36 +4,46 @@ import math
 
 import pytest
 
-from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, format_seconds
-
-BASELINE = ArmTimes(label="baseline", times_seconds=[20.0, 22.0], reached=[True, True])
-NEVER = ArmTimes(label="baseline", times_seconds=[60.0, 60.0], reached=[False, False])
-BEST = ArmTimes(label="trial 7", times_seconds=[10.0, 11.0], reached=[True, True])
+from autotune.comparison import Claim, Ratio, RunTime
+from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, describe_speed_up, format_seconds
 
 
-def test_a_ratio_is_told_with_its_interval() -> None:
-    assert describe_ratio(BASELINE, BEST, 2.0, 1.8, 2.2) == "2.00x (interval 1.80x to 2.20x)"
+def arm(*runs: tuple[float | None, bool]) -> ArmTimes:
+    return ArmTimes(label="trial 7", runs=[RunTime(*run) for run in runs])
 
 
-def test_a_baseline_that_never_reached_makes_the_ratio_a_lower_bound() -> None:
-    assert describe_ratio(NEVER, BEST, 3.1, None, None) == "at least 3.10x"
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=3), "2.00x (interval 1.80x to 2.20x)"),
+        (Ratio(ratio=2.0, low=0.0, high=math.inf, num_pairs=1), "2.00x (one pair, no interval)"),
+        (Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=3, claim=Claim.AT_LEAST), "at least 3.10x (interval from 2.90x)"),
+        (Ratio(ratio=0.5, low=0.0, high=0.6, num_pairs=3, claim=Claim.AT_MOST), "at most 0.50x (interval to 0.60x)"),
+        (
+            Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=7, claim=Claim.WHERE_BOTH_REACHED),
+            "2.00x (interval 1.80x to 2.20x) over the 7 pairs in which both reached the target",
+        ),
+        (None, "not measured"),
+    ],
+)
+def test_a_ratio_is_told_with_its_interval_and_for_no_more_than_it_claims(ratio: Ratio | None, words: str) -> None:
+    assert describe_ratio(ratio) == words
 
 
 def test_a_best_that_missed_the_target_claims_nothing() -> None:
-    assert "0 of 2 runs of trial 7" in describe_ratio(
-        BASELINE, ArmTimes(label="trial 7", times_seconds=[5, 5], reached=[False] * 2), 4.0, 3, 5
-    )
-
-
-@pytest.mark.parametrize("ratio", [None, math.nan, math.inf])
-def test_a_ratio_that_is_no_number_was_not_measured(ratio: float | None) -> None:
-    assert describe_ratio(BASELINE, BEST, ratio, None, None) == "not measured"
+    assert "1 of 2 runs of trial 7" in describe_speed_up(arm((5.0, True), (5.0, False)), None)
+    assert describe_speed_up(arm((5.0, True)), None) == "not measured"
 
 
 def test_an_arm_with_a_missed_run_is_a_lower_bound() -> None:
-    arm = ArmTimes(label="a", times_seconds=[10.0, 60.0], reached=[True, False])
-    assert describe_arm(arm) == "at least 35.0 s (mean of 2 runs, 1 reached the target)"
-    assert describe_arm(ArmTimes(label="a", times_seconds=[], reached=[])) == "no confirmation runs"
+    assert describe_arm(arm((10.0, True), (60.0, False))) == "at least 35.0 s (mean of 2 runs, 1 reached the target)"
+    assert describe_arm(arm((10.0, True), (12.0, True))) == "11.0 s (mean of 2 runs)"
+    assert describe_arm(arm()) == "no confirmation runs"
+
+
+def test_a_run_without_a_time_is_a_run_that_did_not_reach() -> None:
+    crashed = arm((None, False), (3.0, True))
+    assert (crashed.num_runs, crashed.num_reached, crashed.all_reached, crashed.mean_seconds) == (2, 1, False, 3.0)
 
 
 @pytest.mark.parametrize(

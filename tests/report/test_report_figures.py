@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from autotune.comparison import Ratio, RunTime
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.report.arms import ArmTimes, ConfirmationFigures
+from autotune.report.drawing import STYLE
 from autotune.report.figures import (
-    STYLE,
     draw_best_over_search,
     draw_confirmation,
     draw_curves,
@@ -87,26 +88,20 @@ STUDIES: Mapping[str, tuple[list[TrialResult], Target]] = {
 CONFIRMATIONS = {
     "plain": ConfirmationFigures(
         arms=[
-            ArmTimes(label="baseline", times_seconds=[20.0, 21.0], reached=[True, True]),
-            ArmTimes(label="trial 17 (exported)", times_seconds=[10.0, 9.0], reached=[True, True]),
+            ArmTimes(label="baseline", runs=[RunTime(20.0, reached=True), RunTime(21.0, reached=True)]),
+            ArmTimes(label="trial 17 (exported)", runs=[RunTime(10.0, reached=True), RunTime(9.0, reached=True)]),
         ],
-        ratio=2.1,
-        low=1.9,
-        high=2.3,
+        speed_up=Ratio(ratio=2.1, low=1.9, high=2.3, num_pairs=2),
     ),
     "nothing reached": ConfirmationFigures(
         arms=[
-            ArmTimes(label="baseline", times_seconds=[60.0], reached=[False]),
-            ArmTimes(label="a trial of a very long name " * 4, times_seconds=[60.0, math.nan], reached=[False, False]),
+            ArmTimes(label="baseline", runs=[RunTime(60.0, reached=False)]),
+            ArmTimes(label="a trial of a very long name " * 4, runs=[RunTime(60.0, reached=False), RunTime(None, reached=False)]),
         ],
-        ratio=1.0,
-        low=None,
-        high=None,
+        speed_up=Ratio(ratio=1.0, low=0.0, high=math.inf, num_pairs=1),
     ),
-    "only the baseline": ConfirmationFigures(
-        arms=[ArmTimes(label="baseline", times_seconds=[0.0], reached=[True])], ratio=None, low=None, high=None
-    ),
-    "no run": ConfirmationFigures(arms=[], ratio=None, low=None, high=None),
+    "only the baseline": ConfirmationFigures(arms=[ArmTimes(label="baseline", runs=[RunTime(0.0, reached=True)])], speed_up=None),
+    "no run": ConfirmationFigures(arms=[], speed_up=None),
 }
 
 

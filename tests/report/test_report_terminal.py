@@ -1,5 +1,6 @@
 """What a study prints, on a terminal and into a file."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from autotune.comparison import Claim, Ratio, RunTime
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.report.arms import ArmTimes
 from autotune.report.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
@@ -32,12 +34,10 @@ SUMMARY = Summary(
     study="cnn-1",
     experiment="cnn",
     target=TARGET,
-    baseline=ArmTimes(label="baseline", times_seconds=[20.0, 22.0], reached=[True, True]),
-    best=ArmTimes(label="trial 7", times_seconds=[10.0, 11.0], reached=[True, True]),
+    baseline=ArmTimes(label="baseline", runs=[RunTime(20.0, reached=True), RunTime(22.0, reached=True)]),
+    best=ArmTimes(label="trial 7", runs=[RunTime(10.0, reached=True), RunTime(11.0, reached=True)]),
     best_overrides=["optimizer=sgd", "model.widths=[64,128]"],
-    ratio=2.0,
-    low=1.8,
-    high=2.2,
+    speed_up=Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=2),
     outcomes={"REACHED": 12, "CAPPED": 22, "MISSED": 0},
     train_seconds_spent=500.0,
     wall_seconds=800.0,
@@ -152,15 +152,13 @@ def test_a_command_is_not_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"low": 0.9, "high": 1.3, "ratio": 1.1}, "the gain is not resolved at n = 2 and 2"),
+        ({"speed_up": Ratio(ratio=1.1, low=0.9, high=1.3, num_pairs=2)}, "the gain is not resolved at n = 2 and 2"),
         ({"best": replace(SUMMARY.baseline)}, "best      the baseline itself"),
         ({"best": None, "outcomes": {"CAPPED": 3}}, "no trial reached the target"),
-        ({"low": 0.7, "high": 0.9, "ratio": 0.8}, "slower than the baseline"),
+        ({"speed_up": Ratio(ratio=0.8, low=0.7, high=0.9, num_pairs=2)}, "slower than the baseline"),
         ({"best": None}, "not confirmed, so no speed-up is claimed"),
-        (
-            {"baseline": replace(SUMMARY.baseline, reached=[False, False]), "ratio": 3.1, "low": None, "high": None},
-            "at least 3.10x",
-        ),
+        ({"speed_up": Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=2, claim=Claim.AT_LEAST)}, "at least 3.10x"),
+        ({"speed_up": None}, "speed-up  not measured"),
     ],
 )
 def test_the_summary_claims_no_more_than_was_measured(changes: dict[str, object], expected: str) -> None:

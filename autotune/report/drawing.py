@@ -1,0 +1,199 @@
+"""What all figures are drawn with: one style, a mark for each outcome, titles, legends and scales.
+
+Figures are drawn on figure objects of their own, not through pyplot, so that no window system and no state of a notebook is
+touched.
+"""
+
+import math
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from autotune.measurement import Outcome, Target, TrialResult
+
+DOTS_PER_INCH = 150
+LOG_SPAN = 30
+MAX_LABEL = 56
+INK = "#222222"
+BASELINE_COLOUR = "#666666"
+
+STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "ytick.labelsize": 9.5,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.labelspacing": 0.8,
+    "legend.borderaxespad": 0.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """How a point is drawn."""
+
+    colour: str
+    marker: str | Outline
+    hollow: bool
+    size: float
+
+
+def with_arrow(shape: Outline, *, angle: str = "up") -> Outline:
+    """A marker shape with an arrow leaving it, for a value that is only a lower bound."""
+    arrow = [(0.0, 1.0), (0.0, 3.0), (-0.7, 2.2), (0.0, 3.0), (0.7, 2.2)]
+    codes = [Outline.MOVETO, Outline.LINETO, Outline.MOVETO, Outline.LINETO, Outline.LINETO]
+    points = arrow if angle == "up" else [(y, x) for x, y in arrow]
+    return Outline.make_compound_path(shape, Outline(points, codes))
+
+
+CIRCLE = Outline.unit_circle()
+SQUARE = Outline([(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85), (-0.85, -0.85)], closed=True)
+DIAMOND = Outline([(0, -1.15), (1.15, 0), (0, 1.15), (-1.15, 0), (0, -1.15)], closed=True)
+TRIANGLE = Outline([(-1.1, 0.9), (1.1, 0.9), (0, -1.2), (-1.1, 0.9)], closed=True)
+
+# The eight colours stay apart under the common colour-vision deficiencies, and shapes repeat what they say.
+# Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey stands for its yellow, too faint on white.
+MARKS: Mapping[Outcome, Mark] = {
+    Outcome.REACHED: Mark(colour="#009E73", marker="o", hollow=False, size=7),
+    Outcome.MISSED: Mark(colour="#E69F00", marker=with_arrow(DIAMOND), hollow=True, size=20),
+    Outcome.CAPPED: Mark(colour="#0072B2", marker=with_arrow(CIRCLE), hollow=True, size=20),
+    Outcome.STOPPED: Mark(colour="#56B4E9", marker=with_arrow(SQUARE), hollow=True, size=20),
+    Outcome.TIMED_OUT: Mark(colour="#CC79A7", marker=with_arrow(TRIANGLE), hollow=True, size=20),
+    Outcome.OUT_OF_MEMORY: Mark(colour="#000000", marker="s", hollow=False, size=6),
+    Outcome.DIVERGED: Mark(colour="#D55E00", marker="X", hollow=False, size=7.5),
+    Outcome.INVALID: Mark(colour="#7F7F7F", marker="v", hollow=False, size=7),
+    Outcome.ERRORED: Mark(colour="#888888", marker="P", hollow=False, size=7.5),
+}
+
+
+def curve_of(result: TrialResult) -> list[tuple[float, float]]:
+    """A trial's learning curve: warm seconds and metric of each evaluation, less what is not finite."""
+    points = [(evaluation.warm_seconds, evaluation.metric) for evaluation in result.evaluations]
+    return [(seconds, metric) for seconds, metric in points if math.isfinite(seconds) and math.isfinite(metric)]
+
+
+def metric_range(metrics: Sequence[float], target: Target, best: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The range of the metric to show: all of it, unless a few diverging trials would flatten everyone else."""
+    kept = [target.value, *(metric for _, metric in best)]
+    low, high = min(*kept, *metrics), max(*kept, *metrics)
+    if len(metrics) > 1:
+        cuts = statistics.quantiles(metrics, n=20, method="inclusive")
+        core_low, core_high = min(*kept, cuts[0]), max(*kept, cuts[-1])
+        if not high - low < 5 * (core_high - core_low):  # also where the difference overflows
+            low, high = core_low, core_high
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return low, high
+    return low - max(abs(low) * 0.1, 1e-3), high + max(abs(high) * 0.1, 1e-3)
+
+
+def draw_mark(axes: Axes, x: float, y: float, mark: Mark, *, scale: float = 1.0) -> None:
+    """Draw one point."""
+    axes.plot([x], [y], linestyle="", zorder=4, **mark_properties(mark, scale))
+
+
+def mark_properties(mark: Mark, scale: float = 1.0) -> dict[str, Any]:
+    """A mark as matplotlib's lines take it."""
+    return {
+        "marker": MarkerStyle(mark.marker),
+        "markersize": mark.size * scale,
+        "markerfacecolor": "none" if mark.hollow else mark.colour,
+        "markeredgecolor": mark.colour if mark.hollow else "white",
+        "markeredgewidth": 1.2 if mark.hollow else 0.6,
+    }
+
+
+def set_scale(axes: Axes, axis: str, values: Iterable[float]) -> None:
+    """A logarithmic axis with plain numbers where the positive values span far, and a linear one elsewhere."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or min(finite) <= 0 or max(finite) / min(finite) <= LOG_SPAN:
+        return
+    if axis == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    scaled = axes.xaxis if axis == "x" else axes.yaxis
+    subs = (1.0, 2.0, 5.0) if max(finite) / min(finite) < 1e4 else (1.0,)
+    scaled.set_major_locator(LogLocator(subs=subs))
+    scaled.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    scaled.set_minor_formatter(NullFormatter())
+
+
+def add_legend(axes: Axes, handles: Sequence[Artist], *, title: str) -> None:
+    """A legend to the right of the axes."""
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=title, alignment="left")
+
+
+def write_png(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
+    """Draw figures into ``folder``, made where missing, as files of their names; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with mpl.rc_context(STYLE):  # text and ticks are made while drawing, so saving belongs inside the style too
+        for name, draw in figures.items():
+            figure = draw()
+            FigureCanvasAgg(figure)
+            path = folder / f"{name}.png"
+            figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+            paths.append(path)
+    return paths
+
+
+def add_title(figure: Figure, headline: str, detail: str) -> Figure:
+    """A headline and a line of detail across the figure's width, with the axes moved down to make room."""
+    height = figure.get_figheight()
+    below = 0.1
+    for text, size, colour, weight, columns in ((headline, 12.5, INK, "bold", 76), (detail, 9.5, "#555555", "normal", 120)):
+        lines = textwrap.wrap(text, columns)
+        text_block = figure.text(0.012, 1 - below / height, "\n".join(lines), va="top", linespacing=1.25)
+        text_block.set(fontsize=size, color=colour, fontweight=weight)
+        below += len(lines) * size * 1.5 / 72 + 0.03
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - below / height), w_pad=0.1, h_pad=0.08)
+    return figure
+
+
+def say(figure: Figure, headline: str, sentence: str) -> Figure:
+    """A figure that says why there is nothing to see."""
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, sentence, ha="center", va="center", fontsize=12, color="#555555", transform=axes.transAxes)
+    return add_title(figure, headline, "")
+
+
+def target_label(target: Target) -> str:
+    """A target as it stands in a figure, such as ``accuracy ≥ 0.94``."""
+    return f"{shorten(target.metric)} {'≥' if target.mode == 'max' else '≤'} {target.value:g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, such as ``1 trial`` and ``2 trials``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shorten(name: str) -> str:
+    """A name that fits beside an axis, its middle left out where it is long."""
+    line = " ".join(name.split())
+    if len(line) <= MAX_LABEL:
+        return line
+    return f"{line[: MAX_LABEL // 2 - 1]}…{line[-MAX_LABEL // 2 :]}"

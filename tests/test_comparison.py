@@ -1,0 +1,167 @@
+"""The ratio of pairs of runs: its value, what it claims, and whether its interval holds the truth as often as it says."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.comparison import Claim, Ratio, RunTime, in_turns, median_of_ratios, ratio_of_means, ratio_of_times
+
+SECONDS = st.floats(1e-3, 1e5)
+PAIRS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12)
+RATIOS = (ratio_of_means, median_of_ratios)
+
+RatioOf = Callable[[list[float], list[float]], Ratio]
+
+
+def reached(*seconds: float) -> list[RunTime]:
+    return [RunTime(each, reached=True) for each in seconds]
+
+
+def fell_short(*seconds: float) -> list[RunTime]:
+    return [RunTime(each, reached=False) for each in seconds]
+
+
+CRASHED = [RunTime(None, reached=False)]
+
+
+def test_two_arms_go_a_b_b_a() -> None:
+    assert list(in_turns(2, 3)) == [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("ratio_of", RATIOS)
+@pytest.mark.parametrize("num_pairs", [2, 3, 8, 20])
+def test_pairs_that_drift_together_give_an_exact_ratio(ratio_of: RatioOf, num_pairs: int) -> None:
+    below = [1.5**number for number in range(num_pairs)]
+    found = ratio_of([2 * each for each in below], below)
+    assert (found.low, found.ratio, found.high, found.num_pairs) == (2.0, 2.0, 2.0, num_pairs)
+
+
+def test_the_ratio_of_means_is_that_of_many_trainings_and_the_median_shrugs_off_a_burst() -> None:
+    above, below = [2.0, 2.0, 2.0, 2.0, 22.0], [1.0] * 5
+    assert ratio_of_means(above, below).ratio == pytest.approx(6.0)
+    assert median_of_ratios(above, below).ratio == 2.0
+
+
+@settings(max_examples=30)
+@given(pairs=PAIRS)
+def test_the_interval_holds_the_ratio(pairs: list[tuple[float, float]]) -> None:
+    above, below = [list(side) for side in zip(*pairs, strict=True)]
+    for ratio_of in RATIOS:
+        found = ratio_of(above, below)
+        assert 0 <= found.low <= found.ratio <= found.high
+    assert ratio_of_means(above, below).ratio == pytest.approx(sum(above) / sum(below))
+
+
+@settings(max_examples=30)
+@given(pairs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=12), factor=st.floats(1e-2, 1e2))
+def test_the_unit_of_time_does_not_matter(pairs: list[tuple[float, float]], factor: float) -> None:
+    above, below = [list(side) for side in zip(*pairs, strict=True)]
+    one = ratio_of_means(above, below)
+    other = ratio_of_means([each * factor for each in above], [each * factor for each in below])
+    assert other.ratio == pytest.approx(one.ratio)
+    assert math.log1p(other.low) == pytest.approx(math.log1p(one.low), rel=1e-3, abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(pairs=st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=12))
+def test_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
+    above, below = [list(side) for side in zip(*pairs, strict=True)]
+    one, other = ratio_of_means(above, below), ratio_of_means(below, above)
+    assert one.ratio * other.ratio == pytest.approx(1)
+    if one.high < 1e100:
+        assert one.low * other.high == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("ratio_of", RATIOS)
+@pytest.mark.parametrize("num_pairs", [2, 3, 7, 8, 20])
+def test_intervals_hold_the_truth_as_often_as_they_say(ratio_of: RatioOf, num_pairs: int) -> None:
+    random = np.random.default_rng(num_pairs)
+    num_held, num_trials = 0, 60
+    for _ in range(num_trials):
+        drift = random.normal(0, 0.3, num_pairs)  # of the machine: in both runs of a pair
+        above, below = np.exp(drift + random.normal(0, 0.07, (2, num_pairs)))
+        found = ratio_of((2 * above).tolist(), below.tolist())
+        num_held += found.low <= 2 <= found.high
+    assert 0.85 <= num_held / num_trials <= 1.0
+    if num_pairs >= 8:
+        assert found.high / found.low < 1.6, "the machine's drift is not in the interval"
+
+
+def test_more_pairs_narrow_the_interval() -> None:
+    few, many = ratio_of_means([4.0, 6.0], [2.0, 2.5]), ratio_of_means([4.0, 6.0] * 5, [2.0, 2.5] * 5)
+    assert few.low < many.low < many.high < few.high
+
+
+def test_one_pair_has_no_interval() -> None:
+    found = ratio_of_means([4.0], [2.0])
+    assert (found.ratio, found.low, found.high) == (2.0, 0.0, math.inf)
+
+
+def test_equal_data_give_equal_intervals() -> None:
+    above, below = [float(each) for each in range(1, 12)], [2.0] * 11
+    assert ratio_of_means(above, below) == ratio_of_means(above, below)
+
+
+@pytest.mark.parametrize("ratio_of", RATIOS)
+@pytest.mark.parametrize(
+    ("above", "below", "said"), [([], [], "0 and 0 runs"), ([1.0, 2.0], [1.0], "2 and 1 runs"), ([0.0], [1.0], "above 0")]
+)
+def test_what_is_no_pair_of_times_is_refused(ratio_of: RatioOf, above: list[float], below: list[float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ratio_of(above, below)
+
+
+def test_times_that_all_runs_reached_are_a_plain_ratio() -> None:
+    found = ratio_of_times(reached(4.0, 6.0), reached(2.0, 3.0))
+    assert found == ratio_of_means([4.0, 6.0], [2.0, 3.0])
+
+
+def test_a_numerator_that_fell_short_leaves_a_lower_bound() -> None:
+    found = ratio_of_times(reached(4.0) + fell_short(8.0), reached(2.0, 2.0))
+    assert found is not None
+    assert (found.ratio, found.claim, found.high) == (3.0, Claim.AT_LEAST, math.inf)
+    assert found.low == ratio_of_means([4.0, 8.0], [2.0, 2.0]).low
+
+
+def test_a_denominator_that_fell_short_leaves_an_upper_bound() -> None:
+    found = ratio_of_times(reached(2.0, 2.0), reached(4.0) + fell_short(8.0))
+    assert found is not None
+    assert (found.ratio, found.claim, found.low) == (pytest.approx(1 / 3), Claim.AT_MOST, 0.0)
+    assert math.isfinite(found.high)
+
+
+def test_where_both_sides_fell_short_only_pairs_that_both_reached_count() -> None:
+    found = ratio_of_times(reached(4.0, 8.0) + fell_short(99.0), reached(2.0) + fell_short(77.0) + reached(3.0))
+    assert found is not None
+    assert (found.ratio, found.claim, found.num_pairs) == (2.0, Claim.WHERE_BOTH_REACHED, 1)
+
+
+def test_a_run_without_a_time_is_left_out_and_said() -> None:
+    found = ratio_of_times(CRASHED + reached(4.0), reached(2.0, 2.0))
+    assert found is not None
+    assert (found.ratio, found.claim, found.num_pairs) == (2.0, Claim.WHERE_BOTH_REACHED, 1)
+    bound = ratio_of_times(CRASHED + fell_short(4.0), reached(2.0, 2.0))
+    assert bound is not None
+    assert (bound.ratio, bound.claim, bound.num_pairs) == (2.0, Claim.AT_LEAST, 1)
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [(fell_short(4.0), fell_short(2.0)), (CRASHED, reached(1.0)), (reached(-1.0), reached(1.0)), (reached(1.0), reached(0.0)), ([], [])],
+)
+def test_where_nothing_can_be_said_there_is_no_ratio(above: list[RunTime], below: list[RunTime]) -> None:
+    assert ratio_of_times(above, below) is None
+
+
+def test_a_run_without_its_partner_is_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        ratio_of_times(reached(1.0, 2.0), reached(1.0))
+
+
+def test_a_ratio_prints_what_it_claims() -> None:
+    assert str(Ratio(ratio=2.0, low=1.5, high=2.5, num_pairs=9)) == "2 [1.5, 2.5] (n=9)"
+    assert str(Ratio(ratio=2.0, low=1.5, high=math.inf, num_pairs=9, claim=Claim.AT_LEAST)) == "at least 2 [1.5, inf] (n=9)"
