@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,24 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return {**tensors, **{name: tensors[first] for name, first in header["tied"].items()}}, dict(header["metadata"])
     except _MALFORMED as error:
         raise DataError(f"{path}: is damaged: {_line(error)}; accepted is a whole file that autotune wrote") from error
+
+
+def read_weights_once(path: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
+    """As ``read_weights``, from this process's memory where it has read the file as it is: not to be changed.
+
+    Raises:
+        DataError: as ``read_weights``.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return read_weights(path)  # says what is wrong
+    return _read_version(path.absolute(), found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=2)
+def _read_version(path: Path, modified_ns: int, num_bytes: int) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
+    return read_weights(path)
 
 
 def weights_metadata(

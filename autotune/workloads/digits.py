@@ -2,31 +2,63 @@
 
 import gzip
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autotune.errors import DataError
 from autotune.workloads.splits import Splits, stratified_split
 
+NUM_CLASSES = 10
+_HELD_OUT = (300, 1797)
+"""Of so many samples, so many are validation, and as many test."""
 
-def digits() -> Splits:
-    """1,797 digits as 1,197 train, 300 validation and 300 test samples.
+
+def digits(*, classes: Sequence[int] | None = None, num_train: int | None = None) -> Splits:
+    """1,797 digits as 1,197 train, 300 validation and 300 test samples, or a part of them.
 
     Inputs are float32 ``[samples, 1, 8, 8]``, standardised with the train split's mean and deviation over all pixels; targets
     are int64 ``[samples]``, 0 to 9.
+
+    Args:
+        classes: the digits to keep, in all three splits in the same proportion, as targets 0, 1, ... in this order.
+        num_train: training samples to keep of those, with each class's share to within one sample; the others are left out.
+
+    Raises:
+        DataError: digits that are none, or fewer than two; more training samples than there are, or fewer than one of each.
     """
     table = _read_table()
     inputs = torch.from_numpy(table[:, :-1]).to(torch.float32).reshape(-1, 1, 8, 8)
     targets = torch.from_numpy(table[:, -1]).to(torch.int64)
-    rest, test = stratified_split(targets, 300)
-    in_train, in_validation = stratified_split(targets[rest], 300)
+    if classes is not None:
+        inputs, targets = _only(classes, inputs, targets)
+    num_held_out = round(len(targets) * _HELD_OUT[0] / _HELD_OUT[1])
+    rest, test = stratified_split(targets, num_held_out)
+    in_train, in_validation = stratified_split(targets[rest], num_held_out)
     train, validation = rest[in_train], rest[in_validation]
+    if num_train is not None:
+        num_classes = int(targets.max()) + 1
+        if not num_classes <= num_train <= len(train):
+            raise DataError(f"data.num_train: found {num_train}, accepted is {num_classes} to {len(train)}")
+        if num_train < len(train):
+            train = train[stratified_split(targets[train], num_train)[1]]
     std, mean = torch.std_mean(inputs[train])
     inputs = (inputs - mean) / std
     splits = {"train": train, "validation": validation, "test": test}
     return {name: (inputs[indices], targets[indices]) for name, indices in splits.items()}
+
+
+def _only(classes: Sequence[int], inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The samples of some classes, with the class's place in the list as their target."""
+    if len(classes) < 2 or len(set(classes)) < len(classes) or not set(classes) <= set(range(NUM_CLASSES)):
+        raise DataError(f"data.classes: found {list(classes)}, accepted are two or more different digits, 0 to {NUM_CLASSES - 1}")
+    places = torch.full((NUM_CLASSES,), -1)
+    places[list(classes)] = torch.arange(len(classes))
+    relabelled = places[targets]
+    return inputs[relabelled >= 0], relabelled[relabelled >= 0]
 
 
 def _read_table() -> np.ndarray:

@@ -1,0 +1,118 @@
+"""Transfer: start from the weights of another training, its layers frozen at first where asked."""
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from autotune.errors import ConfigError
+from autotune.training.checkpoint import read_weights_once
+from autotune.training.techniques.layers import head_of
+from autotune.training.techniques.technique import NoTechnique
+
+_log = logging.getLogger(__name__)
+
+
+class Transfer(NoTechnique):
+    """Take from a checkpoint every layer that fits; what was taken is frozen for the first part of the schedule.
+
+    A layer is a module with tensors of its own, and fits where the checkpoint has all of them in the same shapes. Frozen weights
+    get no gradient, and frozen norms neither move their running statistics nor use the batch's.
+
+    Args:
+        source: the experiment that the checkpoint is from, where it is named by that.
+        checkpoint: a file of weights that autotune wrote.
+        fresh_head: leave the last layer as the model made it, even where it fits: its classes are others.
+        unfreeze_at: fraction of the steps after which all is trained; 0 freezes nothing, 1 keeps it frozen.
+
+    Raises:
+        ConfigError: a value outside its range, or no checkpoint.
+
+    Source: Yosinski et al., "How transferable are features in deep neural networks?" (2014).
+    """
+
+    def __init__(self, *, source: str | None, checkpoint: str | None, fresh_head: bool, unfreeze_at: float) -> None:
+        if not 0 <= unfreeze_at <= 1:
+            raise ConfigError(f"technique.unfreeze_at: found {unfreeze_at}, accepted is 0 to 1")
+        self._path = checkpoint_path(checkpoint)
+        self._fresh_head = fresh_head
+        self._unfreeze_at = unfreeze_at
+        self._frozen: list[torch.nn.Parameter] = []
+        self._frozen_norms: list[torch.nn.Module] = []
+
+    def start(self, model: torch.nn.Module) -> None:
+        """Give the model the layers that fit, and freeze them.
+
+        Raises:
+            ConfigError: no layer fits, or all would be frozen.
+            DataError: the checkpoint cannot be read.
+        """
+        weights, _ = read_weights_once(self._path)
+        head = head_of(model) if self._fresh_head else None
+        layers = {name: module for name, module in model.named_modules() if _own_tensors(module)}
+        taken = {name: module for name, module in layers.items() if name != head and _take(module, name, weights)}
+        fresh = [name for name in layers if name not in taken]
+        if not taken:
+            raise ConfigError(f"technique.checkpoint: no layer of the model is in {self._path} in its shape")
+        _say_once(f"{self._path.name}: {len(taken)} layers taken; fresh: {', '.join(fresh) or 'none'}")
+        if self._unfreeze_at > 0:
+            self._freeze(model, taken)
+
+    def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
+        """Unfreeze when it is time."""
+        if self._frozen and step >= round(self._unfreeze_at * total_steps):
+            for parameter in self._frozen:
+                parameter.requires_grad_(True)
+            for norm in self._frozen_norms:
+                norm.train()
+            self._frozen, self._frozen_norms = [], []
+
+    def _freeze(self, model: torch.nn.Module, taken: Mapping[str, torch.nn.Module]) -> None:
+        self._frozen = [each for module in taken.values() for each in module.parameters(recurse=False) if each.requires_grad]
+        self._frozen_norms = [module for module in taken.values() if getattr(module, "running_mean", None) is not None]
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
+        for norm in self._frozen_norms:
+            norm.eval()
+        if not any(each.requires_grad for each in model.parameters()):
+            raise ConfigError(
+                f"technique.unfreeze_at: found {self._unfreeze_at}, and all layers were taken, so that nothing would train before; "
+                f"accepted is 0, or fresh_head=true"
+            )
+
+
+def checkpoint_path(checkpoint: str | None) -> Path:
+    """The file that ``technique.checkpoint`` names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if checkpoint is None:
+        raise ConfigError("technique.checkpoint: found null, accepted is a file of weights, or technique.source=EXPERIMENT that makes it")
+    return Path(checkpoint).expanduser()
+
+
+def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and kept buffers that are the module's own, as its state names them."""
+    names = [*module._parameters, *(name for name in module._buffers if name not in module._non_persistent_buffers_set)]  # noqa: SLF001
+    return {name: tensor for name in names if isinstance(tensor := getattr(module, name), torch.Tensor)}
+
+
+@torch.no_grad()
+def _take(module: torch.nn.Module, name: str, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Copy the module's own tensors out of the weights, where all are there in their shapes."""
+    prefix = f"{name}." if name else ""
+    own = _own_tensors(module)
+    if any(f"{prefix}{key}" not in weights or weights[f"{prefix}{key}"].shape != tensor.shape for key, tensor in own.items()):
+        return False
+    for key, tensor in own.items():
+        tensor.copy_(weights[f"{prefix}{key}"])
+    return True
+
+
+@cache
+def _say_once(text: str) -> None:
+    """Log a line, once a process: a training starts its technique more than once."""
+    _log.info(text)

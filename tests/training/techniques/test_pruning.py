@@ -1,0 +1,205 @@
+"""Pruning: what is masked, when, that it stays masked, and what is left at the end."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.errors import ConfigError
+from autotune.training.techniques.pruning import Pruning, pruning_schedule, sparsity_of
+
+TOTAL_STEPS = 20
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 10, 3), nn.ReLU(), nn.Flatten(), nn.Linear(160, 3))
+
+
+def make_pruning(structured: bool = False, sparsity: float = 0.8, start: float = 0.2, end: float = 0.6, num: int = 4) -> Pruning:
+    return Pruning(structured=structured, sparsity=sparsity, start_fraction=start, end_fraction=end, num_prunings=num)
+
+
+def train_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(torch.randn(4, 1, 8, 8)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("total_steps", "num"), [(100, 4), (37, 10), (5, 8), (1, 3)])
+def test_sparsity_follows_the_cubic_schedule(total_steps: int, num: int) -> None:
+    schedule = pruning_schedule(total_steps, 0.9, start=0.1, end=0.7, num_prunings=num)
+    assert list(schedule) == sorted(schedule)
+    assert list(schedule.values()) == sorted(schedule.values())
+    assert list(schedule.values())[-1] == pytest.approx(0.9)
+    assert max(schedule) == min(total_steps - 1, round(0.7 * total_steps))
+    if (total_steps, num) == (100, 4):  # by hand: 0.9 * (1 - (1 - i/4)^3) before step 10 + 60 * i/4
+        wanted = {25: 0.5203125, 40: 0.7875, 55: 0.8859375, 70: 0.9}
+        assert schedule == {step: pytest.approx(sparsity) for step, sparsity in wanted.items()}
+
+
+def test_single_weights_are_as_sparse_as_scheduled_after_each_pruning() -> None:
+    net, pruning = make_net(), make_pruning()
+    pruning.start(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    schedule = pruning_schedule(TOTAL_STEPS, 0.8, start=0.2, end=0.6, num_prunings=4)
+    wanted, num_weights = 0.0, 8 * 9 + 10 * 72 + 480
+    for step in range(TOTAL_STEPS):
+        pruning.before_step(net, step, TOTAL_STEPS)
+        wanted = schedule.get(step, wanted)
+        train_step(net, optimizer)
+        assert sparsity_of(net) == pytest.approx(round(wanted * num_weights) / num_weights)
+
+
+def test_the_weights_of_least_magnitude_in_all_layers_together_are_taken() -> None:
+    net, pruning = make_net(), make_pruning()
+    before = torch.cat([module.weight.detach().flatten() for module in (net[0], net[3], net[6])])
+    pruning.start(net)
+    pruning.prune(net, 0.5)
+    net(torch.randn(1, 1, 8, 8))
+    after = torch.cat([module.weight.detach().flatten() for module in (net[0], net[3], net[6])])
+    assert before[after == 0].abs().max() < before[after != 0].abs().min()
+    assert torch.equal(after[after != 0], before[after != 0])
+
+
+def test_a_pruned_weight_gets_no_gradient_and_does_not_come_back() -> None:
+    net, pruning = make_net(), make_pruning(start=0.0, end=0.0, num=1, sparsity=0.5)
+    pruning.start(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    for _ in range(2):  # momentum goes on pushing what is masked
+        train_step(net, optimizer)
+    pruning.before_step(net, 0, TOTAL_STEPS)
+    gone = net[3].weight_mask == 0
+    for step in range(1, 5):
+        pruning.before_step(net, step, TOTAL_STEPS)
+        train_step(net, optimizer)
+        assert net[3].weight_orig.grad[gone].abs().max() == 0
+        assert net[3].weight_orig.grad[~gone].abs().max() > 0
+        assert net[3].weight[gone].abs().max() == 0
+    pruning.prune(net, 0.7)
+    assert (net[3].weight_mask[gone] == 0).all()
+
+
+def test_masks_are_renewed_in_place() -> None:
+    net, pruning = make_net(), make_pruning()
+    pruning.start(net)
+    places = [buffer.data_ptr() for buffer in net.buffers()]
+    pruning.prune(net, 0.3)
+    pruning.prune(net, 0.6)
+    assert [buffer.data_ptr() for buffer in net.buffers()] == places
+
+
+def test_structured_pruning_takes_whole_filters_of_least_norm_and_leaves_the_last_layer() -> None:
+    net, pruning = make_net(), make_pruning(structured=True)
+    norms = net[3].weight.detach().abs().sum((1, 2, 3))
+    pruning.start(net)
+    pruning.prune(net, 0.5)
+    pruning.prune(net, 0.6)
+    outputs = net[3](torch.randn(2, 8, 6, 6))
+    is_gone = (outputs == 0).all(dim=3).all(dim=2).all(dim=0)
+    assert is_gone.sum() == 6
+    assert norms[is_gone].max() < norms[~is_gone].min()
+    assert not any(name.startswith("6.") and "mask" in name for name, _ in net.named_buffers())
+    pruning.finish(net)
+    assert ((net[3].weight == 0).flatten(1).all(1) == is_gone).all()
+    assert (net[3].bias[is_gone] == 0).all()
+
+
+def test_a_layer_keeps_one_filter_at_least() -> None:
+    net, pruning = make_net(), make_pruning(structured=True, sparsity=0.99)
+    pruning.start(net)
+    pruning.prune(net, 0.99)
+    assert net[0].weight_mask.flatten(1).amax(1).sum() == 1
+
+
+def test_an_evaluation_counts_only_after_the_last_pruning() -> None:
+    pruning = make_pruning(start=0.2, end=0.6)
+    assert [pruning.counts(step, TOTAL_STEPS) for step in (1, 12, 13, 20)] == [False, False, True, True]
+    assert make_pruning(start=1.0, end=1.0).counts(TOTAL_STEPS, TOTAL_STEPS)
+
+
+def test_what_is_finished_is_a_plain_model_that_computes_the_same() -> None:
+    net, pruning = make_net(), make_pruning()
+    names = list(net.state_dict())
+    pruning.start(net)
+    pruning.prune(net, 0.8)
+    inputs = torch.randn(2, 1, 8, 8)
+    wanted, sparsity = net.eval()(inputs), sparsity_of(net)
+    averaged = copy.deepcopy(net, {id(m.weight): m.weight.detach().clone() for m in (net[0], net[3], net[6])})
+    for each in (net, averaged):
+        pruning.finish(each)
+        assert sorted(each.state_dict()) == sorted(names)
+        assert torch.equal(each(inputs), wanted)
+        assert sparsity_of(each) == sparsity == pytest.approx(0.8, abs=1e-3)
+        assert not any(module._forward_pre_hooks for module in each.modules())
+        make_net().load_state_dict(each.state_dict())
+
+
+def test_a_pruned_training_goes_on_from_its_state() -> None:
+    net, pruning = make_net(), make_pruning()
+    pruning.start(net)
+    pruning.prune(net, 0.4)
+    again = make_net()
+    make_pruning().start(again)
+    again.load_state_dict(net.state_dict())
+    assert sparsity_of(again) == sparsity_of(net)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.middle, self.head = nn.Embedding(10, 6), nn.Linear(6, 6), nn.Linear(6, 10)
+        self.head.weight = self.tokens.weight
+        self.stem = nn.Linear(3, 6).requires_grad_(False)
+
+
+def test_tied_and_untrained_layers_stay_whole() -> None:
+    net = Tied()
+    make_pruning().start(net)
+    assert [name for name, _ in net.named_buffers()] == ["middle.weight_mask"]
+
+
+def test_a_model_with_nothing_to_prune_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Linear has no layer to prune"):
+        make_pruning(structured=True).start(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"sparsity": 1.0}, "sparsity"),
+        ({"sparsity": 0.0}, "sparsity"),
+        ({"start": 0.7}, "start_fraction"),
+        ({"end": 1.1}, "end_fraction"),
+        ({"num": 0}, "num_prunings"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"technique.*{key}.*accepted is"):
+        make_pruning(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_not_compiled_again_when_it_is_pruned() -> None:
+    torch.compiler.reset()
+    net, pruning = make_net(), make_pruning(num=3)
+    pruning.start(net)
+    num_graphs = 0
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        nonlocal num_graphs
+        num_graphs += 1
+        return graph.forward
+
+    compiled = torch.compile(lambda inputs: net(inputs).square().mean(), backend=count)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    graphs_after_steps = []
+    for step in range(TOTAL_STEPS):
+        pruning.before_step(net, step, TOTAL_STEPS)
+        optimizer.zero_grad()
+        compiled(torch.randn(4, 1, 8, 8)).backward()
+        optimizer.step()
+        graphs_after_steps.append(num_graphs)
+    assert graphs_after_steps[2] == graphs_after_steps[-1] == 1
+    assert sparsity_of(net) == pytest.approx(0.8, abs=1e-3)
