@@ -211,6 +211,10 @@ class PhaseClock:
             self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
+    def add(self, phase: Phase, seconds: float) -> None:
+        """Count seconds that were measured elsewhere, as by the process that a training goes on from."""
+        self._seconds[phase] += seconds
+
     @property
     def phase(self) -> Phase | None:
         """The phase being counted, None while the clock is stopped."""

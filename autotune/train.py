@@ -4,8 +4,11 @@ Prints every evaluation and ends with the outcome, the phase times and the time 
 3: it was not; 2: bad input.
 """
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
@@ -14,6 +17,7 @@ from autotune.config.command_line import (
     parse_command_line,
     run_command,
 )
+from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, TrialResult
 
@@ -37,26 +41,16 @@ def train_command(arguments: Sequence[str]) -> int:
     config = composed.trial
 
     from autotune.config.build import build  # noqa: PLC0415
-    from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
-    from autotune.training.run import check_training, start_training  # noqa: PLC0415
+    from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
+    _say_of_techniques()
+    train_missing_sources(composer, lambda line: print(line, flush=True))
     check_training(config)
     objective = build(composed.config.objective, config.allowed_targets, "objective")
-    num_threads = composed.config.cluster.cpus_per_worker
-    test_metric, last, outcome = None, None, Outcome.MISSED
-    training = start_training(config, num_threads=num_threads, score_test=True)
-    try:
-        while True:
-            last = next(training)
-            print(_describe(last, config.target.metric), flush=True)
-            outcome = last.outcome or outcome
-    except StopIteration as ended:
-        test_metric = ended.value
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        outcome = Outcome.OUT_OF_MEMORY
-        print(" ".join(str(error).split()) or type(error).__name__)
+    kept = _kept(composed.config, config, arguments)
+    training = start_training(config, num_threads=composed.config.cluster.cpus_per_worker, score_test=True, **kept)
+    last, outcome, test_metric = _follow(training, config.target.metric)
     result = TrialResult(
         trial=0,
         values={},
@@ -74,6 +68,8 @@ def train_command(arguments: Sequence[str]) -> int:
             f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, "
             f"train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
         )
+    if kept:
+        print(f"weights: {kept['weights_path']}")
     if test_metric is not None:
         print(f"test {config.target.metric} {test_metric:.4f}")
     if result.time_to_target_seconds is None or last is None:
@@ -85,6 +81,37 @@ def train_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _kept(config: Config, trial: TrialConfig, arguments: Sequence[str]) -> dict[str, Any]:
+    """What of the training is to be kept, and where."""
+    if config.checkpoint.folder is None:
+        return {}
+    if trial.training is not None:
+        raise ConfigError("checkpoint.folder: a training function of one's own keeps its own state; accepted beside it is null")
+    from autotune.training.checkpoint import WEIGHTS_FILE  # noqa: PLC0415
+
+    folder = Path(config.checkpoint.folder).expanduser()
+    return {"state_folder": folder, "weights_path": folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
+
+
+def _follow(training: Generator[Evaluation, None, float | None], metric: str) -> tuple[Evaluation | None, Outcome, float | None]:
+    """Print every evaluation, and return the last one, the outcome and the metric on the test split."""
+    from autotune.training.device import is_out_of_memory  # noqa: PLC0415
+
+    last, outcome = None, Outcome.MISSED
+    try:
+        while True:
+            last = next(training)
+            print(_describe(last, metric), flush=True)
+            outcome = last.outcome or outcome
+    except StopIteration as ended:
+        return last, outcome, ended.value
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(" ".join(str(error).split()) or type(error).__name__)
+        return last, Outcome.OUT_OF_MEMORY, None
+
+
 _EPILOG = "An exported experiment runs by name: python -m autotune.train experiment=NAME --config-dir DIR"
 
 
@@ -93,6 +120,14 @@ def _describe(evaluation: Evaluation, metric: str) -> str:
         f"step {evaluation.step:6d}  epoch {evaluation.epoch:6.2f}  train {evaluation.train_seconds:8.3f} s  "
         f"{metric} {evaluation.metric:.4f}  loss {evaluation.loss:.4f}  {evaluation.samples_per_second:,.0f} samples/s"
     )
+
+
+def _say_of_techniques() -> None:
+    """Print what techniques log, such as which layers were taken."""
+    log = logging.getLogger("autotune.training.techniques")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler(sys.stdout))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.training.device import cpu_name
-from autotune.training.run import versions
+from autotune.training.versions import versions
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -24,9 +24,9 @@ settings.load_profile("shared")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the execution layer, and of stores and commands, count as Ray tests: without them it is seconds."""
+    """Tests of the execution layer, of stores and commands, and slow ones count as Ray tests: without them it is seconds."""
     for item in items:
-        if "execution" in item.path.parts or item.get_closest_marker("store") or item.get_closest_marker("command"):
+        if "execution" in item.path.parts or any(map(item.get_closest_marker, ("store", "command", "slow"))):
             item.add_marker("ray")
 
 

@@ -5,6 +5,7 @@ optimizer) stays an open mapping, since its own signature is the check. ``TrialC
 a worker.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
@@ -27,9 +28,12 @@ class TargetConfig:
 
 @dataclass(kw_only=True)
 class PrecisionConfig:
-    """Schema of ``precision``."""
+    """Schema of ``precision``: see ``autotune.training.precision``."""
 
     autocast_dtype: str | None = MISSING
+    weights_dtype: str = MISSING
+    float32_precision: str = MISSING
+    float8: bool = MISSING
 
 
 @dataclass(kw_only=True)
@@ -42,11 +46,26 @@ class ParallelismConfig:
 
 @dataclass(kw_only=True)
 class RuntimeConfig:
-    """Schema of ``runtime``."""
+    """Schema of ``runtime``: see ``autotune.training.runtime``."""
 
     channels_last: bool = MISSING
     num_threads: int | None = MISSING
-    data_on_device: bool | None = MISSING
+    compile: str | None = MISSING
+    cuda_graph: bool = MISSING
+    optimizer_kernels: str | None = MISSING
+    cudnn_benchmark: bool = MISSING
+    expandable_segments: bool = MISSING
+    micro_batch_size: int | None = MISSING
+    activation_checkpointing: bool = MISSING
+
+
+@dataclass(kw_only=True)
+class DataPathConfig:
+    """Schema of ``data_path``: see ``autotune.training.batches``."""
+
+    on_device: bool | None = MISSING
+    num_workers: int = MISSING
+    prefetch_batches: int = MISSING
 
 
 @dataclass(kw_only=True)
@@ -82,6 +101,13 @@ class ConfirmConfig:
 
 
 @dataclass(kw_only=True)
+class CheckpointConfig:
+    """Schema of ``checkpoint``."""
+
+    folder: str | None = MISSING
+
+
+@dataclass(kw_only=True)
 class StudyConfig:
     """Schema of ``study``."""
 
@@ -100,11 +126,16 @@ class Config:
     metric: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     lr_schedule: dict[str, Any] = MISSING
+    averaging: dict[str, Any] = MISSING
+    augmentation: dict[str, Any] = MISSING
+    views: dict[str, Any] = MISSING
+    technique: dict[str, Any] = MISSING
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    data_path: DataPathConfig = field(default_factory=DataPathConfig)
     batch_size: int = MISSING
-    epochs: int = MISSING
+    epochs: float = MISSING
     device: str = MISSING
     seed: int = MISSING
     evaluate_every_samples: int | None = MISSING
@@ -119,14 +150,15 @@ class Config:
     tracking: dict[str, Any] = MISSING
     confirm: ConfirmConfig = field(default_factory=ConfirmConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     allowed_targets: list[str] = MISSING
     dry_run: bool = MISSING
 
 
 STUDY_KEYS = frozenset(
     {
-        "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "allowed_targets", "dry_run",
-        "experiment",
+        "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "checkpoint", "allowed_targets",
+        "dry_run", "experiment",
     }
 )  # fmt: skip
 """What a study is run with: never part of a trial, never searchable."""
@@ -149,12 +181,18 @@ class TrialConfig:
     metric: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     lr_schedule: Mapping[str, Any]
+    averaging: Mapping[str, Any]
+    augmentation: Mapping[str, Any]
+    views: Mapping[str, Any]
+    technique: Mapping[str, Any]
     precision: Mapping[str, Any]
     parallelism: Mapping[str, Any]
     runtime: Mapping[str, Any]
+    data_path: Mapping[str, Any]
     batch_size: int
     """Samples a step, over all workers."""
-    epochs: int
+    epochs: float
+    """Length of the schedule in passes over the training split; it ends at the nearest whole step."""
     device: str
     seed: int
     evaluate_every_samples: int | None
@@ -167,20 +205,43 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
-        _check_at_least("epochs", self.epochs, 1)
         _check_at_least("parallelism.num_workers", self.parallelism["num_workers"], 1)
+        _check_at_least("data_path.num_workers", self.data_path["num_workers"], 0)
+        _check_at_least("data_path.prefetch_batches", self.data_path["prefetch_batches"], 1)
         for key, value in (
             ("evaluate_every_samples", self.evaluate_every_samples),
             ("runtime.num_threads", self.runtime["num_threads"]),
+            ("runtime.micro_batch_size", self.runtime["micro_batch_size"]),
         ):
             if value is not None:
                 _check_at_least(key, value, 1)
-        _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
-        _check_one_of("target.mode", self.target.mode, ("max", "min"))
-        _check_one_of("precision.autocast_dtype", self.precision["autocast_dtype"], (None, "bfloat16"))
-        _check_one_of("parallelism.strategy", self.parallelism["strategy"], ("single",))
+        for key, value, accepted in (
+            ("device", self.device, ("auto", "cpu", "cuda")),
+            ("target.mode", self.target.mode, ("max", "min")),
+            ("precision.autocast_dtype", self.precision["autocast_dtype"], (None, "bfloat16", "float16")),
+            ("precision.weights_dtype", self.precision["weights_dtype"], ("float32", "bfloat16", "float16")),
+            ("precision.float32_precision", self.precision["float32_precision"], ("ieee", "tf32")),
+            ("runtime.compile", self.runtime["compile"], (None, "default", "reduce-overhead", "max-autotune")),
+            ("runtime.optimizer_kernels", self.runtime["optimizer_kernels"], (None, "fused", "foreach", "for_loop")),
+            ("parallelism.strategy", self.parallelism["strategy"], ("single",)),
+        ):
+            _check_one_of(key, value, accepted)
+        if not (0 < self.epochs < math.inf):
+            raise ConfigError(f"epochs: found {self.epochs}, accepted is above 0")
         if not self.target.max_train_seconds > 0:
             raise ConfigError(f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is above 0")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse settings that exclude each other."""
+        if self.precision["autocast_dtype"] is not None and self.precision["weights_dtype"] != "float32":
+            raise ConfigError("precision.weights_dtype: autocast keeps float32 weights; accepted beside autocast_dtype is float32")
+        if self.runtime["cuda_graph"] and self.runtime["compile"] not in (None, "default"):
+            raise ConfigError(
+                f"runtime.cuda_graph: compile={self.runtime['compile']} makes graphs of its own; accepted beside true is null or default"
+            )
+        if self.runtime["cuda_graph"] and self.precision["autocast_dtype"] == "float16":
+            raise ConfigError("runtime.cuda_graph: a graph cannot hold float16's gradient scaling; accepted beside it is bfloat16 or null")
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain nested data, as YAML holds it."""

@@ -22,7 +22,7 @@ from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
 from autotune.report.study_files import TrialsTable, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.policy import LEAST_REACHED, SearchPolicy, importances
-from autotune.training.run import versions
+from autotune.training.versions import versions
 
 
 def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:

@@ -1,14 +1,16 @@
-"""Making model, optimizer, schedule, loss and metric of a configuration, for one data set.
+"""Making the parts of a configuration's training, for one data set.
 
-A model's (or a training function's) callable is given ``input_shape`` and ``num_classes`` where its signature has them and
-the configuration does not say them.
+A part's callable is given, beside the configuration's values, those of the offered arguments that its signature names and the
+configuration does not say: a model ``input_shape`` and ``num_classes``, an augmentation ``num_samples`` and ``device``, a
+technique ``input_shape``, ``num_classes``, ``device`` and ``allowed_targets``, an optimizer ``model``, ``batch_size`` and
+``total_steps``. An optimizer that does not name ``model`` is given the model's parameters, as torch's own take them.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,49 +18,157 @@ from torch.optim.lr_scheduler import LRScheduler
 from autotune.config.build import build, build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.training.averaging import WeightAverage
 from autotune.training.data import LoadedData
+from autotune.training.precision import Precision
+from autotune.training.runtime import checkpoint_activations
+from autotune.training.techniques.technique import Technique
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Views = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+
+_INITIALISE_SAMPLES = 5_000
+"""Training samples that a model which starts from data is shown."""
 
 
-@dataclass(frozen=True)
+class Augmentation(Protocol):
+    """What changes the inputs of a training batch, on the device."""
+
+    def __call__(self, inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float) -> torch.Tensor:
+        """The batch's inputs, changed.
+
+        Args:
+            inputs: ``[batch, ...]``.
+            samples: index of each in the training split, ``[batch]``.
+            epoch: passes over the training split so far.
+            progress: fraction of the steps done.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
 class Components:
     """What a training is made of, fresh."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
+    average: WeightAverage | None
+    augment: Augmentation
+    technique: Technique
     loss: Score
     metric: Score
     """A callable with the contract of ``autotune.training.metrics``."""
+    views: Views
+    scaler: torch.amp.GradScaler | None
+
+    @property
+    def evaluated_model(self) -> torch.nn.Module:
+        """The model that is scored and kept: the average of the weights, where there is one."""
+        return self.model if self.average is None else self.average.model
 
 
-def make_components(config: TrialConfig, data: LoadedData, device: torch.device, total_steps: int) -> Components:
+def make_components(
+    config: TrialConfig, data: LoadedData, device: torch.device, total_steps: int, *, reuse: Components | None = None
+) -> Components:
     """Make everything anew; random numbers are drawn from torch's global generator.
+
+    Args:
+        config: what to make.
+        data: what it is for.
+        device: where it is to be.
+        total_steps: steps of the schedule.
+        reuse: components whose model, technique and loss are taken again, the model's weights set to those of a fresh one:
+            compiled code and CUDA graphs are bound to them.
 
     Raises:
         ConfigError: a component refuses its values.
     """
     allowed = config.allowed_targets
-    made = build_partial(config.model, allowed, "model")
+    precision = Precision(config.precision, device)
+    offered = {"device": device, "input_shape": data.input_shape, "num_classes": data.num_classes, "allowed_targets": allowed}
+    technique = make_part(config.technique, allowed, "technique", **offered)
+    model = _make_model(config, data, device, precision)
+    technique.start(model)
+    if reuse is None:
+        if config.runtime["activation_checkpointing"]:
+            checkpoint_activations(model, recompute_statistics=config.runtime["compile"] is not None)
+        loss = make_part(config.loss, allowed, "loss")
+    else:
+        _take_over(reuse.model, model)
+        model, technique, loss = reuse.model, reuse.technique, reuse.loss
+    optimizer = _make_optimizer(config, model, total_steps)
+    return Components(
+        model=model,
+        optimizer=optimizer,
+        schedule=call(build_partial(config.lr_schedule, allowed, "lr_schedule"), "lr_schedule", optimizer, total_steps),
+        average=call(build_partial(config.averaging, allowed, "averaging"), "averaging", model, total_steps),
+        augment=make_part(config.augmentation, allowed, "augmentation", num_samples=len(data.train), device=device),
+        technique=technique,
+        loss=loss,
+        metric=make_part(config.metric, allowed, "metric"),
+        views=make_part(config.views, allowed, "views"),
+        scaler=precision.make_scaler(),
+    )
+
+
+def _make_model(config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision) -> torch.nn.Module:
+    made = build_partial(config.model, config.allowed_targets, "model")
     model = call(made, "model", **accepted_arguments(made, {"input_shape": data.input_shape, "num_classes": data.num_classes}))
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
-    model = model.to(device)
+    model = precision.convert(model.to(device))
     if config.runtime["channels_last"]:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-    optimizer = call(build_partial(config.optimizer, allowed, "optimizer"), "optimizer", model.parameters())
-    schedule = call(build_partial(config.lr_schedule, allowed, "lr_schedule"), "lr_schedule", optimizer, total_steps)
-    return Components(model, optimizer, schedule, make_score(config.loss, allowed, "loss"), make_score(config.metric, allowed, "metric"))
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    if callable(initialise_from := getattr(model, "initialise_from", None)):
+        inputs = data.train.inputs[:: max(1, len(data.train) // _INITIALISE_SAMPLES)][:_INITIALISE_SAMPLES].to(device)
+        initialise_from(data.transform(inputs))
+    return model
 
 
-def make_score(node: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> Score:
-    """A loss or metric: a class is made into its object, a function is taken with its settings bound."""
+def _take_over(kept: torch.nn.Module, fresh: torch.nn.Module) -> None:
+    """Give a model that has been trained the state of a fresh one of the same make, in place."""
+    kept.load_state_dict(fresh.state_dict())
+    for own, other in zip(kept.parameters(), fresh.parameters(), strict=True):
+        own.requires_grad_(other.requires_grad)
+        own.grad = None
+
+
+def _make_optimizer(config: TrialConfig, model: torch.nn.Module, total_steps: int) -> torch.optim.Optimizer:
+    made = build_partial(config.optimizer, config.allowed_targets, "optimizer")
+    offered = {"model": model, "batch_size": config.batch_size, "total_steps": total_steps}
+    given = accepted_arguments(made, offered) | _kernel_arguments(config, made)
+    positional = () if "model" in given else (model.parameters(),)
+    optimizer = call(made, "optimizer", *positional, **given)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__}, accepted is a torch Optimizer")
+    return optimizer
+
+
+def _kernel_arguments(config: TrialConfig, made: "partial[Any]") -> dict[str, bool]:
+    """``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` says, of an optimizer that has them."""
+    kernels = config.runtime["optimizer_kernels"]
+    wanted = {None: {}, "fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}[kernels]
+    if unknown := set(wanted) - set(inspect.signature(made.func).parameters):
+        raise ConfigError(
+            f"runtime.optimizer_kernels: found {kernels}, and {config.optimizer['_target_']} has no {', '.join(unknown)}; accepted is null"
+        )
+    return wanted
+
+
+def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **offered: Any) -> Any:
+    """A part from its node: a class is made into its object, a function is taken with its settings bound.
+
+    Raises:
+        ConfigError: it refuses its values, or a loss, metric, augmentation or views cannot be called.
+    """
     made = build_partial(node, allowed, where)
-    score = build(node, allowed, where) if inspect.isclass(made.func) else made
-    if not callable(score):
-        raise ConfigError(f"{where}: {node['_target_']} made {type(score).__name__}, accepted is something that can be called")
-    return score
+    if not inspect.isclass(made.func):
+        return made
+    arguments = accepted_arguments(made, offered)
+    part = call(made, where, **arguments) if arguments else build(node, allowed, where)
+    if where != "technique" and not callable(part):
+        raise ConfigError(f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that can be called")
+    return part
 
 
 def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 Contract of ``data:`` in the configuration: a callable that returns a mapping from split to data, ``train`` and ``validation``
 and optionally ``test``. A split is a pair (inputs [samples, ...], targets [samples, ...]) of tensors or arrays, or a map-style
-``torch.utils.data.Dataset``, which is read once into such a pair.
+``torch.utils.data.Dataset``, which is read once into such a pair. Arrays may be mapped from files larger than memory: they are
+read a batch at a time. ``transform``, where the mapping has it, is applied on the device to the inputs of every batch of every
+split, as to turn bytes into standardised numbers.
 
 A process keeps the last data set it loaded: trials that follow in the same worker begin at once.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +43,16 @@ class Split:
         """Bytes that both tensors hold."""
         return self.inputs.nbytes + self.targets.nbytes
 
-    def to(self, device: torch.device, *, channels_last: bool) -> "Split":
-        """The split on a device; 4-D inputs in channels-last memory format where asked."""
+    def to(self, device: torch.device, *, channels_last: bool, dtype: torch.dtype) -> "Split":
+        """The split on a device; 4-D inputs in channels-last memory format where asked, floating-point ones in ``dtype``."""
         memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format
-        return Split(self.inputs.to(device).contiguous(memory_format=memory_format), self.targets.to(device))
+        inputs = self.inputs.to(device, dtype if self.inputs.is_floating_point() else None)
+        return Split(inputs.contiguous(memory_format=memory_format), self.targets.to(device))
+
+
+def is_channels_last(inputs: torch.Tensor) -> bool:
+    """Whether 4-D inputs lie in channels-last memory format and not also in the usual one."""
+    return inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous()
 
 
 @dataclass(frozen=True)
@@ -53,18 +62,20 @@ class LoadedData:
     train: Split
     validation: Split
     test: Split | None
+    transform: Callable[[torch.Tensor], torch.Tensor]
+    """What turns inputs as they are kept into what the model takes, on the device."""
     checksum: str
     """Of all splits' shapes, types and a sample of their bytes."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
-        return tuple(self.train.inputs.shape[1:])
+        return tuple(self.transform(self.train.inputs[:1]).shape[1:])
 
     @property
     def num_classes(self) -> int | None:
         """Number of classes of integer targets; None for others."""
-        if self.train.targets.is_floating_point() or self.train.targets.ndim != 1:
+        if self.train.targets.is_floating_point():
             return None
         return int(max(int(split.targets.max()) for split in (self.train, self.validation)) + 1)
 
@@ -103,9 +114,16 @@ def _load(config: TrialConfig) -> LoadedData:
         raise DataError(f"data: {name} failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not isinstance(splits, Mapping) or not {"train", "validation"} <= set(splits):
         found = list(splits) if isinstance(splits, Mapping) else type(splits).__name__
-        raise DataError(f"data: {name} returned {found}, accepted is a mapping with train, validation and optionally test")
+        raise DataError(f"data: {name} returned {found}, accepted is a mapping with train, validation and optionally test and transform")
+    transform = splits.get("transform", _unchanged)
+    if not callable(transform):
+        raise DataError(f"data: {name}: transform: found {type(transform).__name__}, accepted is something that can be called")
     checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
-    return LoadedData(checked["train"], checked["validation"], checked.get("test"), _checksum(checked))
+    return LoadedData(checked["train"], checked["validation"], checked.get("test"), transform, _checksum(checked))
+
+
+def _unchanged(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs
 
 
 def _split(given: Any, where: str) -> Split:
@@ -114,7 +132,7 @@ def _split(given: Any, where: str) -> Split:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
     try:
-        inputs, targets = (torch.as_tensor(each).detach().cpu() for each in given)
+        inputs, targets = (_tensor(each) for each in given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are tensors or arrays"
@@ -124,6 +142,13 @@ def _split(given: Any, where: str) -> Split:
     if len(inputs) != len(targets) or len(inputs) == 0:
         raise DataError(f"{where}: found {len(inputs)} inputs and {len(targets)} targets, accepted is the same number, at least one")
     return Split(inputs, targets)
+
+
+def _tensor(given: Any) -> torch.Tensor:
+    """A tensor in host memory; of an array, one that shares its memory, mapped from a file or not."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing here writes into it
+        return torch.as_tensor(given).detach().cpu()
 
 
 def _read(dataset: Dataset[Any], where: str) -> Any:

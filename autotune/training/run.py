@@ -6,7 +6,6 @@ import math
 import os
 import platform
 from collections.abc import Generator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,20 @@ from autotune.measurement import Evaluation
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.device import cpu_name, pick_device
-from autotune.training.loop import seed_everything, train
+from autotune.training.loop import num_steps, seed_everything, train
 from autotune.training.own_loop import check_own, train_own
+from autotune.training.versions import versions
 
 
 def start_training(
-    config: TrialConfig, *, cap_seconds: float = math.inf, num_threads: int = 1, score_test: bool = False
+    config: TrialConfig, *, cap_seconds: float = math.inf, num_threads: int = 1, score_test: bool = False, **kept: Any
 ) -> Generator[Evaluation, None, float | None]:
-    """The configuration's training, by autotune's loop or by the user's own: see ``autotune.training.loop.train``."""
+    """The configuration's training, by autotune's loop or by the user's own: see ``autotune.training.loop.train``.
+
+    What else that takes (``state_folder``, ``weights_path``, ``origin``) is for its own loop only.
+    """
     if config.training is None:
-        return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test)
+        return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, **kept)
     return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))
 
 
@@ -46,9 +49,8 @@ def check_training(config: TrialConfig) -> None:
         check_own(config)
         return
     data = load_data(config)
-    batch_size = min(config.batch_size, len(data.train))
     seed_everything(config.seed)
-    make_components(config, data, torch.device("cpu"), config.epochs * (len(data.train) // batch_size))
+    make_components(config, data, torch.device("cpu"), num_steps(config, data))
 
 
 def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
@@ -70,17 +72,6 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
     }
     digest = hashlib.sha256(json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode())
     return {**facts, "sha256": digest.hexdigest()[:16]}
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what times and numbers depend on; None for what is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for name in ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def _driver_version() -> str | None:

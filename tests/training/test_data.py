@@ -160,9 +160,9 @@ def test_the_checksum_tells_data_apart(load: Load) -> None:
 def test_images_move_in_the_memory_format_that_is_asked_for(load: Load) -> None:
     split = load(images).train
     device = torch.device("cpu")
-    assert split.to(device, channels_last=True).inputs.is_contiguous(memory_format=torch.channels_last)
-    assert split.to(device, channels_last=False).inputs.is_contiguous()
-    assert load(tensors).train.to(device, channels_last=True).inputs.is_contiguous()
+    assert split.to(device, channels_last=True, dtype=torch.float32).inputs.is_contiguous(memory_format=torch.channels_last)
+    assert split.to(device, channels_last=False, dtype=torch.float32).inputs.is_contiguous()
+    assert load(tensors).train.to(device, channels_last=True, dtype=torch.float32).inputs.is_contiguous()
 
 
 def images() -> dict[str, Any]:

@@ -55,7 +55,7 @@ def toy(trial_config: MakeConfig) -> MakeConfig:
     def make(*overrides: str, target: float = 2.0, max_train_seconds: float = 1000.0, **fields: Any) -> TrialConfig:
         values: dict[str, Any] = {
             "data": {"_target_": f"{__name__}.bright_images"},
-            "model": {"_target_": "autotune.workloads.simple_cnn.SimpleCNN", "widths": [4], "batch_norm": True},
+            "model": {"_target_": "autotune.workloads.simple_cnn.SimpleCNN", "widths": [4], "norm": "batch"},
             "target": Target(metric="accuracy", value=target, mode="max", max_train_seconds=max_train_seconds),
             "allowed_targets": (__name__,),
             "batch_size": 32,
@@ -243,7 +243,7 @@ def test_the_test_split_is_scored_only_where_asked_for(toy: MakeConfig) -> None:
     assert returned(start_training(config)) is None
 
 
-@pytest.mark.parametrize("override", ["precision=bf16", "runtime.channels_last=true", "runtime.data_on_device=false"])
+@pytest.mark.parametrize("override", ["precision=bf16", "runtime.channels_last=true", "data_path.on_device=false"])
 def test_every_way_of_running_learns(toy: MakeConfig, override: str) -> None:
     last = run(toy(override, epochs=8, target=0.9))[-1]
     assert last.outcome is Outcome.REACHED
@@ -312,5 +312,5 @@ def test_bf16_on_a_gpu_reaches_the_target(toy: MakeConfig) -> None:
 
 @pytest.mark.gpu
 def test_data_off_the_gpu_trains_as_data_on_it(toy: MakeConfig) -> None:
-    on, off = (run(toy(f"runtime.data_on_device={flag}", device="cuda")) for flag in ("true", "false"))
+    on, off = (run(toy(f"data_path.on_device={flag}", device="cuda")) for flag in ("true", "false"))
     assert [each.loss for each in off] == pytest.approx([each.loss for each in on], rel=1e-3)

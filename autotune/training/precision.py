@@ -1,0 +1,80 @@
+"""Precision: in which number formats a training computes, keeps its weights and scales its gradients."""
+
+import contextlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The ``precision`` node for one device."""
+
+    settings: Mapping[str, Any]
+    device: torch.device
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """Number format of weights, buffers and floating-point inputs."""
+        dtype = getattr(torch, self.settings["weights_dtype"])
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def apply(self) -> None:
+        """Set how this process multiplies float32 numbers, so that nothing is left of an earlier training's setting."""
+        tf32 = self.settings["float32_precision"] == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        for operators in ("conv", "rnn"):
+            getattr(torch.backends.cudnn, operators).fp32_precision = "tf32" if tf32 else "ieee"
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context that forward pass and loss run in."""
+        dtype = self.settings["autocast_dtype"]
+        return torch.autocast(self.device.type, getattr(torch, dtype)) if dtype else contextlib.nullcontext()
+
+    def make_scaler(self) -> torch.amp.GradScaler | None:
+        """A fresh gradient scaler where float16 autocast needs one.
+
+        A step whose scaled gradients overflow is left out. With fused optimizers that is decided on the device; others make the
+        host wait for the device each step.
+        """
+        if self.settings["autocast_dtype"] != "float16":
+            return None
+        # The first steps may be left out while the scale is found, and the schedule goes on all the same.
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+        return torch.amp.GradScaler(self.device.type)
+
+    def outputs(self, outputs: torch.Tensor) -> torch.Tensor:
+        """A model's outputs for the loss: in float32, where weights have fewer bits than that."""
+        return outputs if self.weights_dtype is torch.float32 or not isinstance(outputs, torch.Tensor) else outputs.float()
+
+    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model in the precision's number formats.
+
+        Raises:
+            ConfigError: float8 without torchao, or for a model without a linear layer that float8 can compute.
+        """
+        model = model.to(self.weights_dtype)
+        return _to_float8(model, emulate=self.device.type != "cuda") if self.settings["float8"] else model
+
+
+def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
+    """Linear layers of the model replaced by torchao's, which compute in float8; off a GPU the rounding alone is emulated."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # an optional extra
+        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"precision.float8: needs torchao ({error}); accepted after pip install 'autotune[fp8]'") from error
+
+    def fits(module: torch.nn.Module, _: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+    converted = convert_to_float8_training(model, module_filter_fn=fits, config=Float8LinearConfig(emulate=emulate))
+    if not any(isinstance(module, Float8Linear) for module in converted.modules()):
+        raise ConfigError("precision.float8: the model has no linear layer whose sizes are multiples of 16, which float8 needs")
+    return converted  # type: ignore[no-any-return]  # torchao has no types

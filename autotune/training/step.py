@@ -1,0 +1,108 @@
+"""One training step: from a batch to new weights, without ever waiting for the device."""
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.training.batches import Batch
+from autotune.training.components import Components
+from autotune.training.precision import Precision
+from autotune.training.runtime import Compute, GraphedGradients, compiled
+
+
+class TrainingStep:
+    """The steps of one training, or of several in turn on the same model.
+
+    The parts of a step carry names that a profiler shows: augmentation, forward, backward, optimizer.
+    """
+
+    def __init__(self, config: TrialConfig, parts: Components, precision: Precision, steps_per_epoch: int, total_steps: int) -> None:
+        self.parts = parts
+        self._is_compiled = config.runtime["compile"] is not None
+        self._micro_batch_size = config.runtime["micro_batch_size"]
+        self._steps_per_epoch = steps_per_epoch
+        self._total_steps = total_steps
+        self._compute = compiled(_compute_loss(parts, precision), config.runtime["compile"])
+        self._graphed = (
+            GraphedGradients(self._add_gradients, list(parts.model.parameters()))
+            if config.runtime["cuda_graph"] and precision.device.type == "cuda"
+            else None
+        )
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether compiled code or a graph is tied to the model, so that the next training must use the same one."""
+        return self._is_compiled or self._graphed is not None
+
+    def __call__(self, batch: Batch, step: int) -> None:
+        """Train on one batch; ``step`` counts from 0."""
+        parts = self.parts
+        parts.technique.before_step(parts.model, step, self._total_steps)
+        self._gradients(self.augmented(batch, step), batch.targets)
+        with labelled("optimizer"):
+            self._step_optimizer()
+            if parts.schedule is not None:
+                parts.schedule.step()
+            if parts.average is not None:
+                parts.average.update(step + 1)
+
+    def augmented(self, batch: Batch, step: int) -> torch.Tensor:
+        """The batch's inputs as the model sees them at a step."""
+        with labelled("augmentation"):
+            return self.parts.augment(
+                batch.inputs, samples=batch.samples, epoch=step // self._steps_per_epoch, progress=step / self._total_steps
+            )
+
+    def warm_up(self, batch: Batch, steps: Sequence[int]) -> None:
+        """Compute the batch's gradients as at each of the steps, and update once."""
+        for step in steps:
+            self._gradients(self.augmented(batch, step), batch.targets)
+        self._step_optimizer()
+
+    def _gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        if self._graphed is not None:
+            self._graphed(inputs, targets)
+            return
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        self._add_gradients(inputs, targets)
+
+    def _add_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Add the gradients of the batch's mean loss, by micro-batches where asked: the same up to rounding.
+
+        Normalisation over the batch sees a micro-batch at a time.
+        """
+        size = self._micro_batch_size or len(inputs)
+        for part, wanted in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            with labelled("forward"):
+                loss = self._compute(part, wanted)
+                if len(part) < len(inputs):
+                    loss = loss * (len(part) / len(inputs))
+            with labelled("backward"):
+                scaled = loss if self.parts.scaler is None else self.parts.scaler.scale(loss)
+                scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
+
+    def _step_optimizer(self) -> None:
+        scaler, optimizer = self.parts.scaler, self.parts.optimizer
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def _compute_loss(parts: Components, precision: Precision) -> Compute:
+    """The loss of a batch, bound to nothing but what stays when the parts are renewed: compiled code is."""
+    model, technique, loss = parts.model, parts.technique, parts.loss
+
+    def compute(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with precision.autocast():
+            return technique.loss(loss, precision.outputs(model(inputs)), targets, inputs)
+
+    return compute
+
+
+def labelled(name: str) -> contextlib.AbstractContextManager[object]:
+    """A named part of a step, as a profiler shows it; nothing where none is watching."""
+    return torch.profiler.record_function(name) if torch.autograd.profiler._is_profiler_enabled else contextlib.nullcontext()  # noqa: SLF001
