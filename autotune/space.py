@@ -97,7 +97,12 @@ class Int:
         return trial.suggest_int(name, low, high, step=self.step, log=self.log)
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it."""
+        """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it.
+
+        A key that takes fractions holds a whole number as one with a point: 20.0 is 20.
+        """
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
             return None
         return ("", value) if (value - self.low) % self.step == 0 else None
@@ -169,16 +174,21 @@ class Choice:
         """Ask a sampler for a value."""
         labels = [_label(value) for value, _ in self.options]
         chosen = trial.suggest_categorical(name, labels)
-        return self.options[_index(labels, chosen)][0]
+        index = _index(labels, chosen)
+        assert index is not None, f"{name}: {chosen!r} is none of the labels"
+        return self.options[index][0]
 
     def beneath(self, value: Any) -> "SearchSpace":
-        """What opens beneath a value."""
-        return self.options[_index([each for each, _ in self.options], value)][1]
+        """What opens beneath one of the values."""
+        index = _index([each for each, _ in self.options], value)
+        assert index is not None, f"{value!r} is no choice"
+        return self.options[index][1]
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
         """``value`` as the sampler knows it (a prefix of its name, the label); None where it is no choice."""
-        text = override_text(value)
-        return ("", _label(value)) if any(override_text(each) == text for each, _ in self.options) else None
+        values = [each for each, _ in self.options]
+        index = _index(values, value)
+        return ("", _label(values[index])) if index is not None else None
 
 
 @dataclass(frozen=True)
@@ -417,10 +427,16 @@ def _label(value: Any) -> Scalar:
     return value if value is None or isinstance(value, bool | int | float | str) else override_text(value)
 
 
-def _index(values: Sequence[Any], wanted: Any) -> int:
-    """Position of a value, where ``1``, ``1.0`` and ``True`` are three values."""
+def _index(values: Sequence[Any], wanted: Any) -> int | None:
+    """Position of a value, where ``1``, ``1.0`` and ``True`` are three values; None where it is not there.
+
+    Where there is no ``20.0``, it is ``20``: a key that takes fractions holds whole numbers with a point.
+    """
     text = override_text(wanted)
-    return next(index for index, each in enumerate(values) if override_text(each) == text)
+    found = next((index for index, each in enumerate(values) if override_text(each) == text), None)
+    if found is None and isinstance(wanted, float) and wanted.is_integer():
+        return _index(values, int(wanted))
+    return found
 
 
 def _branch(name: str, value: Any) -> str:

@@ -414,3 +414,13 @@ def test_a_space_written_as_plain_data_reads_back_the_same() -> None:
     }
     space = SearchSpace.from_mapping(mapping, "cnn.yaml")
     assert SearchSpace.from_mapping(space.as_mapping(), "copy.yaml") == space
+
+
+def test_a_key_that_takes_fractions_lies_in_a_space_of_whole_numbers() -> None:
+    assert Int(low=3, high=40).as_param(20.0) == ("", 20)
+    assert Int(low=3, high=40).as_param(20.5) is None
+    choice = Choice(options=((4, SearchSpace({})), (8, SearchSpace({}))))
+    assert choice.as_param(8.0) == ("", 8)
+    assert choice.as_param(8.5) is None
+    both = Choice(options=((8, SearchSpace({})), (8.0, SearchSpace({}))))
+    assert both.as_param(8.0) == ("", 8.0)

@@ -180,10 +180,11 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
             {"optimizer": ["sgd", "adam"]},
             "search_space[0]: optimizer=adam: accepted are adamw, sgd (did you mean adamw?)",
         ),
-        ({"epochs": [3, "many"]}, "search_space[0]: epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        ({"epochs": [3, "many"]}, "search_space[0]: epochs: Value 'many' of type 'str' could not be converted to Float"),
+        ({"batch_size": [3, "many"]}, "search_space[0]: batch_size: Value 'many' of type 'str' could not be converted to Integer"),
         (
-            {"epochs": {"type": "float", "low": 1, "high": 8}},
-            "search_space[0]: epochs: Value '1.0' of type 'float' could not be converted to Integer",
+            {"batch_size": {"type": "float", "low": 1, "high": 8}},
+            "search_space[0]: batch_size: Value '1.0' of type 'float' could not be converted to Integer",
         ),
         (
             {"batch_size": {"type": "int", "low": 0, "high": 8}},
