@@ -1,0 +1,217 @@
+"""What each part of the augmentation makes of images, held against plain loops over them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from autotune.errors import ConfigError
+from autotune.training.augmentation import ImageAugmentation, unchanged
+from autotune.training.data import is_channels_last
+
+NOTHING: dict[str, Any] = {"flip": "none", "shift": 0, "brightness": 0.0, "contrast": 0.0, "cutout": 0, "resolutions": []}
+HEIGHT, WIDTH = 6, 7
+
+Augment = Callable[..., Tensor]
+
+
+@pytest.fixture
+def images() -> Tensor:
+    """20 images ``[20, 3, 6, 7]``, all of their pixels different."""
+    return torch.arange(20.0 * 3 * HEIGHT * WIDTH).view(20, 3, HEIGHT, WIDTH) + 1
+
+
+def make(num_samples: int = 20, **settings: Any) -> Augment:
+    return ImageAugmentation(**NOTHING | settings, num_samples=num_samples, device="cpu")
+
+
+def augmented(augment: Augment, images: Tensor, *, epoch: int = 0, progress: float = 0.0) -> Tensor:
+    return augment(images, samples=torch.arange(len(images)), epoch=epoch, progress=progress)
+
+
+def is_mirrored(image: Tensor, original: Tensor) -> bool:
+    """Whether an image is its original's mirror image; it must be one of the two."""
+    assert torch.equal(image, original) != torch.equal(image, original.flip(-1))
+    return torch.equal(image, original.flip(-1))
+
+
+def test_nothing_is_changed_where_nothing_is_asked_for(images: Tensor) -> None:
+    assert augmented(unchanged, images) is images
+    assert torch.equal(augmented(make(), images), images)
+
+
+# Flips.
+
+
+def test_alternating_flips_show_each_image_once_in_each_orientation_in_two_epochs(images: Tensor) -> None:
+    augment = make(flip="alternating")
+    epochs = [[is_mirrored(*pair) for pair in zip(augmented(augment, images, epoch=epoch), images, strict=True)] for epoch in range(4)]
+    assert sum(epochs[0]) == 10
+    assert epochs[1] == [not each for each in epochs[0]]
+    assert epochs[2:] == epochs[:2]
+
+
+def test_the_half_of_an_alternating_flip_goes_with_the_sample_wherever_it_stands_in_a_batch(images: Tensor) -> None:
+    augment = make(flip="alternating")
+    whole = augmented(augment, images)
+    order = torch.randperm(20)
+    assert torch.equal(augment(images[order], samples=order, epoch=0, progress=0.9), whole[order])
+
+
+def test_the_half_of_an_alternating_flip_is_drawn_from_the_training_seed(images: Tensor) -> None:
+    halves = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        halves.append(augmented(make(flip="alternating"), images))
+    assert torch.equal(halves[0], halves[1])
+    assert not torch.equal(halves[0], halves[2])
+
+
+def test_random_flips_mirror_about_half_of_the_images_anew_each_time() -> None:
+    images = torch.arange(4.0).expand(1000, 1, 1, 4)
+    torch.manual_seed(0)
+    augment = make(flip="random", num_samples=1000)
+    first, second = (augmented(augment, images)[:, 0, 0, 0] == 3 for _ in range(2))
+    assert 450 < first.sum() < 550
+    assert 200 < (first & second).sum() < 300
+
+
+# Shifts.
+
+
+@pytest.mark.parametrize("flip", ["none", "alternating"])
+def test_shifts_are_crops_of_each_image_padded_with_its_reflection(images: Tensor, flip: str) -> None:
+    shift = 2
+    torch.manual_seed(3)
+    shifted = augmented(make(flip=flip, shift=shift), images)
+    torch.manual_seed(3)
+    images = augmented(make(flip=flip), images)
+    rows, columns = (torch.randint(-shift, shift + 1, (20, 1)).flatten().tolist() for _ in range(2))
+    assert set(rows) == set(columns) == set(range(-shift, shift + 1))
+    for image, original, row, column in zip(shifted, images, rows, columns, strict=True):
+        padded = functional.pad(original[None], [shift] * 4, mode="reflect")[0]
+        top, left = shift + row, shift + column
+        assert torch.equal(image, padded[:, top : top + HEIGHT, left : left + WIDTH])
+
+
+# Jitter and cutout.
+
+
+def test_jitter_adds_one_number_to_each_image_and_multiplies_it_by_another() -> None:
+    base = torch.randn(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
+    images = base.expand(2000, -1, -1, -1)
+    torch.manual_seed(0)
+    jittered = augmented(make(brightness=0.2, contrast=0.1, num_samples=2000), images)
+    factor = jittered.flatten(1).std(1) / base.std()
+    addend = jittered.flatten(1).mean(1) / factor - base.mean()
+    assert torch.allclose(jittered, (images + addend[:, None, None, None]) * factor[:, None, None, None])
+    assert (factor - 1).abs().max() < 0.1
+    assert addend.abs().max() < 0.2
+    for deviation, half_width in ((factor.std(), 0.1), (addend.std(), 0.2)):
+        assert abs(deviation.item() / (half_width / 3**0.5) - 1) < 0.05  # of uniform numbers
+
+
+def test_cutout_sets_one_square_within_each_image_to_zero() -> None:
+    images = torch.ones(2000, 2, HEIGHT, WIDTH)
+    torch.manual_seed(0)
+    cut = augmented(make(cutout=3, num_samples=2000), images)
+    assert set(cut.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(cut[:, 0], cut[:, 1])
+    holes = cut[:, 0] == 0
+    assert torch.equal(holes.sum((1, 2)), torch.full((2000,), 9))
+    corners = holes.flatten(1).int().argmax(1)
+    for corner in corners.unique().tolist():
+        row, column = divmod(corner, WIDTH)
+        assert holes[corners == corner][:, row : row + 3, column : column + 3].all()
+    assert len(corners.unique()) == (HEIGHT - 2) * (WIDTH - 2)
+
+
+# Progressive resolution.
+
+STRETCHES = [[0.0, 2], [0.4, 3], [0.8, None]]
+
+
+@pytest.mark.parametrize(
+    ("progress", "size"), [(0.0, (2, 2)), (0.39, (2, 2)), (0.4, (3, 4)), (0.79, (3, 4)), (0.8, (6, 7)), (0.99, (6, 7))]
+)
+def test_progress_sets_the_size_that_whole_crops_are_scaled_to(images: Tensor, progress: float, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    scaled = augmented(make(shift=1, resolutions=STRETCHES), images, progress=progress)
+    torch.manual_seed(0)
+    cropped = augmented(make(shift=1), images)
+    assert scaled.shape[2:] == size
+    assert torch.equal(scaled, functional.interpolate(cropped, size=size, mode="bilinear") if size != (6, 7) else cropped)
+
+
+def test_before_the_first_stretch_images_keep_their_size(images: Tensor) -> None:
+    augment = make(resolutions=[[0.5, 4], [0.6, None]])
+    sizes = [augmented(augment, images, progress=each).shape[2] for each in (0.0, 0.5, 0.6)]
+    assert sizes == [6, 4, 6]
+
+
+# Form and refusals.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_number_and_memory_format_are_kept(images: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    images = (images / 1000).to(dtype).contiguous(memory_format=memory_format)
+    augment = make(flip="alternating", shift=1, brightness=0.1, contrast=0.1, cutout=2, resolutions=STRETCHES)
+    for progress in (0.0, 0.9):
+        made = augmented(augment, images, progress=progress)
+        assert made.dtype is dtype
+        assert is_channels_last(made) is (memory_format is torch.channels_last)
+        assert made.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"flip": "often"}, "augmentation.flip: found 'often', accepted are none, random, alternating"),
+        ({"shift": -1}, "augmentation.shift: found -1"),
+        ({"brightness": -0.1}, "augmentation.brightness: found -0.1"),
+        ({"resolutions": [[0.0, 4]]}, "augmentation.resolutions: the last is 4 pixels, accepted is a list of"),
+        ({"resolutions": [[0.5, 4], [0.4, None]]}, r"augmentation.resolutions: found \[0.4, None\]"),
+        ({"resolutions": [[0.0, 4], [1.0, None]]}, r"augmentation.resolutions: found \[1.0, None\]"),
+        ({"resolutions": [[0.0, 4.5], [0.5, None]]}, r"augmentation.resolutions: found \[0.0, 4.5\]"),
+        ({"resolutions": [0.0, 4]}, "augmentation.resolutions: found 0.0"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shift": 6}, "augmentation.shift: found 6, accepted is below the images' 6 pixels"),
+        ({"cutout": 7}, "augmentation.cutout: found 7, accepted is up to the images' 6 pixels"),
+        ({"resolutions": [[0, 6], [0.5, None]]}, "augmentation.resolutions: found 6 pixels, accepted is below the images' 6"),
+    ],
+)
+def test_images_too_small_for_a_setting_are_refused(images: Tensor, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        augmented(make(**settings), images)
+
+
+def test_inputs_that_are_no_images_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"inputs are \[20, 3\], accepted are images"):
+        augmented(make(), torch.zeros(20, 3))
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu(images: Tensor) -> None:
+    augment = ImageAugmentation(
+        flip="alternating", shift=2, brightness=0.1, contrast=0.1, cutout=2, resolutions=STRETCHES, num_samples=20, device="cuda"
+    )
+    images, samples = images.cuda(), torch.arange(20, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for progress in (0.0, 0.9):
+            assert augment(images, samples=samples, epoch=1, progress=progress).is_cuda
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
