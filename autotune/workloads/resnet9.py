@@ -1,0 +1,67 @@
+"""ResNet-9: the small residual network that trains CIFAR-10 to 94% in the textbook way."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from autotune.errors import ConfigError
+from autotune.workloads.norms import norm_layers
+
+
+class ResNet9(nn.Module):
+    """Four stages of 3x3 convolutions, the second and the fourth with a residual pair, then one linear layer.
+
+    ``input_shape`` is ``[channels, height, width]``, ``widths`` the channels of the four stages; ``forward`` takes
+    ``[batch, channels, height, width]`` and returns logits ``[batch, num_classes]``. Each stage but the first halves height and
+    width; the rest of them is reduced to its maximum, so that inputs may be of any size from 8 by 8. ``norm`` is ``batch``,
+    ``group`` or ``none``; without one the convolutions have biases. Logits are multiplied by ``logits_scale``.
+
+    Source: Page, "How to Train Your ResNet" (2018), part 4, and its network as it is handed around, with a batch norm each.
+
+    Raises:
+        ConfigError: if the input is no image or too small, or a setting is none that can be built.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], num_classes: int, widths: Sequence[int], norm: str, logits_scale: float) -> None:
+        super().__init__()
+        if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+            raise ConfigError(f"model: input_shape is {list(input_shape)}, accepted are images [channels, height, width] from 8x8")
+        if len(widths) != 4 or min(widths) < 1:
+            raise ConfigError(f"model.widths: found {list(widths)}, accepted are four numbers of channels from 1")
+        self.logits_scale = logits_scale
+        first, second, third, last = widths
+        self.stages = nn.Sequential(
+            _convolution(input_shape[0], first, norm),
+            nn.Sequential(_convolution(first, second, norm), nn.MaxPool2d(2), ResidualPair(second, norm)),
+            nn.Sequential(_convolution(second, third, norm), nn.MaxPool2d(2)),
+            nn.Sequential(_convolution(third, last, norm), nn.MaxPool2d(2), ResidualPair(last, norm)),
+        )
+        self.head = nn.Linear(last, num_classes, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``[batch, num_classes]`` of inputs ``[batch, channels, height, width]``."""
+        features: Tensor = self.stages(inputs).flatten(2).amax(2)
+        logits: Tensor = self.head(features) * self.logits_scale
+        return logits
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The four stages."""
+        return list(self.stages)
+
+
+class ResidualPair(nn.Module):
+    """Two convolutions of so many channels, with norm and ReLU each, added to their input."""
+
+    def __init__(self, channels: int, norm: str) -> None:
+        super().__init__()
+        self.pair = nn.Sequential(_convolution(channels, channels, norm), _convolution(channels, channels, norm))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Inputs ``[batch, channels, height, width]`` plus what the convolutions make of them."""
+        outputs: Tensor = inputs + self.pair(inputs)
+        return outputs
+
+
+def _convolution(in_channels: int, out_channels: int, norm: str) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=norm == "none")
+    return nn.Sequential(convolution, *norm_layers(norm, out_channels), nn.ReLU())
