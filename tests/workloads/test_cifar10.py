@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.errors import DataError
-from autotune.workloads.cifar10 import cifar10
+from autotune.errors import ConfigError, DataError
+from autotune.training.data import is_channels_last
+from autotune.workloads import cifar10 as workload
 
 NUM_RECORDS = 20
 TRAIN_NAMES = [f"data_batch_{number}" for number in range(1, 6)]
@@ -82,10 +83,13 @@ def in_archive(root: Path, form: str, files: dict[str, bytes]) -> Path:
     return root
 
 
+def cifar10(root: Path, *, validation: str = "held_out", **settings: Any) -> dict[str, Any]:
+    return workload.cifar10(root=str(root), download=False, validation=validation, **settings)
+
+
 def where_from(images: torch.Tensor) -> set[tuple[int, int]]:
     """The batch number and index that each image's first two bytes say."""
-    first_bytes = ((images.flatten(1)[:, :2] * 0.2470 + 0.4914) * 255).round().int()
-    return {(number, index) for number, index in first_bytes.tolist()}
+    return {(number, index) for number, index in images.flatten(1)[:, :2].tolist()}
 
 
 @pytest.mark.parametrize("write", [in_folder, as_root, in_archive])
@@ -93,7 +97,8 @@ def where_from(images: torch.Tensor) -> set[tuple[int, int]]:
 def test_every_official_form_is_read_whole(
     tmp_path: Path, batches: Batches, form: str, write: Callable[[Path, str, dict[str, bytes]], Path]
 ) -> None:
-    splits = cifar10(str(write(tmp_path, form, official_files(batches, form))), download=False)
+    splits = cifar10(write(tmp_path, form, official_files(batches, form)))
+    transform = splits.pop("transform")
     assert {name: tuple(inputs.shape) for name, (inputs, _) in splits.items()} == {
         "train": (90, 3, 32, 32),
         "validation": (10, 3, 32, 32),
@@ -105,18 +110,61 @@ def test_every_official_form_is_read_whole(
     assert test == {(5, index) for index in range(NUM_RECORDS)}
     assert splits["validation"][1].bincount().tolist() == [1] * 10
     inputs, targets = splits["test"]
-    assert inputs.dtype is torch.float32
+    assert inputs.dtype is torch.uint8
     assert targets.dtype is torch.int64
     assert targets.tolist() == batches["test_batch"][1].tolist()
     expected = (batches["test_batch"][0].reshape(-1, 3, 32, 32)[:, 2] / 255 - 0.4465) / 0.2616
-    assert np.allclose(inputs[:, 2].numpy(), expected, atol=1e-5)
+    assert np.allclose(transform(inputs)[:, 2].numpy(), expected, atol=1e-5)
+
+
+def test_by_the_records_protocol_all_training_images_are_trained_on_and_the_test_images_scored(tmp_path: Path, batches: Batches) -> None:
+    splits = cifar10(in_folder(tmp_path, "bin", official_files(batches, "bin")), validation="test")
+    assert sorted(splits) == ["train", "transform", "validation"]
+    assert where_from(splits["train"][0]) == {(number, index) for number in range(5) for index in range(NUM_RECORDS)}
+    assert splits["validation"][1].tolist() == batches["test_batch"][1].tolist()
+
+
+@pytest.mark.parametrize("validation", ["held_out", "test"])
+def test_a_part_of_the_samples_has_each_class_in_its_share(tmp_path: Path, batches: Batches, validation: str) -> None:
+    root = in_folder(tmp_path, "bin", official_files(batches, "bin"))
+    whole = cifar10(root, validation=validation)
+    part = cifar10(root, validation=validation, num_train=30, num_validation=10)
+    for name, count in (("train", 3), ("validation", 1)):
+        assert part[name][1].bincount().tolist() == [count] * 10
+        assert where_from(part[name][0]) <= where_from(whole[name][0])
+    if validation == "held_out":
+        assert torch.equal(part["test"][0], whole["test"][0])
+
+
+def test_what_is_no_part_of_the_samples_is_refused(tmp_path: Path, batches: Batches) -> None:
+    root = in_folder(tmp_path, "bin", official_files(batches, "bin"))
+    for settings, message in (
+        ({"num_train": 91}, "data.num_train: found 91, accepted is 1 to 90"),
+        ({"num_validation": 0}, "data.num_validation: found 0, accepted is 1 to 10"),
+    ):
+        with pytest.raises(DataError, match=message):
+            cifar10(root, **settings)
+    with pytest.raises(ConfigError, match=r"data.validation: found 'tests', accepted are held_out, test"):
+        cifar10(root, validation="tests")
+
+
+def test_standardised_images_keep_their_memory_format_and_the_bytes_stay_as_they_are() -> None:
+    standardise = workload.Standardise(mean=(0.5, 0.25), std=(0.5, 0.125))
+    images = torch.tensor([[0, 255], [0, 255]], dtype=torch.uint8).view(1, 2, 1, 2).expand(3, 2, 4, 2)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        given = images.contiguous(memory_format=memory_format)
+        made = standardise(given)
+        assert made.dtype is torch.float32
+        assert torch.allclose(made[0, :, 0], torch.tensor([[-1.0, 1.0], [-2.0, 6.0]]))
+        assert is_channels_last(made) is (memory_format is torch.channels_last)
+        assert torch.equal(given, images)
 
 
 def test_splits_are_the_same_in_every_form(tmp_path: Path, batches: Batches) -> None:
-    first = cifar10(str(in_folder(tmp_path / "a", "bin", official_files(batches, "bin"))), download=False)
+    first = cifar10(in_folder(tmp_path / "a", "bin", official_files(batches, "bin")))
     torch.manual_seed(3)
-    second = cifar10(str(in_folder(tmp_path / "b", "py", official_files(batches, "py"))), download=False)
-    for name in first:
+    second = cifar10(in_folder(tmp_path / "b", "py", official_files(batches, "py")))
+    for name in ("train", "validation", "test"):
         assert torch.equal(first[name][0], second[name][0])
         assert torch.equal(first[name][1], second[name][1])
 
@@ -124,7 +172,7 @@ def test_splits_are_the_same_in_every_form(tmp_path: Path, batches: Batches) -> 
 def refused(root: Path) -> str:
     """The one line that refuses what is under ``root``."""
     with pytest.raises(DataError) as raised:
-        cifar10(str(root), download=False)
+        cifar10(root)
     message = str(raised.value)
     assert message.startswith("data.root: ")
     assert "\n" not in message
@@ -148,7 +196,7 @@ def test_missing_batch_is_named(tmp_path: Path, batches: Batches) -> None:
 def test_whole_archive_beside_an_unfinished_folder_is_read(tmp_path: Path, batches: Batches) -> None:
     files = official_files(batches, "bin")
     in_folder(tmp_path, "bin", {"data_batch_1.bin": files["data_batch_1.bin"]})
-    splits = cifar10(str(in_archive(tmp_path, "bin", files)), download=False)
+    splits = cifar10(in_archive(tmp_path, "bin", files))
     assert len(splits["train"][1]) == 90
 
 
