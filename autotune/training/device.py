@@ -1,8 +1,10 @@
 """The device that a training runs on: picking it, waiting for it, its memory, and what it can run."""
 
+import importlib.util
 import os
 import platform
 import resource
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,10 @@ class Capabilities:
     gpu_name: str | None
     compute_capability: tuple[int, int] | None
     """CUDA compute capability of the GPUs, (8, 0) and up for bfloat16; None without a GPU."""
+    has_compiler: bool
+    """Whether there is a C++ compiler, which torch.compile needs."""
+    has_torchao: bool
+    """Whether torchao is installed, which float8 needs."""
 
     @property
     def device_name(self) -> str:
@@ -37,6 +43,8 @@ def local_capabilities() -> Capabilities:
         num_gpus=num_gpus,
         gpu_name=torch.cuda.get_device_name(0) if num_gpus else None,
         compute_capability=torch.cuda.get_device_capability(0) if num_gpus else None,
+        has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
+        has_torchao=importlib.util.find_spec("torchao") is not None,
     )
 
 
@@ -49,10 +57,48 @@ def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     num_workers = config.parallelism["num_workers"]
     if uses_gpu and num_workers > capabilities.num_gpus:
         return f"parallelism.num_workers={num_workers} needs as many GPUs, and there are {capabilities.num_gpus}"
-    capability = capabilities.compute_capability
-    if uses_gpu and config.precision["autocast_dtype"] == "bfloat16" and capability is not None and capability < (8, 0):
-        return f"bfloat16 needs CUDA compute capability 8.0, and {capabilities.gpu_name} has {capability[0]}.{capability[1]}"
+    if config.runtime["compile"] is not None and not capabilities.has_compiler:
+        return f"runtime.compile={config.runtime['compile']} needs a C++ compiler, and there is none"
+    if config.precision["float8"] and not capabilities.has_torchao:
+        return "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
+    return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect_on_cpu(config)
+
+
+def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
+    """What of the precision the GPUs are too old for."""
+    found, precision = capabilities.compute_capability, config.precision
+    needs = {
+        "float8": (8, 9) if precision["float8"] else None,
+        "bfloat16": (8, 0) if "bfloat16" in (precision["autocast_dtype"], precision["weights_dtype"]) else None,
+        "TensorFloat-32": (8, 0) if _is_plain_tf32(config) else None,
+    }
+    for what, least in needs.items():
+        if least is not None and found is not None and found < least:
+            return f"{what} needs CUDA compute capability {least[0]}.{least[1]}, and {capabilities.gpu_name} has {found[0]}.{found[1]}"
     return None
+
+
+def _without_effect_on_cpu(config: TrialConfig) -> str | None:
+    """What the CPU would run as if it had not been asked for."""
+    runtime = config.runtime
+    for setting, is_asked in (
+        ("precision.float8", config.precision["float8"]),
+        ("precision.float32_precision=tf32", _is_plain_tf32(config)),
+        ("runtime.cuda_graph", runtime["cuda_graph"]),
+        ("runtime.compile=reduce-overhead", runtime["compile"] == "reduce-overhead"),
+        ("runtime.cudnn_benchmark", runtime["cudnn_benchmark"]),
+        ("runtime.expandable_segments", runtime["expandable_segments"]),
+    ):
+        if is_asked:
+            return f"{setting} is for GPUs, and this training runs on the CPU"
+    return None
+
+
+def _is_plain_tf32(config: TrialConfig) -> bool:
+    """Whether TensorFloat-32 is all that sets a precision apart from float32."""
+    precision = config.precision
+    is_float32 = precision["autocast_dtype"] is None and precision["weights_dtype"] == "float32" and not precision["float8"]
+    return is_float32 and precision["float32_precision"] == "tf32"
 
 
 def uses_cuda(config: TrialConfig, capabilities: Capabilities) -> bool:

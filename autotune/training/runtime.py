@@ -69,15 +69,18 @@ def _contexts(block: torch.nn.Module) -> tuple[AbstractContextManager[None], Abs
 
 @contextlib.contextmanager
 def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
-    """Batch norms use the batch's own statistics and leave their running ones as they are."""
+    """Batch norms leave their running statistics as they are."""
     norms = [each for each in block.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm) and each.track_running_stats]  # noqa: SLF001
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            if norm.training and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked -= 1
 
 
 class GraphedGradients:

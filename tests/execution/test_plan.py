@@ -12,9 +12,9 @@ from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.plan import StudyPlan, check_plan, describe_plan, plan_study
 from autotune.training.device import Capabilities
 
-_CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None)
-_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0))
-_OLD_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="Tesla V100", compute_capability=(7, 0))
+_CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
+_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
+_OLD_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="Tesla V100", compute_capability=(7, 0), has_compiler=True, has_torchao=True)
 
 _SPACE = "search_space=[{device:[cpu,cuda]},{precision:[fp32,bf16]}]"
 

@@ -1,6 +1,7 @@
 """What a machine can run, and which errors say that memory ran out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,9 +21,12 @@ from autotune.training.device import (
     uses_cuda,
 )
 
-CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None)
-OLD_GPU = Capabilities(num_cpus=4, num_gpus=1, gpu_name="NVIDIA T4", compute_capability=(7, 5))
-NEW_GPUS = Capabilities(num_cpus=4, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0))
+CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=True)
+BARE = replace(CPU_ONLY, has_compiler=False, has_torchao=False)
+OLD_GPU = Capabilities(num_cpus=4, num_gpus=1, gpu_name="NVIDIA T4", compute_capability=(7, 5), has_compiler=True, has_torchao=True)
+NEW_GPUS = Capabilities(num_cpus=4, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
+NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
+FOR_GPUS = "{} is for GPUs, and this training runs on the CPU"
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -34,6 +38,21 @@ MakeConfig = Callable[..., TrialConfig]
         (("precision=bf16",), "auto", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
         (("precision=bf16",), "cuda", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
         (("parallelism.num_workers=3",), "auto", NEW_GPUS, "parallelism.num_workers=3 needs as many GPUs, and there are 2"),
+        (("precision=pure_bf16",), "cuda", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
+        (("precision=tf32",), "cuda", OLD_GPU, "TensorFloat-32 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
+        (("precision=fp8",), "cuda", OLD_GPU, "float8 needs CUDA compute capability 8.9, and NVIDIA T4 has 7.5"),
+        (("precision=fp8",), "cuda", replace(NEW_GPUS, has_torchao=False), NO_TORCHAO),
+        (("runtime.compile=default",), "cpu", BARE, "runtime.compile=default needs a C++ compiler, and there is none"),
+        (("precision=fp8",), "cpu", CPU_ONLY, "precision.float8 is for GPUs, and this training runs on the CPU"),
+        (("precision=tf32",), "cpu", CPU_ONLY, "precision.float32_precision=tf32 is for GPUs, and this training runs on the CPU"),
+        (("runtime.cuda_graph=true",), "auto", CPU_ONLY, "runtime.cuda_graph is for GPUs, and this training runs on the CPU"),
+        (("runtime.compile=reduce-overhead",), "cpu", NEW_GPUS, FOR_GPUS.format("runtime.compile=reduce-overhead")),
+        (("runtime.cudnn_benchmark=true",), "auto", CPU_ONLY, FOR_GPUS.format("runtime.cudnn_benchmark")),
+        (("runtime.expandable_segments=true",), "auto", CPU_ONLY, FOR_GPUS.format("runtime.expandable_segments")),
+        (("runtime.compile=default",), "cpu", CPU_ONLY, None),
+        (("precision=fp16",), "cuda", OLD_GPU, None),
+        (("precision=fp8",), "cuda", NEW_GPUS, None),
+        (("precision=tf32", "runtime.cuda_graph=true"), "auto", NEW_GPUS, None),
         ((), "cuda", OLD_GPU, None),
         (("precision=bf16",), "cpu", OLD_GPU, None),
         (("precision=bf16",), "auto", CPU_ONLY, None),
