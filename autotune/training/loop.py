@@ -35,7 +35,7 @@ from autotune.training.data import LoadedData, Split, fits_on, load_data
 from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
 from autotune.training.precision import Precision
 from autotune.training.runtime import apply_runtime
-from autotune.training.step import TrainingStep, labelled
+from autotune.training.step import TrainingStep
 from autotune.training.versions import versions
 
 _EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
@@ -82,18 +82,7 @@ def train(
     """
     device = pick_device(config.device)
     clock = PhaseClock(synchronizer(device))
-    clock.enter(Phase.BUILD)
-    reset_device(device)
-    apply_runtime(config, device, num_threads)
-    run = _Run.start(config, load_data(config), device)
-    step = run.warmed_up()
-
-    clock.enter(Phase.PREPARE)
-    seed_everything(config.seed)
-    if step.is_bound:
-        step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts)
-    else:
-        step = run.training_step()
+    run, step = set_up(config, device, clock, num_threads)
     parts, place = step.parts, _Place()
     if state_folder is not None and (state_folder / STATE_FILE).is_file():
         clock.enter(None)
@@ -104,9 +93,7 @@ def train(
     clock.enter(Phase.TRAIN)
     with closing(run.batches(place.step)) as batches:
         while not place.has_ended:
-            with labelled("data"):
-                batch = next(batches)
-            step(batch, place.step)
+            step.on_next(batches, place.step)
             place.step += 1
             train_seconds = clock.seconds(Phase.TRAIN)
             is_out_of_time = train_seconds > config.target.max_train_seconds or train_seconds + clock.seconds(Phase.PREPARE) > cap_seconds
@@ -125,6 +112,22 @@ def train(
     if score_test and run.data.test is not None:
         return run.evaluate(parts, run.data.test.to(device, **_form(config, run.precision)))[0]
     return None
+
+
+def set_up(config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int) -> tuple["Run", TrainingStep]:
+    """All that comes before the first step of a training, each in its phase: what stays the same, and a step with fresh parts."""
+    clock.enter(Phase.BUILD)
+    reset_device(device)
+    apply_runtime(config, device, num_threads)
+    run = Run.start(config, load_data(config), device)
+    step = run.warmed_up()
+
+    clock.enter(Phase.PREPARE)
+    seed_everything(config.seed)
+    if step.is_bound:
+        step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts)
+        return run, step
+    return run, run.training_step()
 
 
 def outcome_of(
@@ -194,7 +197,7 @@ class _Place:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class Run:
     """What stays the same through one training: data where it is trained on, sizes, precision."""
 
     config: TrialConfig
@@ -209,7 +212,8 @@ class _Run:
     evaluate_every_samples: int
 
     @classmethod
-    def start(cls, config: TrialConfig, data: LoadedData, device: torch.device) -> "_Run":
+    def start(cls, config: TrialConfig, data: LoadedData, device: torch.device) -> "Run":
+        """A training's data and sizes, with the data where it is trained on."""
         on_device = config.data_path["on_device"]
         resident = fits_on(device, data) if on_device is None else on_device
         precision = Precision(config.precision, device)
@@ -234,6 +238,7 @@ class _Run:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Whole batches of the training split."""
         return len(self.data.train) // self.batch_size
 
     def training_step(self) -> TrainingStep:

@@ -1,7 +1,7 @@
 """One training step: from a batch to new weights, without ever waiting for the device."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,7 +15,8 @@ from autotune.training.runtime import Compute, GraphedGradients, compiled
 class TrainingStep:
     """The steps of one training, or of several in turn on the same model.
 
-    The parts of a step carry names that a profiler shows: augmentation, forward, backward, optimizer.
+    The parts of a step carry names that a profiler shows: data, augmentation, forward, backward, optimizer; where forward and
+    backward pass are one CUDA graph, graph.
     """
 
     def __init__(self, config: TrialConfig, parts: Components, precision: Precision, steps_per_epoch: int, total_steps: int) -> None:
@@ -35,6 +36,12 @@ class TrainingStep:
     def is_bound(self) -> bool:
         """Whether compiled code or a graph is tied to the model, so that the next training must use the same one."""
         return self._is_compiled or self._graphed is not None
+
+    def on_next(self, batches: Iterator[Batch], step: int) -> None:
+        """Wait for the next batch, and train on it."""
+        with labelled("data"):
+            batch = next(batches)
+        self(batch, step)
 
     def __call__(self, batch: Batch, step: int) -> None:
         """Train on one batch; ``step`` counts from 0."""
@@ -63,7 +70,8 @@ class TrainingStep:
 
     def _gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         if self._graphed is not None:
-            self._graphed(inputs, targets)
+            with labelled("graph"):
+                self._graphed(inputs, targets)
             return
         self.parts.optimizer.zero_grad(set_to_none=True)
         self._add_gradients(inputs, targets)
