@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -64,6 +65,8 @@ class LoadedData:
     test: Split | None
     transform: Callable[[torch.Tensor], torch.Tensor]
     """What turns inputs as they are kept into what the model takes, on the device."""
+    is_mapped: bool
+    """Whether the training split is mapped from a file."""
     checksum: str
     """Of all splits' shapes, types and a sample of their bytes."""
 
@@ -119,7 +122,13 @@ def _load(config: TrialConfig) -> LoadedData:
     if not callable(transform):
         raise DataError(f"data: {name}: transform: found {type(transform).__name__}, accepted is something that can be called")
     checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
-    return LoadedData(checked["train"], checked["validation"], checked.get("test"), transform, _checksum(checked))
+    return LoadedData(
+        checked["train"], checked["validation"], checked.get("test"), transform, _is_mapped(splits["train"]), _checksum(checked)
+    )
+
+
+def _is_mapped(given: Any) -> bool:
+    return isinstance(given, tuple | list) and isinstance(given[0], np.memmap)
 
 
 def _unchanged(inputs: torch.Tensor) -> torch.Tensor:
@@ -171,6 +180,6 @@ def _checksum(splits: Mapping[str, Split]) -> str:
 
 
 def fits_on(device: torch.device, data: LoadedData) -> bool:
-    """Whether the data set may live on the device as a whole."""
+    """Whether the data set may live on the device as a whole; in host memory, whether it is there already."""
     free = free_memory_bytes(device)
-    return free is None or data.num_bytes <= free * _FITS_FRACTION
+    return not data.is_mapped if free is None else data.num_bytes <= free * _FITS_FRACTION

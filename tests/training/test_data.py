@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,3 +173,40 @@ def images() -> dict[str, Any]:
 
 def test_every_data_set_fits_on_the_cpu(load: Load) -> None:
     assert fits_on(torch.device("cpu"), load(tensors))
+
+
+def mapped(root: str) -> dict[str, Any]:
+    """The splits of ``tensors``, their training inputs mapped from a file that may not be written."""
+    splits = tensors()
+    inputs, targets = splits["train"]
+    np.save(f"{root}/inputs.npy", inputs.numpy())
+    return {**splits, "train": (np.load(f"{root}/inputs.npy", mmap_mode="r"), targets)}
+
+
+def test_a_mapped_split_stays_in_its_file_and_is_not_taken_for_resident(load: Load, tmp_path: Path) -> None:
+    data = load(mapped, root=str(tmp_path))
+    assert data.is_mapped
+    assert not fits_on(torch.device("cpu"), data)
+    assert torch.equal(data.train.inputs, load(tensors).train.inputs)
+    assert data.checksum == load(tensors).checksum
+
+
+def bytes_and_transform(wrong: bool = False) -> dict[str, Any]:
+    pair = (np.full((4, 3, 2, 2), 51, dtype=np.uint8), np.arange(4))
+    return {"train": pair, "validation": pair, "transform": 3 if wrong else halves}
+
+
+def halves(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs.float().flatten(1) / 102
+
+
+def test_a_transform_makes_what_the_model_sees(load: Load) -> None:
+    data = load(bytes_and_transform)
+    assert data.train.inputs.dtype is torch.uint8
+    assert data.input_shape == (12,)
+    assert data.transform(data.train.inputs).unique().tolist() == [0.5]
+
+
+def test_a_transform_that_cannot_be_called_is_refused(load: Load) -> None:
+    with pytest.raises(DataError, match="transform: found int, accepted is something that can be called"):
+        load(bytes_and_transform, wrong=True)

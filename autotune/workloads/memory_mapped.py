@@ -1,0 +1,72 @@
+"""A data set in NumPy files, mapped into memory: it may be larger than that, since only the batches asked for are read."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autotune.errors import DataError
+
+
+def memory_mapped(*, root: str, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, Any]:
+    """``train``, ``validation`` and, where its files are there, ``test`` from ``<split>_inputs.npy`` and ``<split>_targets.npy``.
+
+    Inputs are ``[samples, ...]`` of any type, such as bytes, and are read as they are; on the device they become float32, are
+    divided by ``scale``, and each channel (dimension 1) is standardised by its ``mean`` and ``std``. Inputs of whole numbers
+    beyond bytes (tokens) are left alone. Targets are ``[samples]`` or ``[samples, ...]``.
+
+    Raises:
+        DataError: a file is missing or no array, or mean and std do not go together or do not fit the inputs.
+    """
+    folder = Path(root).expanduser()
+    names = [split for split in ("train", "validation", "test") if split != "test" or (folder / "test_inputs.npy").exists()]
+    splits: dict[str, Any] = {split: (_mapped(folder / f"{split}_inputs.npy"), _mapped(folder / f"{split}_targets.npy")) for split in names}
+    inputs = splits["train"][0]
+    if inputs.dtype == np.uint8 or inputs.dtype.kind == "f":
+        splits["transform"] = _standardiser(scale, mean, std, num_channels=inputs.shape[1] if inputs.ndim > 1 else 0)
+    return splits
+
+
+def _mapped(path: Path) -> "np.ndarray[Any, Any]":
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"data.root: {path} is not there; accepted are SPLIT_inputs.npy and SPLIT_targets.npy, as numpy.save writes"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"data.root: {path} cannot be mapped: {' '.join(str(error).split())}; accepted is what numpy.save writes"
+        ) from error
+    if not isinstance(mapped, np.memmap) or mapped.ndim == 0:
+        raise DataError(f"data.root: {path} holds no array [samples, ...]; accepted is what numpy.save writes of one")
+    return mapped
+
+
+def _standardiser(
+    scale: float, mean: Sequence[float] | None, std: Sequence[float] | None, *, num_channels: int
+) -> Callable[[Tensor], Tensor]:
+    if (mean is None) != (std is None):
+        raise DataError(f"data: found mean {mean} and std {std}, accepted are both or neither")
+    if not scale > 0 or (std is not None and not min(std) > 0):
+        raise DataError(f"data: found scale {scale} and std {std}, accepted are numbers above 0")
+    if mean is not None and std is not None and not len(mean) == len(std) == num_channels:
+        raise DataError(f"data: found {len(mean)} means and {len(std)} stds for {num_channels} channels, accepted is one for each")
+
+    @cache
+    def moments(device: torch.device, num_dimensions: int) -> Tensor:
+        """Mean and deviation, ``[2, 1, channels, 1, ...]``; copied to a device once, since every copy makes the host wait."""
+        return torch.tensor([mean, std], device=device).view(2, 1, num_channels, *(1,) * (num_dimensions - 2))
+
+    def standardise(inputs: Tensor) -> Tensor:
+        inputs = inputs.to(torch.float32) / scale
+        if mean is None:
+            return inputs
+        means, deviations = moments(inputs.device, inputs.ndim)
+        return inputs.sub_(means).div_(deviations)
+
+    return standardise

@@ -1,0 +1,104 @@
+"""A training that is ended anywhere goes on from its last evaluation as if nothing had happened."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import DataError
+from autotune.measurement import Evaluation, Outcome
+from autotune.training.checkpoint import STATE_FILE, read_weights
+from autotune.training.loop import train
+
+MakeConfig = Callable[..., TrialConfig]
+
+PARTS = {
+    "plain": (),
+    "schedule and momentum": ("lr_schedule=one_cycle",),
+    "averaged weights": ("averaging=ema",),
+    "adaptive": ("optimizer=adamw", "lr_schedule=cosine"),
+    "augmented": ("augmentation=flip_shift", "data_path.on_device=false"),
+    "half weights": ("precision=pure_bf16",),
+}
+SCALED = pytest.param(("precision=fp16",), marks=pytest.mark.slow)  # on a CPU, that is
+
+
+@pytest.fixture
+def short(trial_config: MakeConfig) -> MakeConfig:
+    """Makes configurations of four evaluations, whose target no training reaches."""
+
+    def make(*overrides: str) -> TrialConfig:
+        config = trial_config("batch_size=128", "epochs=3.5", *overrides)
+        return replace(config, target=replace(config.target, value=2.0), evaluate_every_samples=1000)
+
+    return make
+
+
+def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
+    return [(each.step, each.metric, each.loss) for each in evaluations]
+
+
+@pytest.mark.parametrize("overrides", [*PARTS.values(), SCALED], ids=[*PARTS, "scaled gradients"])
+def test_a_training_goes_on_with_the_numbers_it_would_have_had(short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    config = short(*overrides)
+    whole = list(train(config))
+    assert len(whole) == 4
+    first = train(config, state_folder=tmp_path)
+    begun = [next(first), next(first)]
+    first.close()
+    torch.manual_seed(99)
+    np.random.seed(99)
+    rest = list(train(config, state_folder=tmp_path))
+    assert numbers(begun) == numbers(whole[:2])
+    assert numbers(rest) == numbers(whole[2:])
+
+
+def test_the_seconds_of_all_processes_count(short: MakeConfig, tmp_path: Path) -> None:
+    first = train(short(), state_folder=tmp_path)
+    begun = next(first)
+    first.close()
+    rest = next(train(short(), state_folder=tmp_path))
+    assert rest.train_seconds > begun.train_seconds
+    assert rest.build_seconds > begun.build_seconds
+
+
+def test_a_training_that_had_ended_says_so_again_and_trains_no_more(short: MakeConfig, tmp_path: Path) -> None:
+    ended = list(train(short(), state_folder=tmp_path))[-1]
+    again = list(train(short(), state_folder=tmp_path))
+    assert ended.outcome is Outcome.MISSED
+    assert numbers(again) == numbers([ended])
+    assert again[-1].train_seconds == ended.train_seconds
+
+
+def test_a_state_of_another_configuration_is_refused(short: MakeConfig, tmp_path: Path) -> None:
+    list(train(short(), state_folder=tmp_path))
+    with pytest.raises(DataError, match="holds a training with another batch_size, seed;"):
+        list(train(replace(short(), batch_size=32, seed=8), state_folder=tmp_path))
+
+
+def test_a_damaged_state_is_refused_and_left_as_it_is(short: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_bytes(b"not a state")
+    with pytest.raises(DataError, match="cannot be read"):
+        list(train(short(), state_folder=tmp_path))
+    assert (tmp_path / STATE_FILE).read_bytes() == b"not a state"
+
+
+def test_the_weights_that_are_kept_are_those_that_were_scored(short: MakeConfig, tmp_path: Path) -> None:
+    from autotune.training.components import make_components
+    from autotune.training.data import load_data
+
+    config, path = short("averaging=ema"), tmp_path / "weights.safetensors"
+    last = list(train(config, weights_path=path, origin={"experiment": "cnn"}))[-1]
+    weights, metadata = read_weights(path)
+    assert (metadata["evaluation"]["metric"], metadata["origin"]) == (last.metric, {"experiment": "cnn"})
+    data = load_data(config)
+    model = make_components(config, data, torch.device("cpu"), 1).model
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        outputs = model.eval()(data.validation.inputs)
+    accuracy = (outputs.argmax(dim=1) == data.validation.targets).float().mean().item()
+    assert accuracy == pytest.approx(last.metric)

@@ -1,0 +1,115 @@
+"""Activation checkpointing keeps less and computes the same; a step adds up the gradients of its micro-batches."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.training.components import Components, make_components
+from autotune.training.data import load_data
+from autotune.training.precision import Precision
+from autotune.training.runtime import checkpoint_activations
+from autotune.training.step import TrainingStep
+
+MakeConfig = Callable[..., TrialConfig]
+CPU = torch.device("cpu")
+
+
+class Counting(torch.nn.Module):
+    """A layer that counts its forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.passes = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return torch.tanh(self.norm(self.linear(inputs)))
+
+
+def saved_elements(model: torch.nn.Module, inputs: torch.Tensor) -> int:
+    """Numbers that autograd keeps between forward and backward pass."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(inputs).square().mean()
+    return sum(kept.values())
+
+
+def test_checkpointed_blocks_run_twice_keep_less_and_give_the_same_gradients_and_statistics() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(*(Counting() for _ in range(3)))
+    checkpointed = copy.deepcopy(plain)
+    checkpoint_activations(checkpointed, recompute_statistics=False)
+    inputs = torch.randn(32, 6)
+    for model in (plain, checkpointed):
+        model(inputs).square().mean().backward()
+    assert [block.passes for block in plain] == [1, 1, 1]
+    assert [block.passes for block in checkpointed] == [2, 2, 2]
+    for mine, other in zip(checkpointed.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+    assert checkpointed.state_dict().keys() == plain.state_dict().keys()
+    for name, buffer in checkpointed.named_buffers():
+        assert torch.equal(buffer, plain.get_buffer(name)), name
+    assert saved_elements(checkpointed, inputs) < 0.6 * saved_elements(plain, inputs)
+
+
+def test_a_model_says_itself_which_blocks_are_checkpointed() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Counting(), Counting()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(inputs))
+
+        def blocks(self) -> list[torch.nn.Module]:
+            return [self.second]
+
+    model = Model()
+    checkpoint_activations(model, recompute_statistics=False)
+    model(torch.randn(8, 6)).sum().backward()
+    assert (model.first.passes, model.second.passes) == (1, 2)
+
+
+def test_checkpointing_leaves_scoring_alone() -> None:
+    model = torch.nn.Sequential(Counting(), Counting()).eval()
+    checkpoint_activations(model, recompute_statistics=False)
+    with torch.inference_mode():
+        model(torch.randn(4, 6))
+    assert [block.passes for block in model] == [1, 1]
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 5, 16, 32, 50])
+def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(trial_config: MakeConfig, micro_batch_size: int) -> None:
+    def gradients(override: str) -> list[torch.Tensor]:
+        config = trial_config(override)
+        data = load_data(config)
+        torch.manual_seed(0)
+        parts: Components = make_components(config, data, CPU, 10)
+        step = TrainingStep(config, parts, Precision(config.precision, CPU), 5, 10)
+        step._gradients(data.train.inputs[:32], data.train.targets[:32])
+        return [parameter.grad for parameter in parts.model.parameters()]
+
+    whole, added = gradients("runtime.micro_batch_size=null"), gradients(f"runtime.micro_batch_size={micro_batch_size}")
+    for mine, other in zip(added, whole, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_setting_of_one_training_is_not_left_to_the_next(trial_config: MakeConfig) -> None:
+    from autotune.training.loop import train
+
+    torch.backends.cudnn.benchmark = True
+    next(train(trial_config("precision=tf32")))
+    assert torch.get_float32_matmul_precision() == "high"
+    next(train(trial_config()))
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cudnn.benchmark is False
