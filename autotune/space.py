@@ -288,9 +288,10 @@ class SearchSpace:
         """
         values: dict[str, Any] = {}
         for _, key, parameter in self._opened(lookup):
-            values[key] = lookup(key)
-            if parameter.as_param(values[key]) is None:
+            value = lookup(key)
+            if parameter.as_param(value) is None:
                 return None
+            values[key] = int(value) if isinstance(parameter, Int) else value
         return Suggestion(values)
 
     def params_of(self, suggestion: Suggestion) -> dict[str, Any]:

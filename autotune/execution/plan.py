@@ -14,7 +14,7 @@ from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
 from autotune.search.stopping import StoppingRule
-from autotune.space import SearchSpace, Suggestion
+from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.training.components import accepted_arguments
 from autotune.training.device import Capabilities, unsupported, uses_cuda
 from autotune.training.run import check_training
@@ -177,7 +177,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
 
 def _describe_domain(domain: Any) -> str:
     if hasattr(domain, "options"):
-        return ", ".join(json.dumps(value) if isinstance(value, list) else str(value) for value, _ in domain.options)
+        return ", ".join(override_text(value) for value, _ in domain.options)
     settings = {key: value for key, value in asdict(domain).items() if value not in (None, False)}
     low, high = settings.pop("low"), settings.pop("high")
     rest = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
@@ -214,7 +214,7 @@ def _without_unsupported(
         alone = reason and _is_to_blame(name, value, point, probes, composer, capabilities)
         if reason is not None and alone:
             space = space.without(name, value)
-            dropped.append(f"{name}={value}: {reason}")
+            dropped.append(f"{name}={override_text(value)}: {reason}")
     return space, dropped
 
 

@@ -14,6 +14,7 @@ from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpac
 
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = sorted(each.stem for each in (ROOT / "conf" / "experiment").glob("*.yaml"))
+OPTIMIZERS = ", ".join(sorted(each.stem for each in (ROOT / "conf" / "optimizer").glob("*.yaml")))
 SHIPPED_SPACES = sorted(f"search_spaces/{each.name}" for each in (ROOT / "search_spaces").glob("*.yaml"))
 
 COMPOSER = Composer(["experiment=cnn"])
@@ -55,20 +56,31 @@ def test_every_branch_of_every_experiment_composes(experiment: str) -> None:
     assert check_space(space, composer) == list(space.probes())
 
 
-LISTED = "".join(each.read_text() for each in (ROOT / "conf" / "experiment").glob("*.yaml"))
+def goes_with(file: str) -> list[str]:
+    """The experiments that a file of a search space names."""
+    lines = (ROOT / file).read_text().splitlines()
+    named = [line.removeprefix("# Goes with:") for line in lines if line.startswith("# Goes with:")]
+    return [name.strip() for line in named for name in line.split(",")]
 
 
-@pytest.mark.parametrize("file", [each for each in SHIPPED_SPACES if each not in LISTED])
-def test_every_branch_of_a_file_that_no_experiment_lists_composes(file: str) -> None:
-    assert check_space(read_search_space([file], COMPOSER), COMPOSER)
+def test_every_file_of_a_search_space_names_experiments_that_it_goes_with() -> None:
+    assert {file: set(goes_with(file)) - set(EXPERIMENTS) for file in SHIPPED_SPACES} == {file: set() for file in SHIPPED_SPACES}
+    assert [file for file in SHIPPED_SPACES if not goes_with(file)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "experiment"), [(file, name) for file in SHIPPED_SPACES for name in goes_with(file)])
+def test_a_file_composes_with_every_experiment_it_names(file: str, experiment: str) -> None:
+    composer = Composer([f"experiment={experiment}"])
+    assert check_space(read_search_space([file], composer), composer)
 
 
 # Reading.
 
 
 def test_files_and_mappings_of_an_experiment_become_one_space() -> None:
-    space = read_search_space(["search_spaces/runtime.yaml", {"epochs": {"type": "int", "low": 1, "high": 3}}], COMPOSER)
-    assert space.parameters["precision"] == plain_choice("fp32", "bf16")
+    space = read_search_space(["search_spaces/memory.yaml", {"epochs": {"type": "int", "low": 1, "high": 3}}], COMPOSER)
+    assert space.parameters["runtime.micro_batch_size"] == plain_choice(None, 64, 256)
     assert space.parameters["epochs"] == Int(low=1, high=3)
 
 
@@ -178,7 +190,7 @@ def test_the_same_key_in_two_files_is_refused_with_both() -> None:
         ),
         (
             {"optimizer": ["sgd", "adam"]},
-            "search_space[0]: optimizer=adam: accepted are adamw, sgd (did you mean adamw?)",
+            f"search_space[0]: optimizer=adam: accepted are {OPTIMIZERS} (did you mean adamw?)",
         ),
         ({"epochs": [3, "many"]}, "search_space[0]: epochs: Value 'many' of type 'str' could not be converted to Float"),
         ({"batch_size": [3, "many"]}, "search_space[0]: batch_size: Value 'many' of type 'str' could not be converted to Integer"),
