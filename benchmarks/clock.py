@@ -57,10 +57,10 @@ def settings_of(config: TrialConfig) -> Settings:
         momentum=config.optimizer["momentum"],
         weight_decay=config.optimizer["weight_decay"],
         lr_schedule="cosine",
-        batch_norm=config.model["batch_norm"],
+        norm=config.model["norm"],
         widths=tuple(config.model["widths"]),
         batch_size=config.batch_size,
-        epochs=config.epochs,
+        epochs=int(config.epochs),
         evaluate_every_samples=config.evaluate_every_samples or 0,
         seed=config.seed,
     )

@@ -26,7 +26,8 @@ class Settings:
     weight_decay: float
     lr_schedule: str
     """``constant`` or ``cosine``."""
-    batch_norm: bool
+    norm: str
+    """Of SimpleCNN: ``batch``, ``group`` or ``none``."""
     widths: tuple[int, ...]
     batch_size: int
     epochs: int
@@ -44,7 +45,7 @@ def train_plain(settings: Settings, splits: Splits, report: Callable[[float, flo
     inputs, targets = splits["train"]
     total_steps = settings.epochs * (len(inputs) // settings.batch_size)
     input_shape, num_classes = tuple(inputs.shape[1:]), int(targets.max()) + 1
-    model = SimpleCNN(input_shape=input_shape, num_classes=num_classes, widths=settings.widths, batch_norm=settings.batch_norm)
+    model = SimpleCNN(input_shape=input_shape, num_classes=num_classes, widths=settings.widths, norm=settings.norm)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.lr, momentum=settings.momentum, nesterov=True, weight_decay=settings.weight_decay
     )

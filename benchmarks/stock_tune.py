@@ -81,7 +81,7 @@ def main() -> None:
             "momentum": tune.uniform(0.8, 0.98),
             "weight_decay": tune.loguniform(1e-5, 1e-2),
             "lr_schedule": tune.choice(["constant", "cosine"]),
-            "batch_norm": tune.choice([False, True]),
+            "norm": tune.choice(["none", "batch"]),
             "batch_size": arguments.batch_size,
             "epochs": arguments.epochs,
             "seed": arguments.seed,

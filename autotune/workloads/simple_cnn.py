@@ -5,32 +5,33 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from autotune.errors import ConfigError
+from autotune.workloads.norms import norm_layers
 
 
 class SimpleCNN(nn.Module):
     """One 3x3 convolution per entry of ``widths``, each followed by ReLU and a 2x2 max-pool, then one linear layer.
 
     ``input_shape`` is ``[channels, height, width]``; ``forward`` takes ``[batch, channels, height, width]`` and returns logits
-    ``[batch, num_classes]``. With ``batch_norm`` each convolution is normalised before its ReLU and has no bias of its own.
+    ``[batch, num_classes]``. ``norm`` says what normalises each convolution's output before its ReLU: ``batch`` over the batch,
+    ``group`` each sample by itself over groups of channels, ``none`` nothing. A normalised convolution has no bias of its own.
 
     The convolutions have no padding where the input is large enough for that: with widths of 16 and 32 an input of 3x32x32
     leaves 32 x 6 x 6 features. Where any of them would be left with less than 2x2 (8x8 is 6x6, 3x3, 1x1), all are padded by 1.
 
     Raises:
-        ConfigError: if a size is not positive, or the input is too small for that many layers even with padding.
+        ConfigError: if a size is not positive, the norm is none of those, or the input is too small for that many layers even
+            with padding.
     """
 
-    def __init__(self, *, input_shape: Sequence[int], num_classes: int, widths: Sequence[int], batch_norm: bool) -> None:
+    def __init__(self, *, input_shape: Sequence[int], num_classes: int, widths: Sequence[int], norm: str) -> None:
         super().__init__()
         _check_sizes(input_shape, num_classes, widths)
         channels, height, width = input_shape
         padding, height, width = _padding_and_size(height, width, len(widths))
         layers: list[nn.Module] = []
         for out_channels in widths:
-            layers.append(nn.Conv2d(channels, out_channels, kernel_size=3, padding=padding, bias=not batch_norm))
-            if batch_norm:
-                layers.append(nn.BatchNorm2d(out_channels))
-            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+            layers.append(nn.Conv2d(channels, out_channels, kernel_size=3, padding=padding, bias=norm == "none"))
+            layers += [*norm_layers(norm, out_channels), nn.ReLU(), nn.MaxPool2d(2)]
             channels = out_channels
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels * height * width, num_classes)

@@ -3,7 +3,7 @@ from benchmarks.clock import measure_pair
 
 def test_bare_loop_and_autotune_do_the_same_training(trial_config):
     config = trial_config(
-        "model.batch_norm=true",
+        "model.norm=batch",
         "lr_schedule=cosine",
         "epochs=1",
         "batch_size=128",

@@ -34,7 +34,7 @@ def test_values_of_an_option_that_was_left_are_not_carried_along(tmp_path: Path)
     (tmp_path / "experiment" / "mine.yaml").write_text(
         "# @package _global_\n"
         "defaults: [cnn, {override /optimizer: sgd}, {override /precision: bf16}, _self_]\n"
-        "optimizer: {lr: 0.3, momentum: 0.85}\nmodel: {batch_norm: true}\nbatch_size: 128\ntarget: {value: 0.97}\n"
+        "optimizer: {lr: 0.3, momentum: 0.85}\nmodel: {norm: batch}\nbatch_size: 128\ntarget: {value: 0.97}\n"
     )
     content = yaml.safe_load(_exported(tmp_path, "mine"))
     assert content["optimizer"] == {"lr": 0.002}
@@ -42,7 +42,7 @@ def test_values_of_an_option_that_was_left_are_not_carried_along(tmp_path: Path)
     assert trial.optimizer == {"_target_": "torch.optim.AdamW", "lr": 0.002, "weight_decay": 0.01}
     assert (trial.batch_size, trial.seed, trial.target.value) == (32, 5, 0.97)
     assert trial.precision["autocast_dtype"] == "bfloat16"
-    assert trial.model["batch_norm"] is True
+    assert trial.model["norm"] == "batch"
 
 
 def test_an_experiment_that_composes_to_something_else_is_refused() -> None:

@@ -106,9 +106,9 @@ class Processes:
 
 @pytest.fixture(scope="module")
 def processes(make_task: MakeTask, folder: Path) -> Processes:
-    task = make_task("seed=11", "lr_schedule=one_cycle", "model.batch_norm=true")
+    task = make_task("seed=11", "lr_schedule=one_cycle", "model.norm=batch")
     other = make_task("seed=12", "optimizer=adamw", "batch_size=32", "precision=bf16", "model.widths=[8,16]", name="trial-2")
-    capped = make_task("seed=13", "model.batch_norm=true", name="trial-3", cap_seconds=0.02)
+    capped = make_task("seed=13", "model.norm=batch", name="trial-3", cap_seconds=0.02)
     (folder / "hanging.py").write_text(_HANGS)
     hung = make_task("allowed_targets=[hanging]", name="trial-4", deadline_seconds=1.5)
     hung = replace(hung, config=replace(hung.config, training={"_target_": "hanging.hang"}))
