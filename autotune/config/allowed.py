@@ -20,6 +20,7 @@ SHIPPED = (
     "autotune.workloads",
     "optuna.pruners",
     "optuna.samplers",
+    "schedulefree",
     "torch.nn",
     "torch.optim",
 )

@@ -70,6 +70,7 @@ def test_a_name_that_only_begins_like_an_allowed_one_is_refused(name: object) ->
         "torch.nn.init.kaiming_normal_",
         "torch.optim.SGD",
         "torch.optim.lr_scheduler.OneCycleLR",
+        "schedulefree.AdamWScheduleFree",
         "optuna.samplers.TPESampler",
         "optuna.pruners.HyperbandPruner",
         "autotune.objective.AmortisedTime",

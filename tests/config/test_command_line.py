@@ -141,7 +141,7 @@ def completions(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ("autotune exper", ["experiment="]),
         ("autotune experiment=cnn_c", ["experiment=cnn_cifar10"]),
         ("autotune experiment=cnn optimizer", ["optimizer.", "optimizer="]),
-        ("autotune experiment=cnn --cfg job optimizer=", ["optimizer=adamw", "optimizer=sgd"]),
+        ("autotune experiment=cnn --cfg job optimizer=adamw", ["optimizer=adamw", "optimizer=adamw_decoupled"]),
         ("autotune experiment=cnn optimizer=adamw optimizer.weight", ["optimizer.weight_decay="]),
         ("autotune no_such_key=1 epochs=", []),
         ("autotune --resol", []),

@@ -17,6 +17,7 @@ from autotune.space import Choice, Float, PowerOfTwo, SearchSpace, Suggestion
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 EXPERIMENTS = sorted(each.stem for each in (CONF / "experiment").glob("*.yaml"))
+OPTIMIZERS = ", ".join(sorted(each.stem for each in (CONF / "optimizer").glob("*.yaml")))
 
 WriteExperiment = Callable[[str, str | bytes], str]
 
@@ -76,7 +77,7 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
     ("override", "message"),
     [
         ("experiment=cn", f"experiment=cn: accepted are {', '.join(EXPERIMENTS)} (did you mean cnn?)"),
-        ("optimizer=sdg", "optimizer=sdg: accepted are adamw, sgd (did you mean sgd?)"),
+        ("optimizer=sdg", f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"),
         ("optimiser=sgd", "optimiser: no such key (did you mean optimizer?); accepted keys are shown by --cfg job"),
         ("epocs=3", "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job"),
         (
@@ -134,7 +135,7 @@ HEADER = "# @package _global_\n"
         (HEADER + "epocs: 3\n", ["epocs: Key 'epocs' not in 'Config'"]),
         (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Float"]),
         (HEADER + "epochs: ${nope\n", ["epochs: no viable alternative at input '${nope'"]),
-        (HEADER + "defaults: [override /optimizer: sdg]\n", ["optimizer=sdg: accepted are adamw, sgd (did you mean sgd?)"]),
+        (HEADER + "defaults: [override /optimizer: sdg]\n", [f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"]),
         (HEADER + "defaults: 3\n", ["experiment/mine", "defaults must be a list"]),
         (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted are "]),
     ],
@@ -238,7 +239,7 @@ def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"optimizer": "adam"}, "optimizer=adam: accepted are adamw, sgd (did you mean adamw?)"),
+        ({"optimizer": "adam"}, f"optimizer=adam: accepted are {OPTIMIZERS} (did you mean adamw?)"),
         ({"optimizer": "adamw", "optimizer.momentum": 0.5}, "optimizer.momentum: Key 'momentum' is not in struct"),
         ({"epochs": "many"}, "epochs: Value 'many' of type 'str' could not be converted to Float"),
         ({"epochs": 0}, "epochs: found 0.0, accepted is above 0"),

@@ -1,0 +1,93 @@
+"""SGD and AdamW whose settings stay meaningful when batch size or momentum changes.
+
+torch's own rate is one a step: with another batch size or momentum it means another training. Here it is stated for 1,024 samples
+seen, so that it can be searched beside batch size and momentum instead of against them.
+
+A rate ``lr`` is the distance that weights go along a constant gradient while 1,024 samples are seen, divided by that gradient
+(SGD) or by its sign (AdamW). Weight decay is the fraction of a weight that is lost meanwhile at the highest rate, whatever that
+is: what is held fixed is rate times ``weight_decay`` in torch's sense. The learning-rate schedule scales both.
+"""
+
+import torch
+from torch import nn
+
+from autotune.errors import ConfigError
+from autotune.training.optimizers.groups import SAMPLES, scaled_groups
+
+
+def sgd(
+    model: nn.Module,
+    *,
+    batch_size: int,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    bias_lr_scale: float,
+    head_lr_scale: float,
+    decay_biases: bool,
+    fused: bool | None = None,
+    foreach: bool | None = None,
+) -> torch.optim.SGD:
+    """SGD with Nesterov's momentum, or without any where ``momentum`` is 0.
+
+    With momentum m, torch's SGD keeps b <- m b + g and goes rate (g + m b): a gradient moves the weights by rate (1 + m) in its
+    own step and by rate m^(k+1) k steps later, in all by rate / (1 - m). A batch of B samples is one of 1,024 / B steps, hence
+    rate = lr (B / 1024) (1 - m). What weight decay adds to the gradient goes the same way, hence ``weight_decay`` / ``lr`` in
+    torch's sense, for any B and m.
+
+    Source: Jordan, github.com/KellerJordan/cifar10-airbench, which divides by 1 + 1 / (1 - m) instead, twice as much as what a
+    gradient moves for m = 0 and nearly the same for m near 1; and takes losses summed over the batch: a rate r for those is
+    r B for the means taken here, that is ``lr`` = 1024 r / (1 - m).
+    """
+    _check_momentum("momentum", momentum)
+    step_share = batch_size / SAMPLES * (1 - momentum)
+    groups = scaled_groups(
+        model,
+        lr=lr * step_share,
+        lost_fraction=weight_decay * step_share,
+        bias_lr_scale=bias_lr_scale,
+        head_lr_scale=head_lr_scale,
+        decay_biases=decay_biases,
+    )
+    return torch.optim.SGD([*groups], momentum=momentum, nesterov=momentum > 0, fused=fused, foreach=foreach)
+
+
+def adamw(
+    model: nn.Module,
+    *,
+    batch_size: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    bias_lr_scale: float,
+    head_lr_scale: float,
+    decay_biases: bool,
+    fused: bool | None = None,
+    foreach: bool | None = None,
+) -> torch.optim.AdamW:
+    """AdamW, whose momentum ``beta1`` changes nothing about how far it goes.
+
+    Along a constant gradient each step goes rate times its sign, hence rate = lr B / 1024 for a batch of B samples; a step loses
+    ``weight_decay`` B / 1024 of a weight.
+
+    Source: Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); Wang & Aitchison, "How to set AdamW's weight decay as
+    you scale model and dataset size" (2024), for the decay held fixed per sample.
+    """
+    for key, value in (("beta1", beta1), ("beta2", beta2)):
+        _check_momentum(key, value)
+    step_share = batch_size / SAMPLES
+    groups = scaled_groups(
+        model,
+        lr=lr * step_share,
+        lost_fraction=weight_decay * step_share,
+        bias_lr_scale=bias_lr_scale,
+        head_lr_scale=head_lr_scale,
+        decay_biases=decay_biases,
+    )
+    return torch.optim.AdamW([*groups], betas=(beta1, beta2), fused=fused, foreach=foreach)
+
+
+def _check_momentum(key: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ConfigError(f"optimizer.{key}: found {value}, accepted is 0 to below 1")

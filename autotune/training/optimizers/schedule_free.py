@@ -1,0 +1,90 @@
+"""Schedule-free AdamW and SGD: an average of the weights takes the place of a decaying learning rate.
+
+They need no schedule (``lr_schedule=constant``), so the length of the training need not be known. Gradients are taken between the
+average and the weights that move; the average is what is evaluated, which the training tells them by ``eval()`` and ``train()``.
+Running statistics of batch norms belong to the former: with few steps that costs accuracy, which group norm does not.
+
+Rates and decays are stated for 1,024 samples, as in ``autotune.training.optimizers.decoupled``.
+
+Source: Defazio et al., "The Road Less Scheduled" (2024), in the authors' package ``schedulefree``.
+"""
+
+import schedulefree
+import torch
+from torch import nn
+
+from autotune.errors import ConfigError
+from autotune.training.optimizers.groups import SAMPLES, scaled_groups
+
+
+def schedule_free_adamw(
+    model: nn.Module,
+    *,
+    batch_size: int,
+    total_steps: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    warmup_fraction: float,
+    bias_lr_scale: float,
+    head_lr_scale: float,
+    decay_biases: bool,
+    foreach: bool | None = None,
+) -> torch.optim.Optimizer:
+    """Schedule-free AdamW after a linear warm-up; ``beta1`` says how near to the average gradients are taken."""
+    step_share = batch_size / SAMPLES
+    groups = scaled_groups(
+        model,
+        lr=lr * step_share,
+        lost_fraction=weight_decay * step_share,
+        bias_lr_scale=bias_lr_scale,
+        head_lr_scale=head_lr_scale,
+        decay_biases=decay_biases,
+    )
+    optimizer = schedulefree.AdamWScheduleFree(
+        [*groups], betas=(beta1, beta2), warmup_steps=_warmup_steps(warmup_fraction, total_steps), foreach=foreach is not False
+    )
+    return _in_training(optimizer)
+
+
+def schedule_free_sgd(
+    model: nn.Module,
+    *,
+    batch_size: int,
+    total_steps: int,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    warmup_fraction: float,
+    bias_lr_scale: float,
+    head_lr_scale: float,
+    decay_biases: bool,
+    foreach: bool | None = None,
+) -> torch.optim.Optimizer:
+    """Schedule-free SGD after a linear warm-up; ``momentum`` says how near to the average gradients are taken."""
+    step_share = batch_size / SAMPLES
+    groups = scaled_groups(
+        model,
+        lr=lr * step_share,
+        lost_fraction=weight_decay * step_share,
+        bias_lr_scale=bias_lr_scale,
+        head_lr_scale=head_lr_scale,
+        decay_biases=decay_biases,
+    )
+    optimizer = schedulefree.SGDScheduleFree(
+        [*groups], momentum=momentum, warmup_steps=_warmup_steps(warmup_fraction, total_steps), foreach=foreach is not False
+    )
+    return _in_training(optimizer)
+
+
+def _warmup_steps(warmup_fraction: float, total_steps: int) -> int:
+    if not 0 <= warmup_fraction <= 1:
+        raise ConfigError(f"optimizer.warmup_fraction: found {warmup_fraction}, accepted is 0 to 1")
+    return round(warmup_fraction * total_steps)
+
+
+def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer ready for steps; it is made for evaluation."""
+    optimizer.train()  # type: ignore[attr-defined]  # schedule-free optimizers have it
+    return optimizer

@@ -1,0 +1,111 @@
+"""How far weights go, and how much of them decays, while so many samples are seen."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.errors import ConfigError
+from autotune.training.optimizers.decoupled import adamw, sgd
+from autotune.training.optimizers.groups import SAMPLES
+
+PLAIN: dict[str, Any] = {"weight_decay": 0.0, "bias_lr_scale": 1.0, "head_lr_scale": 1.0, "decay_biases": False}
+
+
+class Weight(nn.Module):
+    """One matrix, which is thereby no bias."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.full((1, 1), value, dtype=torch.float64))
+
+
+def train(
+    make: Callable[..., torch.optim.Optimizer],
+    gradient: Callable[[torch.Tensor], torch.Tensor],
+    start: float,
+    samples: int,
+    **settings: Any,
+) -> float:
+    """The weight after so many samples, and after all momentum has come to rest."""
+    model = Weight(start)
+    optimizer = make(model, **PLAIN | settings)
+    for _ in range(samples // settings["batch_size"]):
+        model.value.grad = gradient(model.value.detach())
+        optimizer.step()
+    if make is sgd:
+        for _ in range(400):
+            model.value.grad = torch.zeros_like(model.value)
+            optimizer.param_groups[0]["weight_decay"] = 0.0
+            optimizer.step()
+    return model.value.item()
+
+
+@pytest.mark.parametrize("batch_size", [16, 64, 512])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.95])
+def test_sgd_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(batch_size: int, momentum: float) -> None:
+    end = train(sgd, lambda weight: torch.full_like(weight, 0.25), 3.0, 4 * SAMPLES, lr=2.0, momentum=momentum, batch_size=batch_size)
+    assert end == pytest.approx(3.0 - 4 * 2.0 * 0.25)
+
+
+@pytest.mark.parametrize("batch_size", [16, 64, 512])
+@pytest.mark.parametrize("beta1", [0.0, 0.5, 0.95])
+def test_adamw_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(batch_size: int, beta1: float) -> None:
+    settings = {"lr": 2.0, "beta1": beta1, "beta2": 0.99, "batch_size": batch_size}
+    end = train(adamw, lambda weight: torch.full_like(weight, -0.25), 3.0, 4 * SAMPLES, **settings)
+    assert end == pytest.approx(3.0 + 4 * 2.0)
+
+
+@pytest.mark.parametrize("batch_size", [4, 8])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_sgd_follows_the_same_path_on_a_quadratic(batch_size: int, momentum: float) -> None:
+    end = train(sgd, lambda weight: 0.5 * weight, 3.0, 4 * SAMPLES, lr=0.8, momentum=momentum, batch_size=batch_size)
+    assert end == pytest.approx(3.0 * math.exp(-4 * 0.8 * 0.5), rel=0.05)
+
+
+@pytest.mark.parametrize("batch_size", [16, 64])
+@pytest.mark.parametrize("lr", [0.01, 1.0])
+@pytest.mark.parametrize(("make", "settings"), [(sgd, {"momentum": 0.0}), (sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})])
+def test_as_much_of_a_weight_decays_whatever_the_rate(make: Any, settings: dict[str, float], lr: float, batch_size: int) -> None:
+    end = train(make, torch.zeros_like, 3.0, 4 * SAMPLES, lr=lr, weight_decay=0.05, batch_size=batch_size, **settings)
+    assert end == pytest.approx(3.0 * math.exp(-4 * 0.05), rel=0.005)
+
+
+def test_rate_times_decay_is_what_the_rate_does_not_change() -> None:
+    groups = [
+        sgd(Weight(1.0), **PLAIN | {"lr": lr, "weight_decay": 0.1, "momentum": 0.5}, batch_size=512).param_groups[0] for lr in (0.1, 3.0)
+    ]
+    assert [group["lr"] for group in groups] == pytest.approx([0.025, 0.75])
+    assert [group["lr"] * group["weight_decay"] for group in groups] == pytest.approx([0.025, 0.025])
+
+
+def test_sgd_is_nesterovs_and_plain_without_momentum() -> None:
+    for momentum, is_nesterov in ((0.9, True), (0.0, False)):
+        group = sgd(Weight(1.0), **PLAIN, lr=1.0, momentum=momentum, batch_size=1024).param_groups[0]
+        assert (group["nesterov"], group["momentum"]) == (is_nesterov, momentum)
+        assert group["lr"] == pytest.approx(1 - momentum)
+
+
+@pytest.mark.parametrize("kernels", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize(("make", "settings"), [(sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})])
+def test_every_kernel_computes_the_same(make: Any, settings: dict[str, float], kernels: dict[str, bool]) -> None:
+    given = settings | {"lr": 0.5, "weight_decay": 0.1, "batch_size": 64}
+    gradient = torch.sin
+    plain, other = (train(make, gradient, 3.0, SAMPLES, **given | more) for more in ({}, kernels))
+    assert other == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (sgd, {"momentum": 1.0}, "optimizer.momentum: found 1.0, accepted is 0 to below 1"),
+        (adamw, {"beta1": 0.9, "beta2": 1.5}, "optimizer.beta2: found 1.5, accepted is 0 to below 1"),
+    ],
+)
+def test_momentum_out_of_range_is_refused(make: Any, settings: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make(Weight(1.0), **PLAIN, lr=1.0, batch_size=64, **settings)
+    assert str(refused.value) == said
