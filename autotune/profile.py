@@ -1,0 +1,121 @@
+"""Say where the time of a training step goes, and what to try: ``python -m autotune.profile experiment=NAME``.
+
+Writes a Chrome trace, the numbers and a figure into a folder of their own. Exit code 0; 2: bad input.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.config.command_line import experiments, import_user_code_from, parse_command_line, run_command
+from autotune.errors import ConfigError, ExecutionError
+
+_PURPOSE = "Say where the time of a training step goes, and which settings to try."
+
+_EPILOG = """keys:
+  num_steps=20        steps to time, and again to profile
+  progress=0          how far into the schedule they begin: 0 at its start, 1 at its end
+
+and any key of the configuration, as for python -m autotune.train. Files go to study.folder."""
+
+_LOG_WIDTH = 120
+"""Columns where no terminal says how many there are."""
+_OWN_KEYS = ("num_steps", "progress")
+
+
+def profile_command(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    line = parse_command_line("python -m autotune.profile", _PURPOSE, _EPILOG, arguments)
+    own = {key: value for key, _, value in (each.partition("=") for each in line.overrides) if key in _OWN_KEYS}
+    overrides = [each for each in line.overrides if each.partition("=")[0] not in _OWN_KEYS]
+    num_steps, progress = _number(own, "num_steps", 20, 1, 10_000), _number(own, "progress", 0.0, 0.0, 1.0)
+    if not any(each.startswith(("experiment=", "+experiment=")) for each in overrides):
+        names = ", ".join(name for name, _ in experiments(line.config_dirs))
+        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
+
+    import_user_code_from(line.config_dirs)
+    composer = Composer(overrides, line.config_dirs)
+    if composer.sweeps:
+        raise ConfigError(f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value")
+    if line.cfg:
+        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+        return 0
+    composed = composer.compose()
+    config, experiment = composed.trial, composed.choices["experiment"]
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch is imported: its profiler logs that it starts and stops
+    from rich.console import Console  # noqa: PLC0415
+
+    from autotune.report.advice import advise  # noqa: PLC0415
+    from autotune.report.profile_figure import write_profile_figure  # noqa: PLC0415
+    from autotune.report.profile_text import print_profile  # noqa: PLC0415
+    from autotune.report.study_files import write_json  # noqa: PLC0415
+    from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
+    from autotune.training.profiling import profile_training  # noqa: PLC0415
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+
+    train_missing_sources(composer, lambda line: print(line, flush=True))
+    folder = _folder(Path(composed.config.study.folder).expanduser(), experiment)
+    try:
+        profile = profile_training(
+            config,
+            folder / "trace.json",
+            num_profiled=round(num_steps),
+            progress=progress,
+            num_threads=composed.config.cluster.cpus_per_worker,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ExecutionError(
+            "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a smaller batch_size= need less"
+        ) from error
+    advice = advise(profile)
+    title = f"{experiment} · {round(num_steps)} steps of {profile.batch_size} samples"
+    figure = write_profile_figure(folder, profile, title)
+    write_json(folder / "profile.json", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
+    files = {"trace": f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)", "figure": str(figure)}
+    print_profile(
+        Console(width=None if sys.stdout.isatty() else _LOG_WIDTH),
+        profile,
+        advice,
+        title=title,
+        files={**files, "numbers": str(folder / "profile.json")},
+    )
+    return 0
+
+
+def _number(own: dict[str, str], key: str, default: float, low: float, high: float) -> float:
+    """One of the command's own numbers.
+
+    Raises:
+        ConfigError: it is none, or out of its range.
+    """
+    kind = int if isinstance(default, int) else float
+    try:
+        number = kind(own.get(key, default))
+    except ValueError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise ConfigError(f"{key}: found {own[key]}, accepted is a {'whole ' * (kind is int)}number from {low:g} to {high:g}")
+    return number
+
+
+def _folder(parent: Path, experiment: str) -> Path:
+    """The folder that the profile's files will lie in."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"study.folder: {parent}: cannot be written: {error.strerror}") from error
+    return parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def main() -> None:
+    """Entry point of ``python -m autotune.profile``."""
+    sys.exit(run_command(profile_command, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A profile as a person reads it on a terminal, or in a log file."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.report.advice import Advice
+from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
+
+NUM_OPERATORS = 10
+_MAX_NAME = 44
+_WIDE = 100
+"""Columns of a terminal that has room for shapes."""
+_ROWS: Mapping[str, str] = {
+    **{part: part for part in PARTS},
+    "graph": "forward and backward (graph)",
+    BETWEEN: "Python between",
+    WAITING: "waiting for the GPU",
+    IDLE: "idle",
+}
+"""Part of a step -> what the table calls it."""
+
+
+def print_profile(console: Console, profile: StepProfile, advice: Sequence[Advice], *, title: str, files: Mapping[str, str]) -> None:
+    """Print where a step's time goes, what to try, and where the files are.
+
+    Args:
+        console: where to.
+        profile: what was measured.
+        advice: what follows from it.
+        title: of what.
+        files: what each is, and its path.
+    """
+    _say(console, Text(title, style="bold"))
+    for name, value in _facts(profile):
+        _say(console, Text.assemble((f"  {name:<10}", "dim"), value))
+    console.print()
+    console.print(_parts_table(profile))
+    console.print()
+    console.print(_operators_table(profile, profile.times.operators, "operator", has_room=console.width >= _WIDE))
+    if profile.times.kernels:
+        console.print()
+        console.print(_operators_table(profile, profile.times.kernels, "kernel", has_room=False))
+    console.print()
+    for each in advice:
+        _say(console, Text.assemble(("advice  ", "bold green"), each.line))
+    if not advice:
+        _say(console, Text("advice  none: nothing stands out"))
+    console.print()
+    for name, path in files.items():
+        _say(console, Text.assemble((f"{name:<8}", "dim"), path))
+
+
+def _facts(profile: StepProfile) -> list[tuple[str, str]]:
+    plain, watched = profile.plain_step_seconds, profile.times.step_seconds
+    threads = f", {profile.num_threads} thread{'s' if profile.num_threads > 1 else ''}" if profile.device == "cpu" else ""
+    return [
+        ("device", f"{profile.device_name}{threads}"),
+        ("step", f"{_milliseconds(plain)} ms, {profile.batch_size / plain:,.0f} samples/s (mean of {profile.num_steps} steps)"),
+        ("profiled", f"{_milliseconds(watched)} ms: the profiler takes time too; all that follows is of such a step"),
+        ("memory", f"{profile.peak_memory_bytes / 2**20:,.0f} MiB at its peak"),
+    ]
+
+
+def _parts_table(profile: StepProfile) -> Table:
+    times = profile.times
+    columns = {"host": times.host_seconds, **({"GPU": times.device_seconds} if times.device_seconds else {})}
+    table = _table()
+    table.add_column("part of a step", no_wrap=True)
+    for name in columns:
+        table.add_column(f"{name} ms", justify="right", no_wrap=True)
+        table.add_column("share", justify="right", no_wrap=True)
+    for part, label in _ROWS.items():
+        if any(part in seconds for seconds in columns.values()):
+            table.add_row(label, *(cell for seconds in columns.values() for cell in _cells(times.share, seconds.get(part))))
+    table.add_row("step", *(cell for seconds in columns.values() for cell in _cells(times.share, sum(seconds.values()))), style="bold")
+    return table
+
+
+def _cells(share: Callable[[float], float], seconds: float | None) -> tuple[str, str]:
+    return ("-", "-") if seconds is None else (_milliseconds(seconds), f"{share(seconds):.1%}")
+
+
+def _operators_table(profile: StepProfile, operators: Sequence[OperatorTime], kind: str, *, has_room: bool) -> Table:
+    """The operators or kernels that take longest."""
+    table = _table()
+    table.add_column(Text(kind), no_wrap=True, overflow="ellipsis", max_width=_MAX_NAME)
+    for name in ("calls", "ms", "share"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)
+    if has_room:
+        table.add_column("shapes, where it takes longest", no_wrap=True, overflow="ellipsis")
+    for each in operators[:NUM_OPERATORS]:
+        cells = (f"{each.calls:g}", *_cells(profile.times.share, each.self_seconds))
+        table.add_row(Text(each.name), *cells, *((Text(each.shapes),) if has_room else ()))
+    rest = operators[NUM_OPERATORS:]
+    if rest:
+        spent = sum(each.self_seconds for each in rest)
+        table.add_row(f"{len(rest)} others", f"{sum(each.calls for each in rest):g}", *_cells(profile.times.share, spent), style="dim")
+    return table
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def _milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds with three significant digits, down to microseconds."""
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.3f}" if milliseconds < 1 else f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:,.0f}"
+
+
+def _say(console: Console, line: Text) -> None:
+    console.print(line, soft_wrap=True)

@@ -1,0 +1,156 @@
+"""Profiling a configuration's training: its own steps, run as its training runs them, a few timed and as many watched.
+
+The profiler makes every operator take longer, so the steps are timed without it first. Nothing is evaluated and nothing is kept of
+what was trained.
+"""
+
+import inspect
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from autotune.config.build import build_partial
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.measurement import PhaseClock
+from autotune.step_profile import StepProfile, StepTimes
+from autotune.training.batches import Batch
+from autotune.training.data import fits_on, load_data
+from autotune.training.device import cpu_name, peak_memory_bytes, pick_device, synchronizer
+from autotune.training.loop import Run, num_steps, set_up
+from autotune.training.step import TrainingStep, labelled
+from autotune.training.trace import STEP, WAIT, read_events, step_times
+
+_NUM_WARM_UPS = 3
+"""Steps before any is timed: lazy set-up and the first batches ahead are over."""
+_NUM_PROFILER_WARM_UPS = 1
+"""Steps under a profiler that is thrown away: its own set-up is over."""
+_NUM_STACK_STEPS = 2
+"""Steps whose call stacks are recorded, where something waits for the device."""
+
+
+def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, progress: float, num_threads: int) -> StepProfile:
+    """Profile steps of one configuration's training.
+
+    Args:
+        config: what to train; a schedule that is shorter than the steps needed is lengthened.
+        trace: the file that the Chrome trace is written to, its folder made where missing.
+        num_profiled: steps to time, and again to profile.
+        progress: how far into the schedule they begin, 0 to 1; steps before are not taken.
+        num_threads: CPU threads, where the configuration does not say a number.
+
+    Raises:
+        ConfigError: a training function of one's own, or a component that cannot be made.
+        DataError: the data set cannot be made.
+        Exception: whatever the trained code raises; memory errors are not caught here.
+    """
+    if config.training is not None:
+        raise ConfigError("training: a function of one's own has no steps that autotune could tell apart; accepted is null")
+    device = pick_device(config.device)
+    wait = synchronizer(device)
+    config = _lengthened(config, num_needed := _NUM_WARM_UPS + _NUM_PROFILER_WARM_UPS + 2 * num_profiled + _NUM_STACK_STEPS)
+    run, step = set_up(config, device, PhaseClock(wait), num_threads)
+    first = round(progress * (run.total_steps - num_needed))
+    with closing(run.batches(first)) as batches:
+        steps = _Steps(step, batches, first, wait)
+        steps.take(_NUM_WARM_UPS)
+        plain_step_seconds = _seconds(lambda: steps.take(num_profiled)) / num_profiled
+        peak = peak_memory_bytes(device)
+        _watched(lambda: steps.take(_NUM_PROFILER_WARM_UPS), device)
+        _watched(lambda: steps.take(num_profiled), device, trace)
+        times = step_times(read_events(trace), on_gpu=device.type == "cuda")
+        if times.synchronisations:
+            times = replace(times, synchronisations=_located(steps, device).synchronisations)
+    return StepProfile(
+        times=times,
+        num_steps=num_profiled,
+        batch_size=run.batch_size,
+        plain_step_seconds=plain_step_seconds,
+        num_threads=torch.get_num_threads(),
+        peak_memory_bytes=peak,
+        is_resident=run.is_resident,
+        is_small=fits_on(device, run.data),
+        optimizer_kernels=_optimizer_kernels(config),
+        settings=_settings(config),
+        **_device_facts(run),
+    )
+
+
+@dataclass(eq=False)
+class _Steps:
+    """Steps of a training, one after the other."""
+
+    step: TrainingStep
+    batches: Iterator[Batch]
+    next: int
+    wait: Callable[[], None]
+
+    def take(self, number: int) -> None:
+        """Take so many steps, and wait until the device has done them."""
+        for _ in range(number):
+            with labelled(STEP):
+                self.step.on_next(self.batches, self.next)
+            self.next += 1
+        with labelled(WAIT):
+            self.wait()
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _watched(work: Callable[[], None], device: torch.device, trace: Path | None = None, *, with_stack: bool = False) -> None:
+    """Do something under a profiler, and write its Chrome trace where a file is given."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, record_shapes=True, with_stack=with_stack) as watching:
+        work()
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        watching.export_chrome_trace(str(trace))
+
+
+def _located(steps: _Steps, device: torch.device) -> StepTimes:
+    """The times of steps with their call stacks: too slow to say anything of time, but they say who called."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "stacks.json"
+        _watched(lambda: steps.take(_NUM_STACK_STEPS), device, trace, with_stack=True)
+        return step_times(read_events(trace), on_gpu=device.type == "cuda")
+
+
+def _lengthened(config: TrialConfig, num_needed: int) -> TrialConfig:
+    """The configuration with a schedule of at least so many steps."""
+    data = load_data(config)
+    total = num_steps(config, data)
+    return config if total >= num_needed else replace(config, epochs=config.epochs * (num_needed + 1) / total)
+
+
+def _optimizer_kernels(config: TrialConfig) -> tuple[str, ...]:
+    """Which implementations the optimizer lets one choose."""
+    named = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func).parameters
+    return tuple(each for each in ("fused", "foreach") if each in named)
+
+
+def _settings(config: TrialConfig) -> dict[str, Any]:
+    groups = {"runtime": config.runtime, "data_path": config.data_path, "precision": config.precision}
+    return {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
+
+
+def _device_facts(run: Run) -> dict[str, Any]:
+    if run.device.type != "cuda":
+        return {"device": "cpu", "device_name": cpu_name(), "compute_capability": None, "memory_limit_bytes": None}
+    properties = torch.cuda.get_device_properties(run.device)
+    return {
+        "device": "cuda",
+        "device_name": properties.name,
+        "compute_capability": (properties.major, properties.minor),
+        "memory_limit_bytes": properties.total_memory,
+    }
