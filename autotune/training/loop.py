@@ -5,11 +5,12 @@ Between two evaluations nothing is read back from the device.
 """
 
 import contextlib
+import json
 import math
 import random
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +37,7 @@ from autotune.training.device import peak_memory_bytes, pick_device, reset_devic
 from autotune.training.precision import Precision
 from autotune.training.runtime import apply_runtime
 from autotune.training.step import TrainingStep
+from autotune.training.techniques.technique import NoTechnique
 from autotune.training.versions import versions
 
 _EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
@@ -115,19 +117,32 @@ def train(
 
 
 def set_up(config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int) -> tuple["Run", TrainingStep]:
-    """All that comes before the first step of a training, each in its phase: what stays the same, and a step with fresh parts."""
+    """All that comes before the first step of a training, each in its phase: what stays the same, and a step with fresh parts.
+
+    What was compiled or captured is kept for the next training of the process, which takes it where only seed or target differ;
+    its build phase then has the seconds that building took, since that is what a process pays once.
+    """
+    global _built  # noqa: PLW0603  # what one process has built is the point
     clock.enter(Phase.BUILD)
-    reset_device(device)
-    apply_runtime(config, device, num_threads)
-    run = Run.start(config, load_data(config), device)
-    step = run.warmed_up()
+    key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)
+    if _built is None or _built.key != key:
+        _built = None  # its memory must go before more is taken
+        reset_device(device)
+        apply_runtime(config, device, num_threads)
+        run = Run.start(config, load_data(config), device)
+        step = run.warmed_up()
+    else:
+        run, step = replace(_built.run, config=config), _built.step
+        clock.add(Phase.BUILD, _built.seconds)
 
     clock.enter(Phase.PREPARE)
     seed_everything(config.seed)
-    if step.is_bound:
-        step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts)
-        return run, step
-    return run, run.training_step()
+    if not step.is_bound:
+        return run, run.training_step()
+    step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts)
+    if _built is None and isinstance(step.parts.technique, NoTechnique):  # others change the model for good
+        _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD))
+    return run, step
 
 
 def outcome_of(
@@ -167,6 +182,20 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """What is bound to one model, for the next training of the same configuration."""
+
+    key: str
+    run: "Run"
+    step: TrainingStep
+    seconds: float
+    """That building took."""
+
+
+_built: _Built | None = None
 
 
 @dataclass(kw_only=True)

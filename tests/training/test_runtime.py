@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -113,3 +114,28 @@ def test_a_setting_of_one_training_is_not_left_to_the_next(trial_config: MakeCon
     next(train(trial_config()))
     assert torch.get_float32_matmul_precision() == "highest"
     assert torch.backends.cudnn.benchmark is False
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_a_compiled_training_is_compiled_once_a_process_and_trains_each_time_as_the_first_time(trial_config: MakeConfig) -> None:
+    from torch._dynamo.utils import counters
+
+    from autotune.training.loop import train
+
+    def run(seed: int, *overrides: str) -> tuple[list[float], float, int]:
+        counters.clear()
+        config = trial_config("epochs=2", "model.norm=batch", "lr_schedule=one_cycle", *overrides)
+        evaluations = list(train(replace(config, seed=seed)))
+        return [each.loss for each in evaluations], evaluations[-1].build_seconds, counters["stats"]["unique_graphs"]
+
+    first, build_seconds, num_graphs = run(1, "runtime.compile=default")
+    assert num_graphs >= 1
+    other, again_seconds, no_graphs = run(2, "runtime.compile=default")
+    assert no_graphs == 0
+    assert again_seconds >= build_seconds
+    repeated, _, _ = run(1, "runtime.compile=default")
+    assert repeated == first
+    assert other != first
+    assert first == pytest.approx(run(1)[0], rel=1e-4)
+    assert run(1, "runtime.compile=default")[2] >= 1, "another training came between, which drops what was compiled"
