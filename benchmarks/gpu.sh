@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# All that wants a GPU, in under ten minutes: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files).
+# Needs torch, numpy, hydra-core and scikit-learn's digits file; runs the gpu tests too where pytest and hypothesis are installed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+root=${1:?usage: benchmarks/gpu.sh DATA_ROOT}
+python=${PYTHON:-python3}
+failed=()
+
+step() {  # step NAME SECONDS COMMAND...: run one part, however the others end
+    echo "== $1"
+    timeout "$2" "${@:3}" || failed+=("$1")
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || exit 1
+"$python" -c 'import torch; print("torch", torch.__version__, "cuda", torch.version.cuda); assert torch.cuda.is_available()' || exit 1
+
+step "equal numbers" 150 "$python" -m benchmarks.equal_numbers --device cuda
+if "$python" -c 'import pytest, hypothesis, xdist' 2>/dev/null; then
+    step "gpu tests" 120 "$python" -m pytest -q -m gpu -n0 tests/training tests/workloads
+else
+    echo "== gpu tests: left out, since pytest, hypothesis or pytest-xdist is not installed"
+fi
+step "training speed" 60 "$python" -m benchmarks.training_speed --device cuda --pairs 10
+step "cifar10_speed" 270 "$python" -m benchmarks.cifar10_speed --data-root "$root" --textbook-runs 2
+
+if ((${#failed[@]})); then
+    printf 'FAILED: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "all parts passed; figures are in benchmarks/results/"
