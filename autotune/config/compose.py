@@ -29,6 +29,7 @@ from autotune.config.allowed import check_target_names
 from autotune.config.own_values import group_choices, keep_own_values
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
+from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.space import Suggestion, override_text
 
@@ -76,11 +77,16 @@ class Composed:
 class Composer:
     """Composes configurations from the shipped folder, folders of the user's own, and a command line.
 
+    Args:
+        overrides: the command line's.
+        config_dirs: the folders of the user's own.
+        source_of: the sources that lead here, where what is composed is itself one: see ``autotune.config.sources``.
+
     Raises:
         ConfigError: a folder that is not there, or an override that does not parse or is not for here.
     """
 
-    def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = ()) -> None:
+    def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = (), *, source_of: tuple[str, ...] = ()) -> None:
         self.config_dirs = tuple(Path(each).expanduser().resolve() for each in config_dirs)
         for folder, written in zip(self.config_dirs, config_dirs, strict=True):
             if not folder.is_dir():
@@ -96,6 +102,9 @@ class Composer:
         for each in parsed:
             if each.is_delete():
                 raise ConfigError(f"{each.input_line}: a key cannot be taken out; accepted is key=value")
+        self.sources: dict[str, Source] = {}
+        """The experiments that composed configurations start from, by name."""
+        self._source_of = source_of
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
         self._composed_files: dict[tuple[str, ...], DictConfig] = {}
 
@@ -132,6 +141,11 @@ class Composer:
     def is_group(self, key: str) -> bool:
         """Whether a key names a config group, so that its value is a file's name."""
         return key in self._choices
+
+    def has_key(self, key: str) -> bool:
+        """Whether the configuration of the command line has a value by that key."""
+        absent = object()
+        return OmegaConf.select(self._base(())[0], key, default=absent) is not absent
 
     def experiment_content(self, name: str) -> dict[str, Any]:
         """What stands in an experiment's own file."""
@@ -220,7 +234,34 @@ class Composer:
             raise ConfigError(_explain_value(error)) from error
         assert isinstance(plain, dict)
         check_target_names(plain, self.allowed_targets)
+        self._name_checkpoint(plain["technique"], Path(plain["study"]["folder"]))
         return Composed({str(key): value for key, value in plain.items()}, choices)
+
+    def _name_checkpoint(self, technique: dict[str, Any], folder: Path) -> None:
+        """Where a technique names an experiment as its source, fill in the file of that one's weights."""
+        name = technique.get("source")
+        if name is None:
+            return
+        if technique.get("checkpoint") is not None:
+            raise ConfigError(f"technique: found source {name} and checkpoint {technique['checkpoint']}, accepted is one of them")
+        if name not in self.sources:
+            self.sources[name] = self._find_source(name, folder)
+        technique["checkpoint"] = str(self.sources[name].path)
+
+    def _find_source(self, name: str, folder: Path) -> Source:
+        if name in self._source_of:
+            raise ConfigError(f"technique.source: {' from '.join([*self._source_of, name])}: an experiment cannot start from itself")
+        inherited = {key: text for text in self.overrides if (key := _parse(text).key_or_group) in INHERITED_KEYS}
+        allowed = [f"allowed_targets={override_text(list(self.allowed_targets))}"] if self.allowed_targets else []
+        config_dirs = [str(each) for each in self.config_dirs]
+        try:
+            plain = Composer([f"experiment={name}", *allowed], config_dirs)
+            overrides = [f"experiment={name}", *(text for key, text in inherited.items() if plain.has_key(key)), *allowed]
+            config = Composer(overrides, config_dirs, source_of=(*self._source_of, name)).compose().trial
+        except ConfigError as error:
+            raise ConfigError(f"technique.source: {error}") from error
+        arguments = [*overrides, *(part for each in config_dirs for part in ("--config-dir", each))]
+        return Source(experiment=name, arguments=tuple(arguments), path=checkpoint_of(name, config, folder))
 
     def _check_names(self, choices: Mapping[str, str]) -> None:
         """Refuse a chosen file of the user's own that a shipped one of the same name hides: shipped ones come first."""

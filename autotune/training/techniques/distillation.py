@@ -11,11 +11,11 @@ from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError, DataError
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.components import accepted_arguments
-from autotune.training.techniques.technique import NoTechnique, Score
+from autotune.training.techniques.technique import Score
 from autotune.training.techniques.transfer import checkpoint_path
 
 
-class Distillation(NoTechnique):
+class Distillation:
     """A loss that mixes that of the targets with the distance from a teacher's softened outputs.
 
     ``(1 - mix) * loss + mix * T^2 * KL(softmax(teacher / T) || softmax(outputs / T))``, the divergence a mean over samples and
@@ -65,6 +65,12 @@ class Distillation(NoTechnique):
         self._temperature, self._mix = temperature, mix
         self._teacher = _teacher(path.absolute(), path.stat().st_mtime_ns, tuple(allowed_targets), device)
 
+    def start(self, model: torch.nn.Module) -> None:
+        """Nothing: the model starts as it is."""
+
+    def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
+        """Nothing."""
+
     def loss(self, loss: Score, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The mixed loss of a batch; outputs are logits ``[batch, ..., classes]``."""
         if self._mix == 0:
@@ -73,6 +79,13 @@ class Distillation(NoTechnique):
             taught = self._teacher(inputs.float() if inputs.is_floating_point() else inputs)
         distance = distillation_loss(outputs, taught, self._temperature)
         return (1 - self._mix) * loss(outputs, targets) + self._mix * distance
+
+    def counts(self, step: int, total_steps: int) -> bool:
+        """Always."""
+        return True
+
+    def finish(self, model: torch.nn.Module) -> None:
+        """Nothing: the model is plain."""
 
 
 def distillation_loss(outputs: torch.Tensor, taught: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -12,12 +12,12 @@ from torch.nn.utils import prune
 
 from autotune.errors import ConfigError
 from autotune.training.techniques.layers import head_of, weighted_layers
-from autotune.training.techniques.technique import NoTechnique
+from autotune.training.techniques.technique import Score
 
 _log = logging.getLogger(__name__)
 
 
-class Pruning(NoTechnique):
+class Pruning:
     """Masks on the weights of convolutions and linear layers, renewed in place ``num_prunings`` times along the schedule.
 
     A masked weight is zero, gets no gradient and does not come back. What is masked stays in place, so that compiled code and
@@ -85,6 +85,10 @@ class Pruning(NoTechnique):
                 _prune_filters(layer, sparsity)
         else:
             _prune_weights(layers, sparsity)
+
+    def loss(self, loss: Score, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """The loss as it is."""
+        return loss(outputs, targets)
 
     def counts(self, step: int, total_steps: int) -> bool:
         """Whether the last pruning came before one of the first ``step`` steps."""

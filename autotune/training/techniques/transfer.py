@@ -10,12 +10,12 @@ import torch
 from autotune.errors import ConfigError
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.layers import head_of
-from autotune.training.techniques.technique import NoTechnique
+from autotune.training.techniques.technique import Score
 
 _log = logging.getLogger(__name__)
 
 
-class Transfer(NoTechnique):
+class Transfer:
     """Take from a checkpoint every layer that fits; what was taken is frozen for the first part of the schedule.
 
     A layer is a module with tensors of its own, and fits where the checkpoint has all of them in the same shapes. Frozen weights
@@ -68,6 +68,17 @@ class Transfer(NoTechnique):
             for norm in self._frozen_norms:
                 norm.train()
             self._frozen, self._frozen_norms = [], []
+
+    def loss(self, loss: Score, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """The loss as it is."""
+        return loss(outputs, targets)
+
+    def counts(self, step: int, total_steps: int) -> bool:
+        """Always."""
+        return True
+
+    def finish(self, model: torch.nn.Module) -> None:
+        """Nothing: the model is plain."""
 
     def _freeze(self, model: torch.nn.Module, taken: Mapping[str, torch.nn.Module]) -> None:
         self._frozen = [each for module in taken.values() for each in module.parameters(recurse=False) if each.requires_grad]
