@@ -1,0 +1,69 @@
+"""Number formats: what is converted, what is scaled, and that float8 rounds as float8 does."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.errors import ConfigError
+from autotune.training.precision import Precision
+
+CPU = torch.device("cpu")
+OF_TORCHAO = ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"]
+
+
+def precision(**settings: Any) -> Precision:
+    plain = {"autocast_dtype": None, "weights_dtype": "float32", "float32_precision": "ieee", "float8": False}
+    return Precision({**plain, **settings}, CPU)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), [(None, False), ("bfloat16", False), ("float16", True)])
+def test_only_float16_scales_its_gradients(dtype: str | None, scales: bool) -> None:
+    assert (precision(autocast_dtype=dtype).make_scaler() is not None) is scales
+
+
+def test_autocast_multiplies_in_its_format_and_leaves_the_weights() -> None:
+    here = precision(autocast_dtype="bfloat16")
+    model = here.convert(torch.nn.Linear(4, 3))
+    with here.autocast():
+        outputs = model(torch.ones(2, 4))
+    assert (outputs.dtype, model.weight.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_half_weights_compute_in_half_and_hand_float32_to_the_loss() -> None:
+    here = precision(weights_dtype="bfloat16")
+    model = here.convert(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)))
+    outputs = model(torch.ones(2, 4, dtype=torch.bfloat16))
+    assert {each.dtype for each in model.state_dict().values() if each.is_floating_point()} == {torch.bfloat16}
+    assert (outputs.dtype, here.outputs(outputs).dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_float8_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(ConfigError, match=r"precision.float8: needs torchao .*; accepted after pip install 'autotune\[fp8\]'"):
+        precision(float8=True).convert(torch.nn.Linear(16, 16))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(*OF_TORCHAO)
+def test_float8_rounds_the_products_of_layers_that_fit_and_of_no_others() -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 10))
+    inputs = torch.randn(16, 64)
+    wanted = [plain[0](inputs), plain(inputs)]
+    converted = precision(float8=True).convert(plain)
+    error = (converted[0](inputs) - wanted[0]).abs().mean() / wanted[0].abs().mean()
+    assert 0.005 < error < 0.06, "three bits of mantissa round by up to 1/16, one layer's sum by less"
+    assert type(converted[1]) is torch.nn.Linear
+    converted(inputs).square().mean().backward()
+    assert converted[0].weight.grad.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(*OF_TORCHAO)
+def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
+    with pytest.raises(ConfigError, match="no linear layer whose sizes are multiples of 16"):
+        precision(float8=True).convert(torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3), torch.nn.Linear(10, 10)))
