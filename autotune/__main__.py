@@ -10,16 +10,13 @@ from collections.abc import Sequence
 
 from autotune.config.command_line import (
     EXIT_BAD_INPUT,
-    CommandLine,
     experiments,
     experiments_help,
     import_user_code_from,
     parse_command_line,
     run_command,
 )
-from autotune.errors import ConfigError, WorkerError
-
-EXIT_WORKER_ERROR = 1
+from autotune.errors import ConfigError
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
 
@@ -38,6 +35,7 @@ keys that people change most:
 
 other commands:
   python -m autotune.train experiment=NAME                        train one configuration
+  python -m autotune.compare experiment=NAME a=[...] b=[...]       compare two configurations
   python -m autotune.export study=NAME as=NAME --config-dir DIR   write what a study found as an experiment
 """
 
@@ -52,14 +50,6 @@ def tune_command(arguments: Sequence[str]) -> int:
         return EXIT_BAD_INPUT
     epilog = f"experiments:\n{experiments_help(_config_dirs(arguments))}\n{_KEYS}"
     line = parse_command_line("python -m autotune", _PURPOSE, epilog, arguments)
-    try:
-        return _tune(line, arguments)
-    except WorkerError as error:
-        print(f"autotune: {error}\n{error.traceback_text.rstrip()}", file=sys.stderr)
-        return EXIT_WORKER_ERROR
-
-
-def _tune(line: CommandLine, arguments: Sequence[str]) -> int:
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
 
     code_folders = import_user_code_from(line.config_dirs)

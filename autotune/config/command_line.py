@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from autotune.config.paths import shipped_folder
-from autotune.errors import AutotuneError, ConfigError
+from autotune.errors import AutotuneError, ConfigError, WorkerError
 
+EXIT_WORKER_ERROR = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_REACHED = 3
 EXIT_INTERRUPTED = 130
@@ -108,9 +109,15 @@ def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run an entry point; any failure that autotune explains becomes one line on stderr and exit code 2."""
+    """Run an entry point; any failure that autotune explains becomes one line on stderr and exit code 2.
+
+    Code of the user's that failed is told with its traceback, and exit code 1.
+    """
     try:
         return command(arguments)
+    except WorkerError as error:
+        print(f"autotune: {error}\n{error.traceback_text.rstrip()}", file=sys.stderr)
+        return EXIT_WORKER_ERROR
     except AutotuneError as error:
         print(f"autotune: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT

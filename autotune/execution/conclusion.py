@@ -1,6 +1,5 @@
 """What a study came to: its files, its summary, and the experiment it exports."""
 
-import contextlib
 import math
 import shlex
 import tempfile
@@ -16,10 +15,11 @@ from autotune.config.experiment_file import check_exported, experiment_yaml
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.live_study import LiveStudy, busy_seconds
 from autotune.execution.plan import StudyPlan
+from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.recording import write_recording
 from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
-from autotune.report.study_files import TrialsTable, write_json
+from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.policy import LEAST_REACHED, SearchPolicy, importances
 from autotune.training.versions import versions
@@ -89,8 +89,8 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
         "trial": best.trial,
         "overrides": best.suggestion.as_overrides(),
-        "baseline": _arm_json(confirmation.times[confirmation.arms[0].trial]),
-        "best": {**_arm_json(confirmation.times[best.trial]), "test_metrics": tests},
+        "baseline": arm_json(confirmation.times[confirmation.arms[0].trial]),
+        "best": {**arm_json(confirmation.times[best.trial]), "test_metrics": tests},
         "speed_up": asdict(speed_up) if speed_up else None,
         "outcomes": _outcomes(policy.results.values()),
         "num_trials": len(policy.results),
@@ -136,15 +136,6 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     return text
 
 
-def _arm_json(times: ArmTimes) -> dict[str, Any]:
-    return {
-        "times_seconds": [seconds for seconds, reached in times.timed_runs if reached],
-        "num_runs": times.num_runs,
-        "num_reached": times.num_reached,
-        "lower_bounds_seconds": [seconds for seconds, reached in times.timed_runs if not reached],
-    }
-
-
 def _train_seconds(results: Iterable[TrialResult]) -> float:
     return sum(result.last.train_seconds for result in results if result.last is not None)
 
@@ -183,7 +174,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
         outcomes=_outcomes(policy.results.values()),
         train_seconds_spent=_train_seconds(policy.results.values()),
         wall_seconds=busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
-        folder=_shown(plan.folder),
+        folder=shown_path(plan.folder),
         next_commands=(
             ("browse the runs", "mlflow ui" + (f" --backend-store-uri {shlex.quote(uri)}" if uri else "")),
             ("export the best", f"python -m autotune.export study={plan.name} as={exported} --config-dir my_conf"),
@@ -210,9 +201,3 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
 
 def _say(live: LiveStudy, line: str) -> None:
     live.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _shown(folder: Path) -> str:
-    with contextlib.suppress(ValueError):
-        return str(folder.relative_to(Path.cwd()))
-    return str(folder)

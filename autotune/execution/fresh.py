@@ -1,8 +1,8 @@
-"""Running one training in a fresh process, for confirmation: no state of an earlier one can have a part in it."""
+"""Running one training in a fresh process, for confirmation and comparisons: no state of an earlier one can have a part in it."""
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,7 @@ import ray
 
 from autotune.errors import ClusterError
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training
-from autotune.measurement import Outcome, TrialResult
-from autotune.space import Suggestion
+from autotune.measurement import Evaluation, TrialResult
 
 _START_SECONDS = 120.0
 """What new processes may take to start before the cluster counts as out of order."""
@@ -23,9 +22,12 @@ class FreshRun:
 
     task: TrialTask
     trial: int
-    suggestion: Suggestion
+    values: Mapping[str, Any]
+    overrides: tuple[str, ...]
     on_start: Callable[[], None]
     """Called when the process begins to train."""
+    on_evaluation: Callable[[Evaluation], None]
+    """Called with each evaluation, as it is heard of; the training does not wait for it."""
 
 
 def train_fresh(runs: Sequence[FreshRun], *, num_at_once: int, interrupt: threading.Event) -> Generator[TrialResult, None, None]:
@@ -52,7 +54,7 @@ def train_fresh(runs: Sequence[FreshRun], *, num_at_once: int, interrupt: thread
                 yield result
                 ray.kill(actor)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
-            raise ClusterError(f"confirmation: no new worker came up: {str(error).splitlines()[0]}") from error
+            raise ClusterError(f"no new worker came up: {str(error).splitlines()[0]}") from error
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -63,27 +65,30 @@ def _resources(task: TrialTask) -> dict[str, Any]:
 
 
 def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult | None:
+    """What became of a run; None where it was interrupted."""
     if interrupt.is_set():
         return None
     run.on_start()
     task, started_at = run.task, time.time()
-    running = actor.run.remote(task)
-    while not ray.wait([running], timeout=0.2)[0]:
-        if interrupt.is_set():
-            return None
+    reports: list[WorkerReport] = []
     try:
-        reports = ray.get(running)
+        for report in _reports(actor, task, interrupt):
+            reports.append(report)
+            if report.evaluation is not None:
+                run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:
         outcome, why = how_it_died(task, seconds=time.time() - started_at, reason=str(error))
-        reports = [WorkerReport(evaluation=None, outcome=outcome, error=why)]
+        reports.append(WorkerReport(evaluation=None, outcome=outcome, error=why))
+    if not reports or reports[-1].outcome is None:
+        return None
     if not reports[0].is_first_in_process:
-        raise ClusterError(f"{task.name}: ran in a process that had trained before; confirmation needs a fresh one")
+        raise ClusterError(f"{task.name}: ran in a process that had trained before; this run needs a fresh one")
     return TrialResult(
         trial=run.trial,
-        values=run.suggestion.values,
-        overrides=tuple(run.suggestion.as_overrides()),
+        values=run.values,
+        overrides=run.overrides,
         seed=task.config.seed,
-        outcome=reports[-1].outcome or Outcome.ERRORED,
+        outcome=reports[-1].outcome,
         evaluations=tuple(report.evaluation for report in reports if report.evaluation is not None),
         started_at=started_at,
         stopped_at=time.time(),
@@ -91,6 +96,19 @@ def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult
         error=reports[-1].error,
         test_metric=reports[-1].test_metric,
     )
+
+
+def _reports(actor: Any, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport]:
+    """A training's reports up to the one that has its outcome; fewer once ``interrupt`` is set."""
+    coming = actor.run.options(num_returns="streaming").remote(task)
+    while True:
+        while not ray.wait([coming], timeout=0.2)[0]:
+            if interrupt.is_set():
+                return
+        report: WorkerReport = ray.get(next(coming))
+        yield report
+        if report.outcome is not None:
+            return
 
 
 class _FreshWorker:
@@ -101,11 +119,12 @@ class _FreshWorker:
         import_training()
         return True
 
-    def run(self, task: TrialTask) -> list[WorkerReport]:
-        """All reports of the training."""
+    def run(self, task: TrialTask) -> Iterator[WorkerReport]:
+        """All reports of the training, each sent on its way without waiting for anyone to take it."""
         run = TaskRun(task)
-        reports = [run.next_report()]
-        while reports[-1].outcome is None:
-            reports.append(run.next_report())
+        report = run.next_report()
+        while report.outcome is None:
+            yield report
+            report = run.next_report()
         run.close()
-        return reports
+        yield report

@@ -1,11 +1,9 @@
 """A study that is open: its storage, its policy, its tracker, and what a person sees of it."""
 
 import contextlib
-import fcntl
-import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +11,11 @@ from rich.console import Console
 
 from autotune.config.build import build_partial, call
 from autotune.config.schema import TrialConfig
-from autotune.errors import StudyError
+from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
 from autotune.execution.plan import StudyPlan
-from autotune.execution.task_run import HANG_FILES, TrialTask
+from autotune.execution.study_folder import log_file, sole_user
+from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.report.terminal import StudyDisplay
 from autotune.search.policy import SearchPolicy
@@ -33,7 +32,7 @@ class LiveStudy:
     plan: StudyPlan
     study: Study
     policy: SearchPolicy
-    tracker: "BackgroundTracker"
+    tracker: BackgroundTracker
     display: StudyDisplay
     console: Console
     code_folders: tuple[str, ...]
@@ -105,32 +104,6 @@ class LiveStudy:
         )
 
 
-class BackgroundTracker:
-    """A tracker that is opened in the background while the cluster starts, and closed once, however the study ends."""
-
-    def __init__(self, opening: "Future[Tracker]") -> None:
-        self._opening = opening
-        self._is_closed = False
-
-    def wait(self) -> Tracker:
-        """The tracker, once it is open.
-
-        Raises:
-            ConfigError: it could not be opened.
-        """
-        return self._opening.result()
-
-    def close(self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Close the tracker now, with what came of the study."""
-        self._is_closed = True
-        self.wait().close(status=status, metrics=metrics, tags=tags, artifacts=artifacts)
-
-    def close_if_open(self, *, is_interrupt: bool) -> None:
-        """Close it as ended by the user or as failed, where the study did not come to close it."""
-        if not self._is_closed and self._opening.exception() is None:
-            self.close("KILLED" if is_interrupt else "FAILED", {}, {}, [])
-
-
 @contextlib.contextmanager
 def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Iterator[LiveStudy]:
     """The study, taken up where an earlier process left it; its tracker is closed however the context ends.
@@ -139,7 +112,7 @@ def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[st
         StudyError: another process runs it, or it was made for something else.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    with _sole_user(plan.folder), _log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
         study = _open_storage(plan)
         policy = _policy(plan, study)
         tracker = BackgroundTracker(background.submit(_open_tracker, plan, study, policy))
@@ -227,6 +200,7 @@ def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracke
         finished.append((tracked_confirmation(plan, arm, index, started_at=result.started_at), result, score))
     info = StudyInfo(
         name=plan.name,
+        kind="study",
         workload=plan.workload,
         experiment=plan.experiment,
         folder=str(plan.folder),
@@ -278,48 +252,3 @@ def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
         num_done=len(policy.results),
         best=(best, scores[best]) if best is not None else None,
     )
-
-
-@contextlib.contextmanager
-def _sole_user(folder: Path) -> Iterator[None]:
-    """Hold the study's folder, and sweep out what workers that were ended left in it; the lock goes with the process.
-
-    Raises:
-        StudyError: another process holds it, or it cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise StudyError(f"study.folder: {folder}: cannot be written: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StudyError(f"study.name={folder.name}: another process runs this study; accepted is another study.name") from error
-        try:
-            _sweep(folder)
-            yield
-        finally:
-            _sweep(folder)
-
-
-def _sweep(folder: Path) -> None:
-    for path in folder.glob(HANG_FILES):
-        path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Everything that is logged, by autotune and by the libraries, goes to the study's log file."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        root.removeHandler(handler)
-        handler.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
-from autotune.config.schema import Config, TrialConfig
+from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
@@ -53,20 +53,16 @@ class StudyPlan:
     @property
     def workload(self) -> str:
         """What is trained on what."""
-        if self.trial.training is not None:
-            return str(self.trial.training["_target_"])
-        return f"{self.composed.choices['model']}-{self.composed.choices['data']}"
+        return workload_of(self.composed)
 
     @property
     def trial_deadline_seconds(self) -> float:
         """Wall seconds after which a trial counts as hung."""
-        return self.config.search.trial_deadline_seconds or 2 * self.trial.target.max_train_seconds + 120
+        return deadline_seconds(self.composed)
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """CPUs and GPUs of one trial: whole GPUs, since it is timed."""
-        num_workers = config.parallelism["num_workers"]
-        num_gpus = num_workers if uses_cuda(config, self.capabilities) else 0
-        return num_workers * self.config.cluster.cpus_per_worker, num_gpus
+        return resources_of(config, self.config.cluster, self.capabilities)
 
     def definition(self) -> dict[str, Any]:
         """What makes two commands the same study, as plain JSON."""
@@ -93,6 +89,25 @@ class StudyPlan:
         return rule  # type: ignore[no-any-return]  # has just been asked
 
 
+def workload_of(composed: Composed) -> str:
+    """What is trained on what, such as ``simple_cnn-digits``."""
+    if composed.trial.training is not None:
+        return str(composed.trial.training["_target_"])
+    return f"{composed.choices['model']}-{composed.choices['data']}"
+
+
+def deadline_seconds(composed: Composed) -> float:
+    """Wall seconds after which a training counts as hung."""
+    return composed.config.search.trial_deadline_seconds or 2 * composed.trial.target.max_train_seconds + 120
+
+
+def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, int]:
+    """CPUs and GPUs of one training: whole GPUs, since it is timed."""
+    num_workers = config.parallelism["num_workers"]
+    num_gpus = num_workers if uses_cuda(config, capabilities) else 0
+    return num_workers * cluster.cpus_per_worker, num_gpus
+
+
 def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
     """Settle and check a study; every branch of its space is composed.
 
@@ -113,7 +128,7 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
     probes = check_space(space, composer)
     space, dropped = _without_unsupported(space, probes, composer, capabilities)
     objective = build_partial(config.objective, trial.allowed_targets, "objective")
-    name = _study_name(config, composed.choices["experiment"])
+    name = study_name(config, composed.choices["experiment"])
     plan = StudyPlan(
         name=name,
         folder=(Path(config.study.folder) / name).absolute(),
@@ -231,8 +246,13 @@ def _is_to_blame(
     return False
 
 
-def _study_name(config: Config, experiment: str) -> str:
-    name = config.study.name or f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+def study_name(config: Config, prefix: str) -> str:
+    """The name that was given, else one of ``prefix`` and the time.
+
+    Raises:
+        ConfigError: a name that is no folder's.
+    """
+    name = config.study.name or f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ConfigError(f"study.name: found {name!r}, accepted are letters, digits, '_', '-' and '.'")
     return name

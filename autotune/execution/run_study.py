@@ -118,7 +118,14 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> 
 
         config = confirmation_config(plan, arm, index)
         task = live.task(tracked[place].name, config, float("inf"), plan.trial_deadline_seconds, score_test=True)
-        return FreshRun(task=task, trial=arm.trial, suggestion=arm.suggestion, on_start=on_start)
+        return FreshRun(
+            task=task,
+            trial=arm.trial,
+            values=arm.suggestion.values,
+            overrides=tuple(arm.suggestion.as_overrides()),
+            on_start=on_start,
+            on_evaluation=lambda _: None,  # nothing else is to be under way while a run is timed; the tracker hears it all at its end
+        )
 
     runs = [run_at(place) for place in range(len(missing))]
     num_at_once = size.num_at_once(runs[0].task.num_cpus, runs[0].task.num_gpus)

@@ -78,18 +78,18 @@ def describe_ratio(ratio: Ratio | None) -> str:
         return "not measured"
     is_bound = ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST)
     text = f"{ratio.claim} {ratio.ratio:.2f}x" if is_bound else f"{ratio.ratio:.2f}x"
-    if ratio.low > 0 and math.isfinite(ratio.high):
-        text += f" (interval {ratio.low:.2f}x to {ratio.high:.2f}x)"
-    elif ratio.low > 0:
-        text += f" (interval from {ratio.low:.2f}x)"
-    elif math.isfinite(ratio.high):
-        text += f" (interval to {ratio.high:.2f}x)"
-    else:
-        text += " (one pair, no interval)"
+    text += f" ({describe_interval(ratio)})"
     if ratio.claim is Claim.WHERE_BOTH_REACHED:
         pairs = "pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
         text += f" over the {pairs} in which both reached the target"
     return text
+
+
+def describe_interval(ratio: Ratio) -> str:
+    """A ratio's interval in words."""
+    if ratio.low > 0:
+        return f"interval {ratio.low:.2f}x to {ratio.high:.2f}x" if math.isfinite(ratio.high) else f"interval from {ratio.low:.2f}x"
+    return f"interval to {ratio.high:.2f}x" if math.isfinite(ratio.high) else "one pair, no interval"
 
 
 def format_seconds(seconds: float) -> str:

@@ -164,7 +164,7 @@ def add_title(figure: Figure, headline: str, detail: str) -> Figure:
     """A headline and a line of detail across the figure's width, with the axes moved down to make room."""
     height = figure.get_figheight()
     below = 0.1
-    for text, size, colour, weight, columns in ((headline, 12.5, INK, "bold", 76), (detail, 9.5, "#555555", "normal", 120)):
+    for text, size, colour, weight, columns in ((headline, 12.5, INK, "bold", 80), (detail, 9.5, "#555555", "normal", 120)):
         lines = textwrap.wrap(text, columns)
         text_block = figure.text(0.012, 1 - below / height, "\n".join(lines), va="top", linespacing=1.25)
         text_block.set(fontsize=size, color=colour, fontweight=weight)
@@ -191,9 +191,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def shorten(name: str) -> str:
+def shorten(name: str, max_characters: int = MAX_LABEL) -> str:
     """A name that fits beside an axis, its middle left out where it is long."""
     line = " ".join(name.split())
-    if len(line) <= MAX_LABEL:
+    if len(line) <= max_characters:
         return line
-    return f"{line[: MAX_LABEL // 2 - 1]}…{line[-MAX_LABEL // 2 :]}"
+    return f"{line[: max_characters // 2 - 1]}…{line[-max_characters // 2 :]}"

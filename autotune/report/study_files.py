@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measurement import TrialResult
+from autotune.report.arms import ArmTimes
 from autotune.space import SearchSpace
 
 _MEASURED = (
@@ -57,6 +58,16 @@ class TrialsTable:
         }
         values = [result.values.get(key) for key in self._parameters]
         return [result.trial, *(measured.get(name) for name in _MEASURED), *values]
+
+
+def arm_json(times: ArmTimes) -> dict[str, Any]:
+    """One configuration's repeated runs, for programs."""
+    return {
+        "times_seconds": [seconds for seconds, reached in times.timed_runs if reached],
+        "num_runs": times.num_runs,
+        "num_reached": times.num_reached,
+        "lower_bounds_seconds": [seconds for seconds, reached in times.timed_runs if not reached],
+    }
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ class StudyDisplay:
         self._print(line)
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(_printable(line)), soft_wrap=True)
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
     def _line(self, result: TrialResult, score: float | None) -> str:
         last = result.last
@@ -204,9 +204,9 @@ def print_summary(console: Console, summary: Summary) -> None:
     lines = [Text(f"{summary.experiment} · {summary.study}", style="bold")]
     for name, value in rows:
         style = "bold green" if name == "speed-up" and _is_resolved_gain(summary) else ""
-        lines.append(Text.assemble((f"  {name:<10}", "dim"), (_printable(value), style)))
+        lines.append(Text.assemble((f"  {name:<10}", "dim"), (printable(value), style)))
     for purpose, command in summary.next_commands:
-        lines += [Text(f"\n{_printable(purpose)}:"), Text(f"  {command}", style="cyan")]
+        lines += [Text(f"\n{printable(purpose)}:"), Text(f"  {command}", style="cyan")]
     for line in lines:
         console.print(line, soft_wrap=True)
 
@@ -276,6 +276,6 @@ def _shorten_override(override: str) -> str:
     return f"{key.rsplit('.', 1)[-1]}{equals}{value}"
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """The line without control characters, which a log must not carry."""
     return "".join(character if character.isprintable() else " " for character in line)

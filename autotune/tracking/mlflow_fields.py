@@ -63,10 +63,10 @@ def milliseconds(unix_seconds: float) -> int:
 
 
 def study_tags(info: StudyInfo, folder: str) -> dict[str, str]:
-    """The tags of a study's parent run; ``folder`` is absolute."""
+    """The tags of the parent run of a study or a comparison; ``folder`` is absolute."""
     own = {
         "autotune.study": info.name,
-        "autotune.phase": "study",
+        "autotune.phase": info.kind,
         "autotune.experiment": info.experiment,
         "autotune.folder": folder,
     }

@@ -15,9 +15,11 @@ from autotune.measurement import Evaluation, TrialResult
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """What a tracker is told about a study."""
+    """What a tracker is told about a study, or about a comparison."""
 
     name: str
+    kind: str
+    """``study`` or ``comparison``."""
     workload: str
     """What is trained on what, such as ``simple_cnn-digits``: studies of one workload can be compared."""
     experiment: str
@@ -30,13 +32,14 @@ class StudyInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedTrial:
-    """One run of a study: a search trial, or one confirmation run of a trial's configuration."""
+    """One run of a study: a search trial, one confirmation run of a trial's configuration, or one run of a comparison."""
 
     name: str
-    """Unique within the study, such as ``trial-7`` or ``confirm-7-1``."""
+    """Unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
     phase: str
-    """``search`` or ``confirm``."""
+    """``search``, ``confirm`` or ``compare``."""
     trial: int
+    """The trial's number; in a comparison that of the pair."""
     values: Mapping[str, Any]
     """The varied parameters by config key."""
     overrides: tuple[str, ...]

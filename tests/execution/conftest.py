@@ -1,15 +1,21 @@
-"""Commands as a user types them, each in a process and a folder of its own."""
+"""Commands as a user types them: each in a process and a folder of its own, or refused in one line before anything runs."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from autotune.__main__ import tune_command
+from autotune.config.command_line import EXIT_BAD_INPUT, run_command
+
+Refusal = Callable[..., str]
+Write = Callable[[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,11 @@ class Commands:
             check=False,
         )
 
-    def start(self, *arguments: str, folder: Path) -> "subprocess.Popen[bytes]":
+    def start(self, *arguments: str, folder: Path, module: str = "autotune") -> "subprocess.Popen[bytes]":
         """Output goes to out.txt and err.txt; a process group of its own, for signals as Ctrl-C in a terminal sends them."""
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
             return subprocess.Popen(
-                [sys.executable, "-m", "autotune", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=folder,
                 env=self.environment,
                 stdout=out,
@@ -62,3 +68,46 @@ def wait_until() -> Callable[..., None]:
             time.sleep(0.05)
 
     return wait
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Runs a command in an empty folder and returns the one line it is refused with."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def refuse(*arguments: str, command: Callable[[Sequence[str]], int] = tune_command) -> str:
+        code = run_command(command, arguments)
+        said = capsys.readouterr()
+        assert code == EXIT_BAD_INPUT, said.err
+        assert said.err.startswith("autotune: ")
+        assert said.err.count("\n") == 1, said.err
+        assert said.out == ""
+        assert not [*tmp_path.glob("**/trials.csv"), *tmp_path.glob("**/compare.json")]
+        assert "RUNNING" not in _statuses(tmp_path)
+        return said.err.removeprefix("autotune: ").rstrip()
+
+    return refuse
+
+
+def _statuses(folder: Path) -> list[str]:
+    if not (folder / "mlflow.db").is_file():
+        return []
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    return [run.info.status for run in client.search_runs([each.experiment_id for each in client.search_experiments()])]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes an experiment of the user's own and returns the folder to give as --config-dir."""
+
+    def write(name: str, content: str) -> str:
+        path = tmp_path / "my_conf" / "experiment" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# @package _global_\n{content}")
+        return "my_conf"
+
+    return write

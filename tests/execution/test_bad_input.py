@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 Refusal = Callable[..., str]
 Write = Callable[[str, str], str]
+"""Fixtures of conftest.py."""
 
 _STOP = "study.folder=/dev/null/outputs"
 """Stops a study that passed every check, before Ray is started."""
 _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
 """Quickly checked; an override that follows replaces it."""
-
-
-@pytest.fixture
-def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Runs a command in an empty folder and returns the one line it is refused with."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(variable, raising=False)
-
-    def refuse(*arguments: str, command: Callable[[Sequence[str]], int] = tune_command) -> str:
-        code = run_command(command, arguments)
-        said = capsys.readouterr()
-        assert code == EXIT_BAD_INPUT, said.err
-        assert said.err.startswith("autotune: ")
-        assert said.err.count("\n") == 1, said.err
-        assert said.out == ""
-        assert not list(tmp_path.glob("**/trials.csv"))
-        assert "RUNNING" not in _statuses(tmp_path)
-        return said.err.removeprefix("autotune: ").rstrip()
-
-    return refuse
-
-
-def _statuses(folder: Path) -> list[str]:
-    if not (folder / "mlflow.db").is_file():
-        return []
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    return [run.info.status for run in client.search_runs([each.experiment_id for each in client.search_experiments()])]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes an experiment of the user's own and returns the folder to give as --config-dir."""
-
-    def write(name: str, content: str) -> str:
-        path = tmp_path / "my_conf" / "experiment" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# @package _global_\n{content}")
-        return "my_conf"
-
-    return write
 
 
 @pytest.mark.parametrize(

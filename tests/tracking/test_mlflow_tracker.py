@@ -92,6 +92,7 @@ def close(tracker: MlflowTracker, **changes: Any) -> None:
 def info(tmp_path: Path) -> StudyInfo:
     return StudyInfo(
         name="cnn-1",
+        kind="study",
         workload="simple_cnn-digits",
         experiment="cnn",
         folder=str(tmp_path / "outputs" / "cnn-1"),
@@ -466,7 +467,7 @@ def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> 
     script = (
         "from autotune.tracking.tracker import StudyInfo\n"
         "from autotune.tracking.mlflow_tracker import MlflowTracker\n"
-        "info = StudyInfo(name='s', workload='w', experiment='e', folder='s', settings={}, tags={})\n"
+        "info = StudyInfo(name='s', kind='study', workload='w', experiment='e', folder='s', settings={}, tags={})\n"
         "MlflowTracker(info).close(status='FINISHED', metrics={}, tags={}, artifacts=[])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,0 +1,85 @@
+"""Lists of overrides, as ``autotune.compare`` takes them: ``a=[device=cpu,model.widths=[16,32]]``.
+
+Hydra's grammar has no ``key=value`` within a list. So a list is taken apart at its own commas, and each element is then an
+override in Hydra's grammar, with all that it may hold.
+"""
+
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from autotune.errors import ConfigError
+
+_OPENING = {"[": "]", "{": "}", "(": ")"}
+
+
+def read_override_list(text: str, where: str) -> tuple[str, ...]:
+    """The overrides of a list; an element may be quoted as a whole.
+
+    Args:
+        text: such as ``[device=cpu,model.widths=[16,32]]``.
+        where: the list's name, for messages.
+
+    Raises:
+        ConfigError: no list, or an element that is no override.
+    """
+    stripped = text.strip()
+    accepted = f"accepted is a list of overrides, as in {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
+    if not (stripped.startswith("[") and stripped.endswith("]")):
+        raise ConfigError(f"{where}: found {text!r}, {accepted}")
+    elements = [_unquoted(each.strip()) for each in _split(stripped[1:-1], where)]
+    if elements == [""]:
+        return ()
+    for element in elements:
+        if "=" not in element:
+            raise ConfigError(f"{where}: found {element!r} in it, {accepted}")
+        override_key(element, where)
+    return tuple(elements)
+
+
+def override_key(override: str, where: str) -> str:
+    """The key or group that an override sets.
+
+    Raises:
+        ConfigError: it does not parse.
+    """
+    try:
+        return str(OverridesParser.create().parse_override(override).key_or_group)
+    except HydraException as error:
+        raise ConfigError(
+            f"{where}: {override!r}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"
+        ) from error
+
+
+def _split(text: str, where: str) -> Sequence[str]:
+    """The elements between commas that stand in no bracket and in no quotes."""
+    elements, start, closing, quote, is_escaped = [], 0, [""], "", False
+    for place, character in enumerate(text):
+        if is_escaped or character == "\\":
+            is_escaped = not is_escaped
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in _OPENING:
+            closing.append(_OPENING[character])
+        elif character == closing[-1]:
+            closing.pop()
+        elif character in "]})":
+            raise ConfigError(f"{where}: found {character!r} in {text!r} without its opening bracket")
+        elif character == "," and len(closing) == 1:
+            elements.append(text[start:place])
+            start = place + 1
+    if quote or len(closing) > 1:
+        raise ConfigError(f"{where}: found {text!r}, in which {quote or closing[-1]!r} is missing")
+    return [*elements, text[start:]]
+
+
+def _unquoted(element: str) -> str:
+    """An element without the quotes around the whole of it."""
+    quote = element[:1]
+    if len(element) < 2 or quote not in ("'", '"') or element[-1] != quote:
+        return element
+    inner = element[1:-1].replace(f"\\{quote}", "\0")
+    return element if quote in inner else inner.replace("\0", quote)

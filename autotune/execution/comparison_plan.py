@@ -1,0 +1,217 @@
+"""What a comparison is going to do, settled and checked before a device is taken: both sides, seeds, resources."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.config.build import build_partial, call
+from autotune.config.compose import Composed, Composer, split_overrides
+from autotune.config.override_lists import override_key
+from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
+from autotune.errors import AutotuneError, ConfigError
+from autotune.execution.cluster import cluster_capabilities
+from autotune.execution.plan import deadline_seconds, resources_of, study_name, workload_of
+from autotune.measurement import Target
+from autotune.objective import Objective
+from autotune.search.seeds import derived_seed
+from autotune.space import Suggestion
+from autotune.training.device import Capabilities, local_capabilities, unsupported
+from autotune.training.run import check_training
+
+SIDE_NAMES = ("a", "b")
+_SHARED_KEYS = FIXED_KEYS - {"experiment"}
+_SAME_VALUES = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study")
+"""What experiments that are compared with each other must agree on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two configurations."""
+
+    name: str
+    overrides: tuple[str, ...]
+    """What it has beside what both have."""
+    composer: Composer
+    composed: Composed
+
+    @property
+    def trial(self) -> TrialConfig:
+        """What it trains, but for the seed."""
+        return self.composed.trial
+
+    @property
+    def experiment(self) -> str:
+        """The experiment's name."""
+        return self.composed.choices["experiment"]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The overrides that say what is trained, by config key."""
+        groups, values = split_overrides(self.composer, self.overrides)
+        return {**groups, **values}
+
+    def seeded(self, seed: int) -> TrialConfig:
+        """What one run trains."""
+        return self.composer.compose_suggestion(Suggestion({}), seed=seed).trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonPlan:
+    """A comparison, checked."""
+
+    name: str
+    folder: Path
+    num_seeds: int
+    sides: tuple[Side, Side]
+    objective: Objective
+    capabilities: Capabilities
+
+    @property
+    def config(self) -> Config:
+        """The configuration of all that both sides share."""
+        return self.sides[0].composed.config
+
+    @property
+    def experiment(self) -> str:
+        """The experiment's name; both names where the sides are different experiments."""
+        return " and ".join(dict.fromkeys(side.experiment for side in self.sides))
+
+    @property
+    def workload(self) -> str:
+        """What is trained on what; side a's, where they differ."""
+        return workload_of(self.sides[0].composed)
+
+    @property
+    def target(self) -> Target:
+        """What both sides train to."""
+        return self.sides[0].trial.target
+
+    @property
+    def run_deadline_seconds(self) -> float:
+        """Wall seconds after which a run counts as hung."""
+        return max(deadline_seconds(side.composed) for side in self.sides)
+
+    def resources(self, config: TrialConfig) -> tuple[int, int]:
+        """CPUs and GPUs of one run: whole GPUs, since it is timed."""
+        return resources_of(config, self.config.cluster, self.capabilities)
+
+    def seed(self, index: int) -> int:
+        """The seed of a pair of runs."""
+        return derived_seed(self.config.study.seed, f"compare {index}")
+
+
+def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]], config_dirs: Sequence[str]) -> tuple[Side, Side]:
+    """Both sides' configurations, composed and found to be comparable.
+
+    Args:
+        common: overrides of both.
+        overrides: those of side a and of side b, by name.
+
+    Raises:
+        ConfigError: a side cannot be composed, or the two cannot be compared; the message names the side where it is its own.
+    """
+    for name in SIDE_NAMES:
+        for override in overrides[name]:
+            key = override_key(override, name)
+            if key.replace("/", ".").partition(".")[0] in _SHARED_KEYS:
+                raise ConfigError(f"{name}: {override}: is shared by both sides; accepted is {key}=... beside a and b")
+    one, other = (_compose(name, common, overrides[name], config_dirs) for name in SIDE_NAMES)
+    if isinstance(one, ConfigError) and isinstance(other, ConfigError) and str(one) == str(other):
+        raise one  # it is in what both have
+    for name, side in zip(SIDE_NAMES, (one, other), strict=True):
+        if isinstance(side, ConfigError):
+            raise ConfigError(f"{name}: {side}") from side
+    assert isinstance(one, Side)
+    assert isinstance(other, Side)
+    for key in _SAME_VALUES:
+        if one.composed.plain[key] != other.composed.plain[key]:
+            found = f"{_difference(one.composed.plain[key], other.composed.plain[key])}"
+            raise ConfigError(
+                f"{key}: the experiments of a and b differ in it ({found}); accepted is one value for both, set beside a and b"
+            )
+    if one.trial == other.trial:
+        raise ConfigError(f"a and b: {_shown(one)} and {_shown(other)} are the same configuration; accepted are two that differ")
+    return one, other
+
+
+def _compose(name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str]) -> Side | ConfigError:
+    try:
+        composer = Composer([*common, *overrides], config_dirs)
+        if composer.sweeps:
+            raise ConfigError(
+                f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)"
+            )
+        composed = composer.compose()
+        _ = composed.trial
+    except ConfigError as error:
+        return error
+    return Side(name=name, overrides=tuple(overrides), composer=composer, composed=composed)
+
+
+def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPlan:
+    """Settle and check a comparison; the parts of both sides are made once, and nothing is trained.
+
+    Raises:
+        AutotuneError: these machines cannot run a side, a part cannot be made, or the data set is not there.
+    """
+    cluster = sides[0].composed.config.cluster
+    is_local = cluster.address in (None, "local")
+    capabilities = local_capabilities() if is_local else cluster_capabilities(cluster)
+    for side in sides:
+        reason = unsupported(side.trial, capabilities)
+        if reason is not None:
+            raise ConfigError(f"{side.name}: cannot run here: {reason}")
+    config, allowed = sides[0].composed.config, sides[0].trial.allowed_targets
+    for key, value in (
+        ("search.trial_deadline_seconds", config.search.trial_deadline_seconds),
+        ("search.max_errors_in_a_row", config.search.max_errors_in_a_row),
+        ("cluster.cpus_per_worker", config.cluster.cpus_per_worker),
+    ):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{key}: found {value}, accepted is above 0")
+    experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
+    name = study_name(config, f"compare-{experiments}")
+    folder = (Path(config.study.folder) / name).absolute()
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"study.name: {folder} holds files already; accepted is another name, or none")
+    objective = call(build_partial(config.objective, allowed, "objective"), "objective")
+    if is_local:  # elsewhere the data set need not lie here
+        _check_trainings(sides)
+    return ComparisonPlan(name=name, folder=folder, num_seeds=num_seeds, sides=sides, objective=objective, capabilities=capabilities)
+
+
+def _check_trainings(sides: tuple[Side, Side]) -> None:
+    for side in sides:
+        try:
+            check_training(side.trial)
+        except AutotuneError as error:
+            raise type(error)(f"{side.name}: {error}") from error
+
+
+def describe_comparison(plan: ComparisonPlan) -> list[str]:
+    """The plan as lines for a reader: sides, target, runs, resources."""
+    target, have = plan.target, plan.capabilities
+    lines = [
+        f"comparison {plan.name} -> {plan.folder}",
+        f"target     {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}, "
+        f"at most {target.max_train_seconds:g} s of training a run",
+    ]
+    for side in plan.sides:
+        cpus, gpus = plan.resources(side.trial)
+        lines.append(f"{side.name:<10} {_shown(side)}: {cpus} CPU and {gpus} GPU a run")
+    lines.append(f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process; a pair of runs shares its seed")
+    lines.append(f"machines   {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")
+    return lines
+
+
+def _shown(side: Side) -> str:
+    return f"[{', '.join(side.overrides)}]"
+
+
+def _difference(one: Any, other: Any, where: str = "") -> str:
+    """The first value in which two configurations differ."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
+        return _difference(one.get(key), other.get(key), f"{where}{key} ")
+    return f"{where}{one!r} and {other!r}"

@@ -1,0 +1,140 @@
+"""What a comparison measured: two sides, their runs in pairs, and the ratios between them.
+
+Time to target is steps to target times seconds a step, so all three are told, each as side a's over side b's. Seconds a step are
+known of a run that fell short of the target, too.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.comparison import Claim, Ratio, RunTime, ratio_of_means, ratio_of_times
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.report.arms import ArmTimes, describe_interval, describe_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSide:
+    """One of the two configurations, with the runs that ended."""
+
+    name: str
+    overrides: tuple[str, ...]
+    config: Mapping[str, Any]
+    """All that it trains with, resolved; its seed is no run's."""
+    runs: Mapping[int, TrialResult]
+    """By number of the pair."""
+    times: Mapping[int, RunTime]
+    """What the objective makes of each run, by number of the pair."""
+
+    @property
+    def label(self) -> str:
+        """Name and overrides on one line."""
+        return f"{self.name}: {' '.join(self.overrides) or 'as the experiment stands'}"
+
+    @property
+    def arm(self) -> ArmTimes:
+        """Its times to target."""
+        return ArmTimes(label=self.label, runs=[self.times[number] for number in sorted(self.times)])
+
+    @property
+    def steps(self) -> Mapping[int, RunTime]:
+        """Optimizer steps to the target, or made without reaching it, by number of the pair."""
+        return {
+            number: RunTime(float(run.last.step) if run.last is not None else None, self.times[number].reached)
+            for number, run in self.runs.items()
+        }
+
+    @property
+    def step_seconds(self) -> Mapping[int, float]:
+        """Seconds of training a step, by number of the pair, of the runs that were evaluated."""
+        seconds = {number: step_seconds(run.last) for number, run in self.runs.items() if run.last is not None}
+        return {number: each for number, each in seconds.items() if each is not None}
+
+
+def step_seconds(evaluation: Evaluation) -> float | None:
+    """Seconds of training a step up to an evaluation; None where none was timed."""
+    seconds = evaluation.train_seconds / evaluation.step if evaluation.step > 0 else 0.0
+    return seconds if seconds > 0 and math.isfinite(seconds) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What came of a comparison, finished or interrupted."""
+
+    name: str
+    experiment: str
+    target: Target
+    num_seeds: int
+    """Pairs that were asked for."""
+    sides: tuple[ComparedSide, ComparedSide]
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that ended."""
+        return sum(len(side.runs) for side in self.sides)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of which both runs ended."""
+        return len(self._pairs)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run ended."""
+        return self.num_runs == 2 * self.num_seeds
+
+    @property
+    def each_side_reached(self) -> bool:
+        """Whether each side reached the target at least once."""
+        return all(side.arm.num_reached > 0 for side in self.sides)
+
+    @property
+    def _pairs(self) -> list[int]:
+        return sorted(self.sides[0].runs.keys() & self.sides[1].runs.keys())
+
+    @property
+    def time_ratio(self) -> Ratio | None:
+        """Side a's time to target over side b's: above 1 where b is the faster one."""
+        one, other = (side.times for side in self.sides)
+        return ratio_of_times([one[number] for number in self._pairs], [other[number] for number in self._pairs])
+
+    @property
+    def steps_ratio(self) -> Ratio | None:
+        """Side a's steps to target over side b's."""
+        one, other = (side.steps for side in self.sides)
+        return ratio_of_times([one[number] for number in self._pairs], [other[number] for number in self._pairs])
+
+    @property
+    def step_ratio(self) -> Ratio | None:
+        """Side a's seconds a step over side b's."""
+        one, other = (side.step_seconds for side in self.sides)
+        numbers = sorted(one.keys() & other.keys())
+        return ratio_of_means([one[number] for number in numbers], [other[number] for number in numbers]) if numbers else None
+
+
+def verdict(comparison: Comparison) -> str:
+    """What the comparison says, in one sentence."""
+    ratio = comparison.time_ratio
+    if comparison.num_pairs == 0:
+        return "nothing to compare: no pair of runs ended"
+    if not comparison.each_side_reached:
+        return f"{_who_never_reached(comparison)} reached the target" + (f"; a / b is {describe_ratio(ratio)}" if ratio else "")
+    if ratio is None:
+        return "no pair of runs has two times to compare"
+    bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
+    pairs = "1 pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
+    where = " in which both reached it" if ratio.claim is Claim.WHERE_BOTH_REACHED else ""
+    text = f"b reaches the target {bound}{ratio.ratio:.2f}x as fast as a ({describe_interval(ratio)}, n = {pairs}{where})"
+    is_open = ratio.low <= 1 <= ratio.high
+    return f"{text}; the interval includes 1: which is faster is not resolved" if is_open else text
+
+
+def format_step(seconds: float) -> str:
+    """Seconds of a step as a person reads them: ``1.23 ms``, ``0.456 s``."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
+
+
+def _who_never_reached(comparison: Comparison) -> str:
+    names = [side.name for side in comparison.sides if side.arm.num_reached == 0]
+    return "neither side ever" if len(names) == 2 else f"side {names[0]} never"

@@ -1,0 +1,188 @@
+"""The figures of a comparison, as PNG files: every run's time to target and step time with the ratios of the pairs, and all curves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from autotune.comparison import Claim, Ratio, RunTime
+from autotune.report.arms import format_seconds
+from autotune.report.compared import ComparedSide, Comparison, format_step, verdict
+from autotune.report.drawing import (
+    CIRCLE,
+    INK,
+    Mark,
+    add_title,
+    counted,
+    curve_of,
+    draw_mark,
+    metric_range,
+    say,
+    set_scale,
+    shorten,
+    target_label,
+    with_arrow,
+    write_png,
+)
+
+SIDE_COLOURS = ("#0072B2", "#D55E00")
+_PAIR_COLOUR = "#999999"
+_MAX_OVERRIDES = 90
+_RIGHT = with_arrow(CIRCLE, angle="right")
+
+
+def write_comparison_figures(folder: Path, comparison: Comparison) -> list[Path]:
+    """Write a comparison's figures into ``folder``, made where missing, and return their paths."""
+    return write_png({"comparison": lambda: draw_comparison(comparison), "curves": lambda: draw_comparison_curves(comparison)}, folder)
+
+
+def draw_comparison(comparison: Comparison) -> Figure:
+    """Above, each run's time to target and the ratio of each pair; below, the same of the step time."""
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    if not any(run.seconds is not None for side in comparison.sides for run in side.times.values()):
+        return say(figure, f"{comparison.experiment}: a against b", "No run has a time.")
+    grid = figure.add_gridspec(2, 2, width_ratios=[1.7, 1])
+    times = [side.times for side in comparison.sides]
+    steps = [_in_milliseconds(side) for side in comparison.sides]
+    for row, (name, values, label_of, ratio) in enumerate(
+        (
+            ("Time to target (s)", times, _time_label, comparison.time_ratio),
+            ("Time of a training step (ms)", steps, _step_label, comparison.step_ratio),
+        )
+    ):
+        left, right = figure.add_subplot(grid[row, 0]), figure.add_subplot(grid[row, 1])
+        _draw_runs(left, values)
+        left.set_yticks([0, 1], [label_of(side) for side in comparison.sides])
+        left.set_xlabel(name)
+        _draw_ratio(right, values, ratio)
+        right.set_xlabel("a / b")
+    _add_sides(figure, comparison, [counted(side.arm.num_runs, "run") for side in comparison.sides])
+    short = any(not run.reached for run in (*times[0].values(), *times[1].values()))
+    note, hollow = (", an arrow one that ended short of the target", ", hollow where a run ended short") if short else ("", "")
+    detail = (
+        f"{comparison.experiment} to {target_label(comparison.target)}. Left: a dot is a run{note}; a line joins the runs of a pair, "
+        f"bars are means. Right: a dot is a pair{hollow}; the diamond is the ratio of the means with its 95% interval."
+    )
+    return add_title(figure, verdict(comparison), detail)
+
+
+def draw_comparison_curves(comparison: Comparison) -> Figure:
+    """The validation metric of every run of both sides over the seconds it prepared and trained for."""
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    target = comparison.target
+    curves = [[curve for run in side.runs.values() if (curve := curve_of(run))] for side in comparison.sides]
+    points = [point for own in curves for curve in own for point in curve]
+    headline = f"{shorten(target.metric)} over training time"
+    if not points:
+        return say(figure, headline, "No run has an evaluation with a finite metric yet.")
+    axes = figure.add_subplot()
+    low, high = metric_range([metric for _, metric in points], target, [])
+    room = high - low
+    for own, colour in zip(curves, SIDE_COLOURS, strict=True):
+        for curve in own:
+            metrics = [min(max(metric, low - room), high + room) for _, metric in curve]
+            seconds = [second for second, _ in curve]
+            axes.plot(seconds, metrics, color=colour, linewidth=1.2, alpha=0.6, zorder=2)
+            axes.plot(seconds[-1:], metrics[-1:], "o", color=colour, markersize=5, markeredgecolor="white", markeredgewidth=0.6, zorder=3)
+    line = axes.axhline(target.value, color=INK, linestyle="--", linewidth=1.3, zorder=4, label=f"target {target.value:g}")
+    axes.set_ylim(low - 0.05 * room, high + 0.08 * room)
+    set_scale(axes, "x", [second for second, _ in points])
+    if axes.get_xscale() == "linear":
+        axes.set_xlim(left=0)
+    axes.set_xlabel("Prepare and train time (s)")
+    axes.set_ylabel(f"{shorten(target.metric)} on the validation split")
+    axes.legend(handles=[line], loc="lower right" if target.mode == "max" else "upper right")
+    _add_sides(figure, comparison, [counted(len(own), "run") for own in curves])
+    return add_title(figure, headline, f"{comparison.experiment} to {target_label(target)}: each line is a run up to where it ended")
+
+
+def _draw_runs(axes: Axes, values: Sequence[Mapping[int, RunTime]]) -> None:
+    """Two rows of dots, lines between those of a pair, and a bar to each row's mean."""
+    known = [{pair: run for pair, run in own.items() if run.seconds is not None} for own in values]
+    for pair in sorted(known[0].keys() & known[1].keys()):
+        seconds = [own[pair].seconds or 0.0 for own in known]
+        axes.plot(seconds, [_height(0, pair), _height(1, pair)], color=_PAIR_COLOUR, linewidth=0.7, alpha=0.7, zorder=2)
+    for row, (own, colour) in enumerate(zip(known, SIDE_COLOURS, strict=True)):
+        times = [run.seconds or 0.0 for run in own.values()]
+        if times:
+            mean = fmean(times)
+            axes.barh(row, mean, height=0.62, color=colour, alpha=0.22, linewidth=0)
+            axes.plot([mean, mean], [row - 0.31, row + 0.31], color=colour, linewidth=2.4, solid_capstyle="butt", zorder=3)
+        for pair, run in own.items():
+            mark = Mark(colour=colour, marker="o" if run.reached else _RIGHT, hollow=not run.reached, size=5.5 if run.reached else 16)
+            draw_mark(axes, run.seconds or 0.0, _height(row, pair), mark)
+    axes.set_ylim(1.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    longest = max((run.seconds or 0.0 for own in known for run in own.values()), default=0.0)
+    axes.set_xlim(0, 1.08 * longest if longest > 0 else 1)
+
+
+def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunTime]], ratio: Ratio | None) -> None:
+    """The ratio of each pair as a dot, the ratio of all with its interval above them, and a line at equality."""
+    axes.axvline(1.0, color=INK, linestyle="--", linewidth=1.1, zorder=1)
+    axes.set_yticks([])
+    axes.set_ylim(1.2, -0.9)
+    axes.grid(visible=False, axis="y")
+    if ratio is None:
+        axes.text(0.5, 0.5, "not measured", ha="center", va="center", color="#555555", transform=axes.transAxes)
+        axes.set_xlim(0, 2)
+        return
+    pairs = [
+        (pair, one.seconds / other.seconds, one.reached and other.reached)
+        for pair in sorted(values[0].keys() & values[1].keys())
+        if (one := values[0][pair]).seconds and (other := values[1][pair]).seconds and (one.reached or other.reached)
+    ]
+    for pair, each, both_reached in pairs:
+        mark = Mark(colour=_PAIR_COLOUR, marker="o", hollow=not both_reached, size=5)
+        draw_mark(axes, each, 0.55 + _height(0, pair), mark)
+    shown = [ratio.ratio, 1.0, *(each for _, each, _ in pairs), *(end for end in (ratio.low, ratio.high) if 0 < end < math.inf)]
+    room = 0.12 * max(max(shown) - min(shown), 0.05)
+    left, right = max(0.0, min(shown) - room), max(shown) + room
+    ends = (ratio.low if ratio.low > 0 else left, ratio.high if math.isfinite(ratio.high) else right)
+    axes.plot(ends, [-0.25, -0.25], color=INK, linewidth=2.2, zorder=3, solid_capstyle="butt")
+    for end, is_open, tip in ((ends[0], ratio.low <= 0, "<"), (ends[1], math.isinf(ratio.high), ">")):
+        axes.plot(
+            [end], [-0.25], tip if is_open else "|", color=INK, markersize=7 if is_open else 9, markeredgewidth=2, zorder=3, clip_on=False
+        )
+    axes.plot([ratio.ratio], [-0.25], "D", color=INK, markersize=7, markeredgecolor="white", markeredgewidth=0.8, zorder=4)
+    axes.set_xlim(left, right)
+    bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
+    interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.low > 0 and math.isfinite(ratio.high) else ""
+    axes.set_title(f"{bound}{ratio.ratio:.2f}x{interval}, n = {ratio.num_pairs}", fontsize=10, fontweight="bold")
+
+
+def _height(row: int, pair: int) -> float:
+    """Where in its row a pair's run stands, so that runs of like times do not hide each other."""
+    return row + 0.085 * (pair % 5 - 2)
+
+
+def _in_milliseconds(side: ComparedSide) -> Mapping[int, RunTime]:
+    return {pair: RunTime(1000 * seconds, reached=True) for pair, seconds in side.step_seconds.items()}
+
+
+def _add_sides(figure: Figure, comparison: Comparison, counts: Sequence[str]) -> None:
+    """What the colours stand for, below the axes, where long overrides have room."""
+    handles = [
+        Line2D([], [], color=colour, linewidth=6, alpha=0.8, label=f"{shorten(side.label, _MAX_OVERRIDES)} ({text})")
+        for side, colour, text in zip(comparison.sides, SIDE_COLOURS, counts, strict=True)
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=1, borderaxespad=0.8)
+
+
+def _time_label(side: ComparedSide) -> str:
+    arm = side.arm
+    if arm.mean_seconds is None:
+        return f"{side.name}\nno time"
+    if arm.all_reached:
+        return f"{side.name}\n{format_seconds(arm.mean_seconds)}\nn = {arm.num_runs}"
+    return f"{side.name}\nat least {format_seconds(arm.mean_seconds)}\n{arm.num_reached} of {arm.num_runs} reached"
+
+
+def _step_label(side: ComparedSide) -> str:
+    seconds = side.step_seconds.values()
+    return f"{side.name}\n{format_step(fmean(seconds))}\nn = {len(seconds)}" if seconds else f"{side.name}\nno time"

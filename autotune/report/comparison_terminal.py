@@ -1,0 +1,179 @@
+"""What a person sees while two configurations are compared, and at the end.
+
+On a terminal the run under way is redrawn in place; every run that ends leaves one line, there and anywhere else.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from autotune.comparison import Claim, Ratio
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.report.arms import ArmTimes, describe_interval, format_seconds
+from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
+from autotune.report.terminal import OUTCOME_STYLES, REFRESHES_PER_SECOND, describe_target, format_metric, printable
+
+
+class ComparisonDisplay:
+    """Shows a comparison while it runs; a context manager."""
+
+    def __init__(self, *, title: str, target: Target, sides: Sequence[str], num_runs: int, console: Console) -> None:
+        self._title = title
+        self._target = target
+        self._sides = sides
+        self._num_runs = num_runs
+        self._console = console
+        self._num_done = 0
+        self._running: str | None = None
+        self._since = 0.0
+        self._evaluation: Evaluation | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        head = f"{self._title}: target {describe_target(self._target)}, {self._num_runs} runs"
+        self._console.print(Text(printable(head), style="bold"), soft_wrap=True)
+        for side in self._sides:
+            self._console.print(Text(printable(f"  {side}")), soft_wrap=True)
+        if self._console.is_interactive:
+            self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_SECOND, transient=True)
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def run_started(self, side: str, seed: int) -> None:
+        """A run began."""
+        self._evaluation, self._since = None, time.monotonic()
+        self._running = f"run {self._num_done + 1} of {self._num_runs}: {side}, seed {seed}"
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The run under way reported."""
+        self._evaluation = evaluation
+
+    def run_finished(self, side: str, result: TrialResult, seconds: float | None) -> None:
+        """A run ended; ``seconds`` to the target, or spent without reaching it."""
+        self._num_done += 1
+        self._running = None
+        parts = [f"run {self._num_done} of {self._num_runs}", side, f"{result.outcome}"]
+        parts.append("no time" if seconds is None else format_seconds(seconds))
+        last = result.last
+        if last is not None:
+            step = step_seconds(last)
+            parts += [f"{last.step} steps", *([f"{format_step(step)} a step"] if step else [])]
+            parts.append(f"{self._target.metric} {format_metric(last.metric)}")
+        if result.error_line:
+            parts.append(result.error_line)
+        style = "" if last is not None else OUTCOME_STYLES[result.outcome]
+        self._console.print(Text(printable("  ".join(parts)), style=style), soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        running, evaluation = self._running, self._evaluation  # the refreshing thread calls: the driver may change them meanwhile
+        if running is None:
+            return Text("starting new processes" if self._num_done < self._num_runs else "")
+        text = f"{running} · {format_seconds(time.monotonic() - self._since)}"
+        if evaluation is not None:
+            text += (
+                f" · epoch {evaluation.epoch:.1f}  {self._target.metric} {format_metric(evaluation.metric)}  "
+                f"train {evaluation.train_seconds:.1f} s"
+            )
+        return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
+    """Print what a comparison measured: both sides in a table, the ratios, and what it says."""
+    lines = [Text(f"\n{comparison.experiment} · {comparison.name}", style="bold")]
+    lines.append(Text.assemble((f"  {'target':<8}", "dim"), describe_target(comparison.target)))
+    lines += [Text.assemble((f"  {side.name:<8}", "dim"), printable(side.label.partition(": ")[2])) for side in comparison.sides]
+    lines += _table(comparison)
+    lines += [Text(f"  {printable(note)}") for note in _notes(comparison)]
+    lines.append(Text(f"  {verdict(comparison)}", style="bold green" if is_resolved(comparison) else "bold"))
+    lines.append(Text.assemble((f"  {'folder':<8}", "dim"), printable(folder)))
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _table(comparison: Comparison) -> list[Text]:
+    """Rows of the same width, never wrapped or cut: a log file is as narrow as it says."""
+    one, other = comparison.sides
+    rows = [("", "a", "b", "a / b"), *((name, cell(one), cell(other), ratio) for name, cell, ratio in _rows(comparison))]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        Text.assemble(
+            (f"  {name:<{widths[0]}}", "dim"), (f"  {a:>{widths[1]}}  {b:>{widths[2]}}   {ratio}".rstrip(), "" if name else "bold")
+        )
+        for name, a, b, ratio in rows
+    ]
+
+
+def is_resolved(comparison: Comparison) -> bool:
+    """Whether the comparison says which side is the faster one."""
+    ratio = comparison.time_ratio
+    return comparison.each_side_reached and ratio is not None and not ratio.low <= 1 <= ratio.high
+
+
+def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], str], str]]:
+    """Name, cell of a side, and ratio of each row."""
+    return [
+        ("reached", lambda side: f"{side.arm.num_reached} of {side.arm.num_runs}", ""),
+        ("time to target", lambda side: _mean_time(side.arm), _ratio(comparison, comparison.time_ratio)),
+        ("steps to target", _mean_steps, _ratio(comparison, comparison.steps_ratio)),
+        ("step time", _mean_step, _ratio(comparison, comparison.step_ratio)),
+        ("build, once a process", _mean_build, ""),
+        (f"test {comparison.target.metric}", _mean_test, ""),
+    ]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to read the table."""
+    one, other = comparison.sides
+    notes = []
+    if not comparison.is_complete:
+        notes.append(f"interrupted after {comparison.num_runs} of {2 * comparison.num_seeds} runs")
+    if one.config["batch_size"] != other.config["batch_size"]:
+        notes.append(f"a step of a is {one.config['batch_size']} samples, one of b {other.config['batch_size']}")
+    for side in comparison.sides:
+        timeless = [run for number, run in side.runs.items() if side.times[number].seconds is None]
+        if timeless:
+            notes.append(f"{side.name}: {len(timeless)} without a time: {timeless[0].outcome} {timeless[0].error_line}".rstrip())
+    return notes
+
+
+def _ratio(comparison: Comparison, ratio: Ratio | None) -> str:
+    if ratio is None:
+        return ""
+    bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
+    pairs = "" if ratio.num_pairs == comparison.num_pairs else f", {ratio.num_pairs} of {comparison.num_pairs} pairs"
+    return f"{bound}{ratio.ratio:.2f}x ({describe_interval(ratio)}){pairs}"
+
+
+def _mean_time(arm: ArmTimes) -> str:
+    mean = arm.mean_seconds
+    return "-" if mean is None else format_seconds(mean) if arm.all_reached else f"at least {format_seconds(mean)}"
+
+
+def _mean_steps(side: ComparedSide) -> str:
+    steps = [run.seconds for run in side.steps.values() if run.seconds is not None]
+    return "-" if not steps else f"{'' if side.arm.all_reached else 'at least '}{fmean(steps):,.0f}"
+
+
+def _mean_step(side: ComparedSide) -> str:
+    return format_step(fmean(side.step_seconds.values())) if side.step_seconds else "-"
+
+
+def _mean_build(side: ComparedSide) -> str:
+    builds = [run.last.build_seconds for run in side.runs.values() if run.last is not None]
+    return format_seconds(fmean(builds)) if builds else "-"
+
+
+def _mean_test(side: ComparedSide) -> str:
+    tests = [run.test_metric for run in side.runs.values() if run.test_metric is not None]
+    return format_metric(fmean(tests)) if tests else "-"
