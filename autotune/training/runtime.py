@@ -87,7 +87,8 @@ class GraphedGradients:
     """Gradients of a batch by replaying a CUDA graph: one launch for the whole forward and backward pass.
 
     A graph reads and writes fixed addresses: inputs are copied into its own, gradients lie where the capture put them, so the
-    parameters' ``.grad`` must be left in place. One graph a shape of inputs.
+    parameters' ``.grad`` must be left in place. One graph a shape of inputs and a set of parameters that train: a technique may let
+    frozen ones go.
 
     Source: the PyTorch documentation, "CUDA semantics: whole-network capture".
     """
@@ -97,11 +98,11 @@ class GraphedGradients:
     def __init__(self, gradients: Callable[[torch.Tensor, torch.Tensor], None], parameters: Sequence[torch.nn.Parameter]) -> None:
         self._gradients = gradients
         self._parameters = parameters
-        self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]] = {}
+        self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]] = {}
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Put the batch's gradients into the parameters' ``.grad``."""
-        key = tuple(inputs.shape)
+        key = inputs.shape, tuple(each.requires_grad for each in self._parameters)
         if key not in self._graphs:
             self._graphs[key] = self._capture(inputs, targets)
         graph, own_inputs, own_targets, gradients = self._graphs[key]
