@@ -4,7 +4,10 @@ Contract: ``metric(outputs, targets)`` returns a scalar tensor, the mean over th
 batches by their size.
 """
 
+import math
+
 import torch
+from torch.nn import functional
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -15,3 +18,16 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         targets: [samples], class indices.
     """
     return (outputs.argmax(dim=-1) == targets).float().mean()
+
+
+def bits_per_character(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean of -log2 p of the character that comes next: what writing one down takes, where the model says how likely each is.
+
+    Lower is better; a model that knows nothing has log2 of the number of classes. All samples are of one length, so that the mean over
+    samples and positions is the mean over characters, in batches of any size.
+
+    Args:
+        outputs: logits [samples, length, classes].
+        targets: [samples, length], class indices.
+    """
+    return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten()) / math.log(2)

@@ -1,0 +1,166 @@
+"""Text as characters: the documentation that comes with Python, or a text of one's own.
+
+What a target is stated in, bits per character, is honest where every character costs something. A character that is not in the
+vocabulary becomes one unknown symbol and is predicted and paid for like any other; what is left out is *which* one it was: at
+most 20.1 bits each. Characters found less than ``min_count`` times in the training part become unknown there too: a model then
+learns how likely the unknown is (the unseen are about as frequent as those seen once: Good, "The population frequencies of
+species", 1953). A held-out part with many of them is refused.
+
+The default text differs between versions of Python, and so do figures measured on it; a fingerprint tells, by its data checksum.
+A file by ``data.root`` is the same everywhere.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from autotune.errors import ConfigError, DataError
+from autotune.workloads.splits import Splits
+
+UNKNOWN = 0
+"""The index of every character that is not in the vocabulary."""
+
+MAX_UNKNOWN_FRACTION = 0.01
+"""Of a held-out part's characters."""
+
+ACCEPTED = "a UTF-8 text file, or a folder of .txt files"
+
+Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+def text(
+    *,
+    root: str | None,
+    length: int,
+    max_characters: int | None,
+    validation_fraction: float,
+    test_fraction: float,
+    min_count: int,
+) -> Splits:
+    """The first ``max_characters`` of a text as windows of ``length`` characters, each with the characters that follow.
+
+    Inputs are int64 ``[samples, length]``, targets int64 ``[samples, length]``: a target is the character after its input, and
+    every character of a part but its first is the target of exactly one window. The parts are stretches of the text: training,
+    validation, test, in this order and without a character in common. A last window that is not full is left out.
+
+    Index 0 is the unknown character, the others are the training part's from rarest to most frequent: so the highest index is
+    sure to be among the targets, from which a training reads how many classes there are.
+
+    Args:
+        root: a UTF-8 file, or a folder whose ``.txt`` files are read in the order of their names; None is Python's documentation.
+        length: characters in a window.
+        max_characters: None is the whole text.
+        validation_fraction: of the text's characters.
+        test_fraction: of the text's characters.
+        min_count: characters found less often in the training part are unknown.
+
+    Raises:
+        ConfigError: a length, count or fraction that no text can be cut by.
+        DataError: the text is missing, empty, not UTF-8, too short, or its parts have too few characters in common.
+    """
+    _check(length, max_characters, validation_fraction, test_fraction, min_count)
+    content = (_python_documentation() if root is None else _read(Path(root).expanduser(), max_characters))[:max_characters]
+    codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
+    num_validation, num_test = (int(len(codes) * fraction) for fraction in (validation_fraction, test_fraction))
+    end = len(codes) - num_test
+    bounds = {"train": (0, end - num_validation), "validation": (end - num_validation, end), "test": (end, len(codes))}
+    where = "data" if root is None else f"data.root: {root}"
+    parts = {name: _whole_windows(codes[first:last], length, f"{where}: {name}") for name, (first, last) in bounds.items()}
+    vocabulary = _vocabulary(parts["train"], min_count)
+    splits: Splits = {}
+    for name, part in parts.items():
+        indices = _indices(part, vocabulary)
+        unknown_fraction = float((indices == UNKNOWN).mean())
+        if name != "train" and unknown_fraction > MAX_UNKNOWN_FRACTION:
+            found = f"{unknown_fraction:.1%} of its characters are not among the {len(vocabulary)} of the training part"
+            raise DataError(f"{where}: {name}: {found}, accepted is up to {MAX_UNKNOWN_FRACTION:.0%}")
+        pair = (torch.from_numpy(indices[start : len(indices) - 1 + start].reshape(-1, length).copy()) for start in (0, 1))
+        splits[name] = (next(pair), next(pair))
+    return splits
+
+
+def _check(length: int, max_characters: int | None, validation_fraction: float, test_fraction: float, min_count: int) -> None:
+    for key, value in (("length", length), ("max_characters", max_characters), ("min_count", min_count)):
+        if value is not None and value < 1:
+            raise ConfigError(f"data.{key}: found {value}, accepted is a whole number from 1")
+    for key, fraction in (("validation_fraction", validation_fraction), ("test_fraction", test_fraction)):
+        if not 0 < fraction < 1:
+            raise ConfigError(f"data.{key}: found {fraction}, accepted is above 0 and below 1")
+    if validation_fraction + test_fraction >= 1:
+        found = f"{validation_fraction} and {test_fraction} with data.test_fraction"
+        raise ConfigError(f"data.validation_fraction: found {found}, accepted is a sum below 1")
+
+
+def _python_documentation() -> str:
+    """The topics of ``help()``, by name.
+
+    Many repeat sections of others: a paragraph is kept where it stands first, or a held-out part would hold what was trained on.
+    """
+    try:
+        from pydoc_data.topics import topics  # noqa: PLC0415  # half a megabyte, and some distributions of Python leave it out
+    except ImportError as error:
+        raise DataError(f"data.root: this Python comes without its documentation (pydoc_data.topics); accepted is {ACCEPTED}") from error
+    paragraphs: dict[str, str] = {}
+    for paragraph in "\n\n".join(topics[name].strip("\n") for name in sorted(topics)).split("\n\n"):
+        paragraphs.setdefault(" ".join(paragraph.split()), paragraph)
+    return "\n\n".join(paragraphs.values())
+
+
+def _read(path: Path, max_characters: int | None) -> str:
+    """The beginning of the text; line ends are read as Python does, the same on every system, and one joins the files of a folder."""
+    pieces: list[str] = []
+    left = max_characters
+    for file in _files(path):
+        try:
+            with file.open(encoding="utf-8-sig") as lines:
+                pieces.append(lines.read(left))
+        except UnicodeDecodeError as error:
+            raise DataError(f"data.root: {file} is not UTF-8 ({error.reason}); accepted is {ACCEPTED}") from error
+        except OSError as error:
+            raise DataError(f"data.root: {file} cannot be read: {error.strerror}; accepted is {ACCEPTED}") from error
+        left = None if left is None else max(0, left - len(pieces[-1]) - 1)
+        if left == 0:
+            break
+    content = "\n".join(pieces)
+    if not content.strip():
+        raise DataError(f"data.root: {path} is empty; accepted is {ACCEPTED}")
+    return content
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.exists():
+        raise DataError(f"data.root: {path} is not there; accepted is {ACCEPTED}")
+    if not path.is_dir():
+        yield path
+        return
+    files = sorted(each for each in path.glob("*.txt") if each.is_file())
+    if not files:
+        raise DataError(f"data.root: {path} has no .txt file; accepted is {ACCEPTED}")
+    yield from files
+
+
+def _whole_windows(codes: Indices, length: int, where: str) -> Indices:
+    """As many characters as fill windows, and the one that follows the last."""
+    num_windows = (len(codes) - 1) // length
+    if num_windows < 1:
+        raise DataError(f"{where}: has {len(codes)} characters, accepted are at least {length + 1}: data.length and the one that follows")
+    return codes[: num_windows * length + 1]
+
+
+def _vocabulary(codes: Indices, min_count: int) -> Indices:
+    """The code points found at least ``min_count`` times, from rarest to most frequent."""
+    found, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    order = np.lexsort((first, counts))
+    kept = order[counts[order] >= min_count]
+    if not len(kept):
+        raise ConfigError(f"data.min_count: found {min_count}, accepted is up to {counts.max()}: no character is there more often")
+    return found[kept]
+
+
+def _indices(codes: Indices, vocabulary: Indices) -> Indices:
+    """Each character's place in the vocabulary, counted from 1."""
+    order = np.argsort(vocabulary)
+    places = np.searchsorted(vocabulary, codes, sorter=order).clip(max=len(vocabulary) - 1)
+    return np.where(vocabulary[order[places]] == codes, order[places] + 1, UNKNOWN)

@@ -1,0 +1,150 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.workloads.splits import Splits
+from autotune.workloads.text import UNKNOWN, text
+
+SETTINGS: dict[str, Any] = {
+    "root": None,
+    "length": 8,
+    "max_characters": None,
+    "validation_fraction": 0.25,
+    "test_fraction": 0.25,
+    "min_count": 1,
+}
+
+
+def read(**changes: Any) -> Splits:
+    return text(**(SETTINGS | changes))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(content: str | bytes, name: str = "text.txt") -> str:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+def test_a_target_is_the_character_after_its_input(write: Any) -> None:
+    splits = read(root=write("abcd" * 25))
+    for inputs, targets in splits.values():
+        assert inputs.dtype is targets.dtype is torch.int64
+        assert inputs.shape == targets.shape
+        assert inputs.shape[1] == 8
+        assert torch.equal(inputs.flatten()[1:], targets.flatten()[:-1]), "and every character is the target of one window"
+
+
+def test_parts_are_stretches_of_the_text_without_a_character_in_common(write: Any) -> None:
+    letters = "".join(chr(0x4E00 + number) for number in range(100))  # no two alike: each says where it stood
+    splits = read(root=write(letters * 2), validation_fraction=0.3, test_fraction=0.2)
+    covered = {name: torch.cat([inputs.flatten(), targets[-1, -1:]]) for name, (inputs, targets) in splits.items()}
+    # 200 characters: 0 to 99 to train, 100 to 159 to validate, 160 to 199 to test, cut to whole windows and one more.
+    positions = torch.arange(200) % 100
+    starts, lengths = {"train": 0, "validation": 100, "test": 160}, {"train": 97, "validation": 57, "test": 33}
+    names = {index: position for position, index in enumerate(covered["train"].tolist())}
+    for name, indices in covered.items():
+        assert len(indices) == lengths[name]
+        expected = positions[starts[name] : starts[name] + lengths[name]].tolist()
+        assert [names.get(index) for index in indices.tolist()] == [position if position < 97 else None for position in expected]
+
+
+def test_the_vocabulary_is_the_training_parts_from_rarest_to_most_frequent(write: Any) -> None:
+    splits = read(root=write("aaabbc" * 100 + "ab" * 99 + "€€" + "cab" * 100), length=10)
+    assert set(splits["train"][0].flatten().tolist()) == {1, 2, 3}
+    assert splits["train"][0][0, :6].tolist() == [3, 3, 3, 2, 2, 1]
+    held_out = torch.cat([splits["validation"][1].flatten(), splits["test"][1].flatten()])
+    assert int((held_out == UNKNOWN).sum()) == 2
+
+
+def test_the_highest_index_is_among_the_training_targets(write: Any) -> None:
+    for content in ("ba" + "cd" * 60, "abcdefgh" * 14, "z" + "yx" * 50):
+        splits = read(root=write(content))
+        highest = max(int(part.max()) for pair in splits.values() for part in pair)
+        assert int(splits["train"][1].max()) == highest
+
+
+def test_a_rare_character_is_unknown_in_training_too(write: Any) -> None:
+    root = write("Q" + "ab" * 300)
+    assert int((read(root=root, min_count=1)["train"][0] == UNKNOWN).sum()) == 0
+    unknown = (read(root=root, min_count=2)["train"][0] == UNKNOWN).nonzero().tolist()
+    assert unknown == [[0, 0]]
+
+
+def test_pythons_documentation_is_the_default() -> None:
+    splits = read(length=128, max_characters=50_000, validation_fraction=0.1, test_fraction=0.1)
+    assert len(splits["train"][0]) == (40_000 - 1) // 128
+    assert 50 < int(splits["train"][1].max()) < 150
+    first = read(length=128, max_characters=50_000, validation_fraction=0.1, test_fraction=0.1)
+    assert torch.equal(first["train"][0], splits["train"][0])
+
+
+def test_no_paragraph_of_the_documentation_comes_twice() -> None:
+    from autotune.workloads.text import _python_documentation
+
+    paragraphs = [" ".join(each.split()) for each in _python_documentation().split("\n\n")]
+    assert len(paragraphs) > 1000
+    assert len(set(paragraphs)) == len(paragraphs)
+
+
+def test_a_folder_is_read_in_the_order_of_names_and_only_as_far_as_asked(tmp_path: Path, write: Any) -> None:
+    write("ab" * 20, "b.txt")
+    write("cd\r\n" * 10, "a.txt")
+    write(b"\xff not read", "c.txt")
+    write("not text", "d.md")
+    splits = read(root=str(tmp_path), max_characters=60, length=4, validation_fraction=0.2, test_fraction=0.2)
+    first = splits["train"][0].flatten().tolist()
+    assert first[:6] == first[3:9], "cd and a line end, again and again"
+    same = read(
+        root=write("cd\n" * 10 + "\n" + "ab" * 20, "whole.txt"), max_characters=60, length=4, validation_fraction=0.2, test_fraction=0.2
+    )
+    assert all(torch.equal(splits[name][0], same[name][0]) for name in splits)
+    with pytest.raises(DataError, match=r"c\.txt is not UTF-8"):
+        read(root=str(tmp_path))
+
+
+def test_a_byte_order_mark_is_no_character(write: Any) -> None:
+    plain, marked = read(root=write("abcd" * 30)), read(root=write(b"\xef\xbb\xbf" + b"abcd" * 30))
+    assert torch.equal(plain["train"][0], marked["train"][0])
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "error", "message"),
+    [
+        (b"", {}, DataError, r"data\.root: .*text\.txt is empty; accepted is a UTF-8 text file, or a folder of \.txt files"),
+        (b" \n\n ", {}, DataError, "is empty"),
+        (b"abc\xff" * 50, {}, DataError, r"text\.txt is not UTF-8 \(invalid start byte\)"),
+        (b"abcd" * 8, {"length": 8}, DataError, r"validation: has 8 characters, accepted are at least 9"),
+        (
+            b"ab" * 40 + b"xy" * 40,
+            {},
+            DataError,
+            r"validation: \d+\.\d% of its characters are not among the 2 of the training part, accepted",
+        ),
+        (b"abcd" * 50, {"length": 0}, ConfigError, r"data\.length: found 0"),
+        (b"abcd" * 50, {"max_characters": 0}, ConfigError, r"data\.max_characters: found 0"),
+        (b"abcd" * 50, {"min_count": 0}, ConfigError, r"data\.min_count: found 0"),
+        (b"abcd" * 50, {"min_count": 999}, ConfigError, r"data\.min_count: found 999, accepted is up to 25"),
+        (b"abcd" * 50, {"test_fraction": 0.0}, ConfigError, r"data\.test_fraction: found 0\.0"),
+        (b"abcd" * 50, {"test_fraction": 0.8}, ConfigError, r"data\.validation_fraction: found 0\.25 and 0\.8 .* a sum below 1"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(
+    write: Any, content: bytes, changes: dict[str, Any], error: type[AutotuneError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as refused:
+        read(root=write(content), **changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_text_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.root: .*nope is not there; accepted is a UTF-8 text file"):
+        read(root=str(tmp_path / "nope"))
+    with pytest.raises(DataError, match=r"has no \.txt file"):
+        read(root=str(tmp_path))

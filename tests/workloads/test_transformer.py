@@ -1,0 +1,134 @@
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from autotune.errors import ConfigError
+from autotune.workloads.transformer import Transformer
+
+SETTINGS: dict[str, Any] = {
+    "input_shape": [12],
+    "num_classes": 7,
+    "width": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "positions": "rotary",
+    "dropout": 0.0,
+    "tied_head": False,
+}
+POSITIONS = ("rotary", "learned")
+
+
+def model_with(**changes: Any) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(**(SETTINGS | changes))
+
+
+def tokens(batch: int = 3, length: int = 12) -> torch.Tensor:
+    return torch.randint(7, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("tied_head", [True, False])
+def test_logits_are_those_of_every_position(positions: str, tied_head: bool) -> None:
+    logits = model_with(positions=positions, tied_head=tied_head)(tokens())
+    assert logits.shape == (3, 12, 7)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("changed", [1, 6, 11])
+def test_a_later_token_changes_no_earlier_output_and_all_later_ones(positions: str, changed: int) -> None:
+    model = model_with(positions=positions)
+    inputs = tokens()
+    other = inputs.clone()
+    other[:, changed] = (other[:, changed] + 1) % 7
+    difference = (model(inputs) - model(other)).abs().amax(dim=(0, 2))
+    assert difference[:changed].max() < 1e-6
+    assert difference[changed:].min() > 1e-4
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_shorter_sequence_gives_the_same_as_the_beginning_of_a_longer_one(positions: str) -> None:
+    model = model_with(positions=positions)
+    assert torch.allclose(model(tokens())[:, :5], model(tokens()[:, :5]), atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_the_order_of_earlier_tokens_matters(positions: str) -> None:
+    model = model_with(positions=positions, num_layers=1)
+    inputs = torch.tensor([[1, 2, 3, 4]])
+    swapped = torch.tensor([[2, 1, 3, 4]])
+    assert (model(inputs)[0, -1] - model(swapped)[0, -1]).abs().max() > 1e-3
+
+
+def test_rotary_attention_goes_by_distance() -> None:
+    attention = model_with(num_layers=1).layers[0].attention
+    heads = torch.randn(2, 1, 1, 1, 4, generator=torch.Generator().manual_seed(2)).expand(2, 1, 1, 12, 4)
+    queries, keys = (attention._turned(each) for each in heads)
+    scores = (queries @ keys.transpose(-1, -2))[0, 0]
+    for distance in range(1, 8):
+        along = scores.diagonal(-distance)
+        assert torch.allclose(along, along[:1].expand_as(along), atol=1e-5)
+    assert scores.diagonal(-1)[0] != scores.diagonal(-2)[0]
+    assert torch.allclose(queries.norm(dim=-1), heads[0].norm(dim=-1), atol=1e-5), "turning changes no length"
+
+
+def test_attention_is_what_its_formula_says() -> None:
+    attention = model_with(positions="learned", num_layers=1).layers[0].attention
+    hidden = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3))
+    queries, keys, values = (
+        each.view(2, 5, 4, 4).transpose(1, 2) for each in functional.linear(hidden, attention.project.weight).chunk(3, dim=-1)
+    )
+    scores = (queries @ keys.transpose(-1, -2) / 2).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    expected = (scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(2, 5, 16) @ attention.merge.weight.T
+    assert torch.allclose(attention(hidden), expected, atol=1e-5)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = model_with(dropout=0.5)
+    inputs = tokens()
+    assert not torch.equal(model(inputs), model(inputs))
+    model.eval()
+    assert torch.equal(model(inputs), model(inputs))
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    tied, free = model_with(tied_head=True), model_with()
+    assert tied.head.weight is tied.tokens.weight
+    assert sum(each.numel() for each in free.parameters()) - sum(each.numel() for each in tied.parameters()) == 7 * 16
+
+
+@pytest.mark.parametrize("tied_head", [True, False])
+def test_logits_begin_with_a_deviation_of_about_one(tied_head: bool) -> None:
+    model = model_with(width=64, num_classes=200, tied_head=tied_head)
+    inputs = torch.randint(200, (8, 12), generator=torch.Generator().manual_seed(4))
+    assert 0.5 < model(inputs).std() < 1.5
+
+
+def test_its_blocks_are_its_layers() -> None:
+    model = model_with(num_layers=3)
+    blocks = model.blocks()
+    assert len(blocks) == 3
+    hidden = torch.randn(2, 12, 16)
+    assert all(block(hidden).shape == hidden.shape for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_shape": [1, 8, 8]}, r"model: input_shape is \[1, 8, 8\], accepted are sequences"),
+        ({"num_classes": 0}, "model: num_classes is 0"),
+        ({"width": 18}, r"model\.width: found 18, accepted is a multiple of model\.num_heads = 4"),
+        ({"width": 20}, r"model\.width: found 20, accepted with rotary positions is an even multiple of model\.num_heads = 4"),
+        ({"num_heads": 0}, r"model\.num_heads: found 0"),
+        ({"num_layers": 0}, r"model\.num_layers: found 0"),
+        ({"positions": "sine"}, r"model\.positions: found 'sine', accepted are learned, rotary"),
+        ({"dropout": 1.0}, r"model\.dropout: found 1\.0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        model_with(**change)
+    assert "\n" not in str(refused.value)
