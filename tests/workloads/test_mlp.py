@@ -1,0 +1,66 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.errors import ConfigError
+from autotune.workloads.mlp import MLP
+
+SETTINGS: dict[str, Any] = {
+    "input_shape": [6],
+    "num_classes": 3,
+    "widths": [5, 4],
+    "norm": "none",
+    "activation": "relu",
+    "dropout": 0.0,
+}
+
+
+def model_with(**changes: Any) -> MLP:
+    return MLP(**(SETTINGS | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, [nn.Linear, nn.ReLU] * 2),
+        ({"norm": "batch", "activation": "silu"}, [nn.Linear, nn.BatchNorm1d, nn.SiLU] * 2),
+        ({"norm": "layer", "activation": "gelu", "dropout": 0.2}, [nn.Linear, nn.LayerNorm, nn.GELU, nn.Dropout] * 2),
+        ({"widths": [7], "activation": "tanh"}, [nn.Linear, nn.Tanh]),
+        ({"widths": []}, []),
+    ],
+)
+def test_layers_are_as_described(changes: dict[str, Any], kinds: list[type[nn.Module]]) -> None:
+    model = model_with(**changes)
+    assert [type(layer) for layer in model.hidden] == kinds
+    assert model(torch.randn(4, 6)).shape == (4, 3)
+
+
+def test_without_widths_it_is_a_linear_model() -> None:
+    model = model_with(widths=[])
+    inputs = torch.randn(4, 6)
+    assert torch.equal(model(inputs), model.classifier(inputs))
+
+
+def test_any_input_is_flattened() -> None:
+    model = model_with(input_shape=[2, 3])
+    inputs = torch.randn(4, 2, 3)
+    assert torch.equal(model(inputs), model(inputs.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_shape": []}, r"model: input_shape is \[\]"),
+        ({"num_classes": 0}, "model: num_classes is 0"),
+        ({"widths": [5, 0]}, r"model\.widths: found \[5, 0\]"),
+        ({"norm": "group"}, r"model\.norm: found 'group', accepted are batch, layer, none"),
+        ({"activation": "sine"}, r"model\.activation: found 'sine', accepted are relu, gelu, silu, tanh"),
+        ({"dropout": -0.1}, r"model\.dropout: found -0\.1"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        model_with(**change)
+    assert "\n" not in str(refused.value)
