@@ -25,8 +25,9 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.training.data import load_data
 from autotune.training.device import pick_device
-from autotune.training.loop import seed_everything, train
+from autotune.training.loop import train
 from autotune.training.schedules import one_cycle
+from autotune.training.seeding import seed_everything
 from autotune.workloads.resnet9 import ResNet9
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.textbook import TextbookTraining

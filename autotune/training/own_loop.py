@@ -23,7 +23,8 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.components import accepted_arguments
 from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
-from autotune.training.loop import as_measured, outcome_of, seed_everything
+from autotune.training.outcome import as_measured, outcome_of
+from autotune.training.seeding import seed_everything
 
 _REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 

@@ -24,9 +24,10 @@ from autotune.step_profile import StepProfile, StepTimes
 from autotune.training.batches import Batch
 from autotune.training.data import fits_on, load_data
 from autotune.training.device import cpu_name, peak_memory_bytes, pick_device, synchronizer
-from autotune.training.loop import Run, num_steps, set_up
+from autotune.training.set_up import Run, num_steps, set_up
 from autotune.training.step import TrainingStep, labelled
-from autotune.training.trace import STEP, WAIT, read_events, step_times
+from autotune.training.trace import STEP, WAIT, step_times
+from autotune.training.trace_events import read_events
 
 _NUM_WARM_UPS = 3
 """Steps before any is timed: lazy set-up and the first batches ahead are over."""
@@ -129,8 +130,9 @@ def _located(steps: _Steps, device: torch.device) -> StepTimes:
 def _lengthened(config: TrialConfig, num_needed: int) -> TrialConfig:
     """The configuration with a schedule of at least so many steps."""
     data = load_data(config)
-    total = num_steps(config, data)
-    return config if total >= num_needed else replace(config, epochs=config.epochs * (num_needed + 1) / total)
+    if num_steps(config, data) >= num_needed:
+        return config
+    return replace(config, epochs=num_needed / (len(data.train) // min(config.batch_size, len(data.train))))
 
 
 def _optimizer_kernels(config: TrialConfig) -> tuple[str, ...]:

@@ -16,8 +16,10 @@ from autotune.measurement import Evaluation
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.device import cpu_name, pick_device
-from autotune.training.loop import num_steps, seed_everything, train
+from autotune.training.loop import train
 from autotune.training.own_loop import check_own, train_own
+from autotune.training.seeding import seed_everything
+from autotune.training.set_up import num_steps
 from autotune.training.versions import versions
 
 

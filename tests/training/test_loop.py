@@ -13,8 +13,10 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, Target
-from autotune.training.loop import as_measured, outcome_of, seed_everything, train
+from autotune.training.loop import train
+from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.run import check_training, fingerprint, start_training
+from autotune.training.seeding import seed_everything
 
 NUM_TRAIN = 256
 

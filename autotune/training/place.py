@@ -1,0 +1,112 @@
+"""Where a training stands, and keeping that so that another process can go on from there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import DataError
+from autotune.measurement import Evaluation, Phase, PhaseClock
+from autotune.training.checkpoint import (
+    STATE_FILE,
+    random_state,
+    read_state,
+    save_state,
+    save_weights,
+    set_random_state,
+    weights_metadata,
+)
+from autotune.training.components import Components
+from autotune.training.set_up import Run
+from autotune.training.versions import versions
+
+
+@dataclass(kw_only=True)
+class Place:
+    """How far a training has come."""
+
+    step: int = 0
+    last: Evaluation | None = None
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The last one."""
+        assert self.last is not None, "not yet evaluated"
+        return self.last
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last evaluation ended the training."""
+        return self.last is not None and self.last.outcome is not None
+
+    @property
+    def evaluated_samples(self) -> int:
+        """Training samples seen at the last evaluation."""
+        return self.last.samples if self.last else 0
+
+    def is_due(self, samples: int, every: int) -> bool:
+        """Whether an evaluation every so many samples is due: at the first step at or past each multiple."""
+        return samples // every > self.evaluated_samples // every
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a folder holds the state of a training."""
+    return (folder / STATE_FILE).is_file()
+
+
+def keep(folder: Path, run: Run, parts: Components, place: Place) -> None:
+    """Write all that the training needs to go on from here, in place of what the folder held."""
+    state = {name: part.state_dict() for name, part in _with_state(parts).items()}
+    save_state(
+        folder,
+        {
+            "config": run.config.as_dict(),
+            "step": place.step,
+            "evaluation": place.evaluation.as_dict(),
+            "random": random_state(run.device),
+            "parts": state,
+        },
+    )
+
+
+def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Place:
+    """Go on from what was kept: give the parts their state, and the clock the seconds that were spent.
+
+    Raises:
+        DataError: the state is damaged, or of another configuration.
+    """
+    state, config = read_state(folder), run.config.as_dict()
+    if state["config"] != config:
+        different = ", ".join(key for key, value in config.items() if state["config"].get(key) != value)
+        raise DataError(f"checkpoint.folder: {folder} holds a training with another {different}; accepted is an empty folder, or its own")
+    for name, part in _with_state(parts).items():
+        part.load_state_dict(state["parts"][name])
+    set_random_state(state["random"], run.device)
+    evaluation = Evaluation.from_dict(state["evaluation"])
+    for phase, seconds in (
+        (Phase.BUILD, evaluation.build_seconds),
+        (Phase.PREPARE, evaluation.prepare_seconds),
+        (Phase.TRAIN, evaluation.train_seconds),
+        (Phase.EVALUATE, evaluation.evaluate_seconds),
+    ):
+        clock.add(phase, seconds)
+    return Place(step=state["step"], last=evaluation)
+
+
+def keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:
+    """Write the weights that were scored, and what makes their model again."""
+    metadata = weights_metadata(
+        run.config,
+        input_shape=run.data.input_shape,
+        num_classes=run.data.num_classes,
+        evaluation=evaluation,
+        versions=versions(),
+        origin=origin,
+    )
+    save_weights(path, parts.evaluated_model.state_dict(), metadata)
+
+
+def _with_state(parts: Components) -> dict[str, Any]:
+    """The parts that a training changes, by name."""
+    named = {name: getattr(parts, name) for name in ("model", "optimizer", "schedule", "average", "technique", "scaler")}
+    return {name: part for name, part in named.items() if hasattr(part, "state_dict")}

@@ -1,0 +1,207 @@
+"""Setting a training up: its data where it is trained on, and a step that is warm, compiled or captured."""
+
+import contextlib
+import json
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.measurement import Phase, PhaseClock
+from autotune.training.batches import Batch, host_batches, resident_batches, sample_order
+from autotune.training.components import Components, make_components
+from autotune.training.data import LoadedData, Split, fits_on, load_data
+from autotune.training.device import reset_device
+from autotune.training.outcome import as_measured
+from autotune.training.precision import Precision
+from autotune.training.runtime import apply_runtime
+from autotune.training.seeding import seed_everything
+from autotune.training.step import TrainingStep
+from autotune.training.techniques.technique import NoTechnique
+
+_EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
+"""Samples evaluated at once: on the CPU what a cache holds, on a GPU what keeps it busy."""
+_NUM_WARM_UP_PLACES = 16
+"""Places of the schedule that are looked at for shapes of inputs to warm up."""
+_NUM_BOUND_WARM_UPS = 3
+"""Times that compiled code is run before it counts: it warms up, records and replays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What stays the same through one training: its data where it is trained on, sizes, precision."""
+
+    config: TrialConfig
+    data: LoadedData
+    device: torch.device
+    precision: Precision
+    train: Split
+    validation: Split
+    batch_size: int
+    """Samples a step: the configured size, or the whole training split where that is smaller."""
+    total_steps: int
+    evaluate_every_samples: int
+
+    @classmethod
+    def start(cls, config: TrialConfig, data: LoadedData, device: torch.device) -> "Run":
+        """A training's data and sizes, with the data where it is trained on."""
+        on_device = config.data_path["on_device"]
+        resident = fits_on(device, data) if on_device is None else on_device
+        precision = Precision(config.precision, device)
+        precision.apply()
+        form = {"channels_last": config.runtime["channels_last"], "dtype": precision.weights_dtype}
+        return cls(
+            config,
+            data,
+            device,
+            precision,
+            data.train.to(device, **form) if resident else data.train,
+            data.validation.to(device, **form),
+            min(config.batch_size, len(data.train)),
+            num_steps(config, data),
+            config.evaluate_every_samples or len(data.train),
+        )
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether the training split lies where it is trained on, so that nothing need be gathered ahead."""
+        return self.train is not self.data.train
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of the training split."""
+        return len(self.data.train) // self.batch_size
+
+    def training_step(self) -> TrainingStep:
+        """A step with fresh parts."""
+        parts = make_components(self.config, self.data, self.device, self.total_steps)
+        return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps)
+
+    def warmed_up(self) -> TrainingStep:
+        """A step that has trained on one batch of every shape to come, and evaluated one: lazy set-up, compiling and capturing are over.
+
+        Its parts are not fit for training: they have been trained.
+        """
+        seed_everything(self.config.seed)
+        step = self.training_step()
+        samples = torch.arange(self.batch_size)
+        batch = self._on_device(Batch(self.train.inputs[: self.batch_size], self.train.targets[: self.batch_size], samples))
+        shapes: dict[torch.Size, int] = {}
+        for tenth in range(_NUM_WARM_UP_PLACES):
+            place = tenth * self.total_steps // _NUM_WARM_UP_PLACES
+            shapes.setdefault(step.augmented(batch, place).shape, place)
+        for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
+            step.warm_up(batch, list(shapes.values()))
+        size = _EVALUATION_BATCH[self.device.type]
+        self.evaluate(step.parts, Split(self.validation.inputs[:size], self.validation.targets[:size]))
+        return step
+
+    def batches(self, first_step: int) -> Generator[Batch]:
+        """Batches from a step to the last one, as the model takes them."""
+        config, size = self.config, self.batch_size
+        where = self.train.inputs.device
+        order = sample_order(len(self.train), size, self.total_steps, config.seed, first_step=first_step, device=where)
+        if self.is_resident:
+            gathered = resident_batches(self.train, order)
+        else:
+            path = config.data_path
+            gathered = host_batches(
+                self.train, order, num_workers=path["num_workers"], prefetch_batches=path["prefetch_batches"], device=self.device
+            )
+        with closing(gathered):
+            for batch in gathered:
+                yield self._on_device(batch)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return Batch(self._as_taken(batch.inputs.to(self.device)), batch.targets.to(self.device), batch.samples.to(self.device))
+
+    def _as_taken(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs on the device as the model takes them: transformed, in its number format and memory format."""
+        inputs = self.data.transform(inputs)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.precision.weights_dtype)
+        if self.config.runtime["channels_last"] and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    @torch.inference_mode()
+    def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
+        """Metric and loss, each the mean over a split, which may lie in host memory."""
+        model = parts.evaluated_model
+        sums = torch.zeros(2, device=self.device, dtype=torch.float64)
+        size = _EVALUATION_BATCH[self.device.type]
+        with _evaluating(model, parts.optimizer):
+            for start in range(0, len(split), size):
+                inputs, targets = (each[start : start + size].to(self.device) for each in (split.inputs, split.targets))
+                inputs = self._as_taken(inputs)
+                with self.precision.autocast():
+                    outputs = self.precision.outputs(parts.views(model, inputs))
+                    scores = torch.stack([parts.metric(outputs, targets).double(), parts.loss(outputs, targets).double()])
+                sums += scores * len(inputs)
+        metric, loss = (sums / len(split)).tolist()
+        return as_measured(metric), loss
+
+
+def set_up(config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int) -> tuple[Run, TrainingStep]:
+    """All that comes before the first step of a training, each in its phase: what stays the same, and a step with fresh parts.
+
+    What was compiled or captured is kept for the next training of the process, which takes it where only seed or target differ;
+    its build phase then has the seconds that building took, since that is what a process pays once.
+    """
+    global _built  # noqa: PLW0603  # what one process has built is the point
+    clock.enter(Phase.BUILD)
+    key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)
+    if _built is None or _built.key != key:
+        _built = None  # its memory must go before more is taken
+        reset_device(device)
+        apply_runtime(config, device, num_threads)
+        run = Run.start(config, load_data(config), device)
+        step = run.warmed_up()
+    else:
+        run, step = replace(_built.run, config=config), _built.step
+        clock.add(Phase.BUILD, _built.seconds)
+
+    clock.enter(Phase.PREPARE)
+    seed_everything(config.seed)
+    if not step.is_bound:
+        return run, run.training_step()
+    step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts)
+    if _built is None and isinstance(step.parts.technique, NoTechnique):  # others change the model for good
+        _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD))
+    return run, step
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Built:
+    """What is bound to one model, for the next training of the same configuration."""
+
+    key: str
+    run: Run
+    step: TrainingStep
+    seconds: float
+    """That building took."""
+
+
+_built: _Built | None = None
+
+
+def num_steps(config: TrialConfig, data: LoadedData) -> int:
+    """Steps of a configuration's schedule."""
+    return max(1, round(config.epochs * (len(data.train) // min(config.batch_size, len(data.train)))))
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Model and optimizer as they score, and after that as they were: parts of a model may not be in training mode."""
+    in_training = [module for module in model.modules() if module.training]
+    model.eval()
+    set_mode = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)  # a schedule-free one has both
+    if set_mode[0] is not None:
+        set_mode[0]()
+    yield
+    for module in in_training:
+        module.training = True
+    if set_mode[1] is not None:
+        set_mode[1]()
