@@ -30,7 +30,8 @@ def sample_order(
 ) -> Iterator[torch.Tensor]:
     """Indices ``[batch]`` of every step from ``first_step``: each epoch in a new order, its incomplete last batch left out.
 
-    The order is drawn on the CPU, so that it is the same on every device, and moved an epoch at a time.
+    The order is drawn on the CPU, so that it is the same on every device, and moved an epoch at a time; from pinned memory, so that
+    the host need not wait for a GPU there.
     """
     generator = torch.Generator().manual_seed(seed)
     steps_per_epoch = num_samples // batch_size
@@ -38,7 +39,8 @@ def sample_order(
         order = torch.randperm(num_samples, generator=generator)
         last = min(steps_per_epoch, total_steps - step)
         if first_step < step + last:
-            batches = torch.split(order.to(device), batch_size)
+            moved = order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order
+            batches = torch.split(moved, batch_size)
             yield from batches[max(0, first_step - step) : last]
 
 
