@@ -67,17 +67,24 @@ def tune_command(arguments: Sequence[str]) -> int:
     from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415
     from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
     from autotune.training.device import local_capabilities  # noqa: PLC0415
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
     console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     with console.status("reading the configuration and checking every branch of the search space"):
         cluster = composed.config.cluster
         is_local = cluster.address in (None, "local")
         plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
-        if is_local:  # elsewhere the data set need not lie here
+        if not composed.config.dry_run:
+            train_missing_sources(composer, say)
+        if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
             check_plan(plan)
     if composed.config.dry_run:
         for text in describe_plan(plan):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(text)
         return 0
     from autotune.execution.run_study import run_study  # noqa: PLC0415
 

@@ -142,6 +142,11 @@ class Composer:
         """Whether a key names a config group, so that its value is a file's name."""
         return key in self._choices
 
+    @property
+    def missing_sources(self) -> list[Source]:
+        """Those of the sources whose checkpoint is not there yet."""
+        return [source for source in self.sources.values() if not source.path.is_file()]
+
     def has_key(self, key: str) -> bool:
         """Whether the configuration of the command line has a value by that key."""
         absent = object()

@@ -171,6 +171,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         f"target    {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value}, "
         f"at most {target.max_train_seconds:g} s of training a trial",
     ]
+    lines += [f"first     {source.experiment} is trained, once, for {source.path}" for source in plan.composer.missing_sources]
     lines.append("space")
     width = max(len(name) for name, _, _ in plan.space.items())
     lines += [f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()]
@@ -193,7 +194,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
 def _describe_domain(domain: Any) -> str:
     if hasattr(domain, "options"):
         return ", ".join(override_text(value) for value, _ in domain.options)
-    settings = {key: value for key, value in asdict(domain).items() if value not in (None, False)}
+    settings = {key: value for key, value in asdict(domain).items() if value is not None and value is not False}
     low, high = settings.pop("low"), settings.pop("high")
     rest = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
     return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *rest])

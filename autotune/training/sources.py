@@ -33,9 +33,7 @@ def train_missing_sources(composer: Composer, say: Callable[[str], None]) -> Non
         ConfigError: a source cannot be trained, or does not reach its own target.
         ExecutionError: its training failed.
     """
-    for source in list(composer.sources.values()):
-        if source.path.is_file():
-            continue
+    for source in composer.missing_sources:
         with _sole_trainer(source.path):
             if not source.path.is_file():  # another process may have just made it
                 _train(source, say)

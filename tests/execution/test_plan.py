@@ -56,6 +56,21 @@ def test_a_range_on_the_command_line_replaces_the_experiments_own() -> None:
     assert any("then nothing to confirm" in line for line in lines)
 
 
+def test_a_range_from_zero_is_described() -> None:
+    lines = describe_plan(make_plan("optimizer.weight_decay=interval(0.0,0.5)"))
+    assert any(line.split() == ["optimizer.weight_decay", "0.0", "to", "0.5"] for line in lines)
+
+
+def test_a_source_of_any_branch_is_found_and_said_and_trained_only_in_earnest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(tune_command, ["experiment=transfer", "dry_run=true"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first ")]
+    assert line.startswith(f"first     digits_source is trained, once, for {tmp_path}/outputs/checkpoints/digits_source-")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_budget_of_time_alone_is_enough() -> None:
     lines = describe_plan(make_plan("search.num_trials=null", "search.time_budget_seconds=60"))
     assert any(line.startswith("budget    60 s; ") for line in lines)
