@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
@@ -269,6 +267,9 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
     """Write a whole file under another name, make sure that it is on the disk, and give it its own name."""
+    from safetensors import SafetensorError  # noqa: PLC0415  # a training that keeps nothing does without it
+    from safetensors.torch import save  # noqa: PLC0415
+
     part = path.with_name(f".{path.name}.part")
     text = json.dumps({"format_version": _FORMAT_VERSION, **header})
     try:
@@ -299,6 +300,8 @@ def _flush_names(folder: Path) -> None:
 
 def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors of a file, in memory of their own, and autotune's header."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # a training that keeps nothing does without it
+
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("autotune")
