@@ -125,7 +125,7 @@ class GraphedGradients:
         torch.cuda.current_stream().wait_stream(aside)
         self._forget()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread that gathers batches may pin memory meanwhile
             self._gradients(own_inputs, own_targets)
         return graph, own_inputs, own_targets, [parameter.grad for parameter in self._parameters]
 
