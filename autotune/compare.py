@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
@@ -72,11 +73,16 @@ def compare(
     """
     from autotune.execution.comparison_plan import compose_sides, plan_comparison  # noqa: PLC0415  # imports torch
     from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
     code_folders = import_user_code_from(config_dirs)
-    plan = plan_comparison(compose_sides(common, {"a": a, "b": b}, config_dirs), num_seeds=num_seeds)
+    sides = compose_sides(common, {"a": a, "b": b}, config_dirs)
+    console = console or Console(quiet=True)
+    for side in sides:
+        train_missing_sources(side.composer, partial(console.print, soft_wrap=True))
+    plan = plan_comparison(sides, num_seeds=num_seeds)
     command = [*common, f"a={list(a)}", f"b={list(b)}", f"num_seeds={num_seeds}"]
-    return run_comparison(plan, command=command, code_folders=code_folders, console=console or Console(quiet=True))
+    return run_comparison(plan, command=command, code_folders=code_folders, console=console)
 
 
 def compare_command(arguments: Sequence[str]) -> int:
@@ -87,6 +93,7 @@ def compare_command(arguments: Sequence[str]) -> int:
         describe_comparison,
         plan_comparison,
     )
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
     request = _read(line.overrides)
     code_folders = import_user_code_from(line.config_dirs)
@@ -100,6 +107,9 @@ def compare_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
     console = Console()
     with console.status("reading the configuration and checking both sides"):
+        for side in sides:
+            if not side.composed.config.dry_run:
+                train_missing_sources(side.composer, partial(console.print, soft_wrap=True))
         plan = plan_comparison(sides, num_seeds=request.num_seeds)
     if plan.config.dry_run:
         for text in describe_comparison(plan):

@@ -183,6 +183,8 @@ def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPl
 
 def _check_trainings(sides: tuple[Side, Side]) -> None:
     for side in sides:
+        if side.composer.missing_sources:  # a dry run trains none
+            continue
         try:
             check_training(side.trial)
         except AutotuneError as error:
