@@ -1,7 +1,8 @@
 """The figure of a profile: the parts of a step as one bar, and the operators that take longest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -14,7 +15,8 @@ from autotune.step_profile import BETWEEN, IDLE, WAITING, StepProfile
 _NUM_OPERATORS = 8
 _MIN_LABELLED_SHARE = 0.06
 """A narrower stretch of the bar has no room for its share."""
-_WIDEST_NAME = 40
+_WIDEST_NAME = 34
+_MAX_KEY_COLUMNS = 6
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class _Look:
     ink: str = "white"
     hatch: str | None = None
 
+    @property
+    def edge(self) -> str:
+        return "#888888" if self.hatch else "white"
+
 
 # Source of the colours: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color), which stay apart for every eye.
 _LOOKS: Mapping[str, _Look] = {
@@ -31,7 +37,7 @@ _LOOKS: Mapping[str, _Look] = {
     "augmentation": _Look("augmentation", "#CC79A7", INK),
     "forward": _Look("forward", "#0072B2"),
     "backward": _Look("backward", "#D55E00"),
-    "graph": _Look("forward and backward (graph)", "#0072B2"),
+    "graph": _Look("forward, backward", "#0072B2"),
     "optimizer": _Look("optimizer", "#009E73"),
     BETWEEN: _Look("Python between", "#BBBBBB", INK),
     WAITING: _Look("waiting for the GPU", "white", INK, "////"),
@@ -50,16 +56,22 @@ def draw_profile(profile: StepProfile, title: str) -> Figure:
     times = profile.times
     bars = {"host": times.host_seconds, "GPU": times.device_seconds} if times.device_seconds else {"step": times.host_seconds}
     operators = times.operators[:_NUM_OPERATORS]
-    heights = [0.5 * len(bars) + 0.85, 0.27 * len(operators) + 0.6]
+    looks = [look for part, look in _LOOKS.items() if any(parts.get(part, 0.0) > 0 for parts in bars.values())]
+    heights = [0.25 * _key_rows(looks), 0.5 * len(bars) + 0.6, 0.27 * len(operators) + 0.6]
     figure = Figure(figsize=(9, sum(heights) + 0.9), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=heights)
+    room, above, below = figure.subplots(3, 1, height_ratios=heights)
+    room.set_axis_off()
     _draw_parts(above, bars, profile)
     _draw_operators(below, profile)
     detail = (
         f"{1e3 * profile.plain_step_seconds:.3g} ms a step on {shorten(profile.device_name)}; shares are of a step under the profiler, "
         f"{1e3 * times.step_seconds:.3g} ms"
     )
-    return add_title(figure, f"Where a step's time goes: {title}", detail)
+    add_title(figure, f"Where a step's time goes: {title}", detail)
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    _add_key(figure, looks, layout.get()["rect"][3])
+    return figure
 
 
 def _draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]], profile: StepProfile) -> None:
@@ -68,9 +80,7 @@ def _draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]], profile: St
         left = 0.0
         for part, look in _LOOKS.items():
             width = share(parts.get(part, 0.0))
-            axes.barh(
-                row, width, left=left, height=0.7, color=look.colour, edgecolor="#888888" if look.hatch else "white", hatch=look.hatch
-            )
+            axes.barh(row, width, left=left, height=0.7, color=look.colour, edgecolor=look.edge, hatch=look.hatch)
             if width >= _MIN_LABELLED_SHARE:
                 said = axes.text(left + width / 2, row, f"{width:.0%}", ha="center", va="center", color=look.ink, fontsize=10)
                 said.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.5} if look.hatch else {"alpha": 0, "pad": 0})
@@ -82,11 +92,18 @@ def _draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]], profile: St
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("Share of a step")
-    drawn = [look for part, look in _LOOKS.items() if any(parts.get(part, 0.0) > 0 for parts in bars.values())]
-    handles = [
-        Patch(facecolor=each.colour, hatch=each.hatch, edgecolor="#888888" if each.hatch else "white", label=each.label) for each in drawn
-    ]
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.02), ncols=6, columnspacing=1.2, handlelength=1.2, borderpad=0.0)
+
+
+def _add_key(figure: Figure, looks: Sequence[_Look], top: float) -> None:
+    """What the colours mean, across the figure's width and not only the axes'."""
+    handles = [Patch(facecolor=each.colour, hatch=each.hatch, edgecolor=each.edge, label=each.label) for each in looks]
+    columns = ceil(len(handles) / _key_rows(looks))
+    key = figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.012, top), ncols=columns, columnspacing=1.5, handlelength=1.2)
+    key.set_in_layout(False)
+
+
+def _key_rows(looks: Sequence[_Look]) -> int:
+    return ceil(len(looks) / _MAX_KEY_COLUMNS)
 
 
 def _draw_operators(axes: Axes, profile: StepProfile) -> None:

@@ -11,11 +11,13 @@ from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, S
 
 NUM_OPERATORS = 10
 _MAX_NAME = 44
+_NUMBERS_WIDTH = 28
+"""Columns that the numbers beside a name take."""
 _WIDE = 100
 """Columns of a terminal that has room for shapes."""
 _ROWS: Mapping[str, str] = {
     **{part: part for part in PARTS},
-    "graph": "forward and backward (graph)",
+    "graph": "forward, backward",
     BETWEEN: "Python between",
     WAITING: "waiting for the GPU",
     IDLE: "idle",
@@ -39,10 +41,10 @@ def print_profile(console: Console, profile: StepProfile, advice: Sequence[Advic
     console.print()
     console.print(_parts_table(profile))
     console.print()
-    console.print(_operators_table(profile, profile.times.operators, "operator", has_room=console.width >= _WIDE))
+    console.print(_operators_table(profile, profile.times.operators, "operator", console.width, has_shapes=console.width >= _WIDE))
     if profile.times.kernels:
         console.print()
-        console.print(_operators_table(profile, profile.times.kernels, "kernel", has_room=False))
+        console.print(_operators_table(profile, profile.times.kernels, "kernel", console.width, has_shapes=False))
     console.print()
     for each in advice:
         _say(console, Text.assemble(("advice  ", "bold green"), each.line))
@@ -83,17 +85,17 @@ def _cells(share: Callable[[float], float], seconds: float | None) -> tuple[str,
     return ("-", "-") if seconds is None else (_milliseconds(seconds), f"{share(seconds):.1%}")
 
 
-def _operators_table(profile: StepProfile, operators: Sequence[OperatorTime], kind: str, *, has_room: bool) -> Table:
+def _operators_table(profile: StepProfile, operators: Sequence[OperatorTime], kind: str, width: int, *, has_shapes: bool) -> Table:
     """The operators or kernels that take longest."""
     table = _table()
-    table.add_column(Text(kind), no_wrap=True, overflow="ellipsis", max_width=_MAX_NAME)
+    table.add_column(Text(kind), no_wrap=True, overflow="ellipsis", max_width=min(_MAX_NAME, width - _NUMBERS_WIDTH))
     for name in ("calls", "ms", "share"):
         table.add_column(name, justify="right", no_wrap=True, min_width=6)
-    if has_room:
+    if has_shapes:
         table.add_column("shapes, where it takes longest", no_wrap=True, overflow="ellipsis")
     for each in operators[:NUM_OPERATORS]:
         cells = (f"{each.calls:g}", *_cells(profile.times.share, each.self_seconds))
-        table.add_row(Text(each.name), *cells, *((Text(each.shapes),) if has_room else ()))
+        table.add_row(Text(each.name), *cells, *((Text(each.shapes),) if has_shapes else ()))
     rest = operators[NUM_OPERATORS:]
     if rest:
         spent = sum(each.self_seconds for each in rest)

@@ -1,0 +1,134 @@
+"""``python -m autotune.profile``, called as a function on toy data and as a command on the shipped experiment."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.config.command_line import EXIT_BAD_INPUT, run_command
+from autotune.errors import ConfigError
+from autotune.profile import profile_command
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def bright_images(**of_the_digits: Any) -> dict[str, Any]:
+    targets = torch.arange(64) % 2
+    pair = (targets.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), targets)
+    return {"train": pair, "validation": pair}
+
+
+def own_training() -> Iterator[Mapping[str, Any]]:
+    yield {"metric": 0.25}
+
+
+def hungry_loss(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """A loss that finds no memory."""
+    raise MemoryError
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A command line that profiles toy data; its search path of modules is given back after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return [
+        "experiment=cnn",
+        "device=cpu",
+        "batch_size=16",
+        f"allowed_targets=[{__name__}]",
+        f"data._target_={__name__}.bright_images",
+        "model.widths=[4]",
+        f"study.folder={tmp_path / 'profiles'}",
+    ]
+
+
+def test_a_profile_is_printed_and_kept(toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile_command([*toy, "num_steps=3", "progress=0.5", "runtime.micro_batch_size=8"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "cnn · 3 steps of 16 samples"
+    shares = [float(line.split()[-1].rstrip("%")) for line in said if re.match(r"(data|augm|forw|backw|optim|Python)", line)]
+    assert len(shares) == 6
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert any(line.startswith("advice  ") for line in said)
+    (folder,) = (tmp_path / "profiles").iterdir()
+    assert re.fullmatch(r"profile-cnn-\d{8}-\d{6}", folder.name)
+    assert {each.name for each in folder.iterdir()} == {"trace.json", "profile.json", "profile.png"}
+    assert said[-3] == f"trace   {folder}/trace.json (open it at https://ui.perfetto.dev or chrome://tracing)"
+    kept = json.loads((folder / "profile.json").read_text())
+    assert kept["experiment"] == "cnn"
+    assert "runtime.micro_batch_size=8" in kept["overrides"]
+    assert kept["num_steps"] == 3
+    assert sum(kept["times"]["host_seconds"].values()) == pytest.approx(kept["times"]["step_seconds"])
+    assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no experiment; accepted is experiment=NAME"),
+        (["num_steps=3"], "no experiment; accepted is experiment=NAME"),
+        (["experiment=cnn", "num_steps=0"], "num_steps: found 0, accepted is a whole number from 1 to 10000"),
+        (["experiment=cnn", "num_steps=2.5"], "num_steps: found 2.5, accepted is a whole number"),
+        (["experiment=cnn", "progress=much"], "progress: found much, accepted is a number from 0 to 1"),
+        (["experiment=cnn", "progress=nan"], "progress: found nan, accepted is a number from 0 to 1"),
+        (["experiment=cnn", "num_step=3"], "num_step: no such key"),
+        (["experiment=cnn", "batch_size=0"], "batch_size: found 0, accepted is a whole number from 1"),
+        (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep; accepted is one value"),
+        (["experiment=cnn", "--colour"], "--colour"),
+    ],
+)
+def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        profile_command(arguments)
+
+
+def test_a_training_function_of_ones_own_leaves_nothing_behind(toy: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="training: a function of one's own has no steps"):
+        profile_command([*toy, f"training={{_target_: {__name__}.own_training}}"])
+    assert list((tmp_path / "profiles").iterdir()) == []
+
+
+def test_running_out_of_memory_is_one_line(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(profile_command, [*toy, f"loss._target_={__name__}.hungry_loss"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err.startswith("autotune: out of memory; runtime.activation_checkpointing=true")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(toy: list[str], tmp_path: Path) -> None:
+    (tmp_path / "profiles").touch()
+    with pytest.raises(ConfigError, match=r"study.folder: .*profiles: cannot be written"):
+        profile_command(toy)
+
+
+def test_the_configuration_is_printed_and_nothing_profiled(toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile_command([*toy, "--cfg", "job", "num_steps=3"]) == 0
+    assert "batch_size: 16" in capsys.readouterr().out
+    assert not (tmp_path / "profiles").exists()
+
+
+def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "autotune.profile", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.command
+def test_the_command_profiles_the_shipped_experiment(tmp_path: Path) -> None:
+    finished = run_module("experiment=cnn", "device=cpu", "num_steps=5", f"study.folder={tmp_path}")
+    assert finished.returncode == 0, finished.stderr
+    assert "part of a step" in finished.stdout
+    assert "https://ui.perfetto.dev" in finished.stdout
+    assert finished.stderr == ""
+
+
+@pytest.mark.command
+def test_help_and_typos_need_no_torch() -> None:
+    assert "num_steps=20" in run_module("--help").stdout
+    finished = run_module("experiment=cnnn")
+    assert finished.returncode == EXIT_BAD_INPUT
+    assert len(finished.stderr.splitlines()) == 1
+    assert "did you mean cnn?" in finished.stderr
