@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rich.console import Console
 
@@ -71,29 +70,26 @@ def compare(
     Raises:
         AutotuneError: it cannot be run, in one line.
     """
-    from autotune.execution.comparison_plan import compose_sides, plan_comparison  # noqa: PLC0415  # imports torch
+    from autotune.execution.comparison_plan import check_comparison, compose_sides, plan_comparison  # noqa: PLC0415  # imports torch
     from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
     code_folders = import_user_code_from(config_dirs)
-    sides = compose_sides(common, {"a": a, "b": b}, config_dirs)
-    console = console or Console(quiet=True)
-    for side in sides:
-        train_missing_sources(side.composer, partial(console.print, soft_wrap=True))
-    plan = plan_comparison(sides, num_seeds=num_seeds)
+    plan = plan_comparison(compose_sides(common, {"a": a, "b": b}, config_dirs), num_seeds=num_seeds)
+    out = console or Console(quiet=True)
+    check_comparison(plan, lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True))
     command = [*common, f"a={list(a)}", f"b={list(b)}", f"num_seeds={num_seeds}"]
-    return run_comparison(plan, command=command, code_folders=code_folders, console=console)
+    return run_comparison(plan, command=command, code_folders=code_folders, console=out)
 
 
 def compare_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     line = parse_command_line("python -m autotune.compare", _PURPOSE, f"experiments:\n{experiments_help()}\n\n{_EPILOG}", arguments)
     from autotune.execution.comparison_plan import (  # noqa: PLC0415  # after --help; imports torch
+        check_comparison,
         compose_sides,
         describe_comparison,
         plan_comparison,
     )
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
     request = _read(line.overrides)
     code_folders = import_user_code_from(line.config_dirs)
@@ -106,14 +102,18 @@ def compare_command(arguments: Sequence[str]) -> int:
         names = ", ".join(name for name, _ in experiments(line.config_dirs))
         raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
     console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     with console.status("reading the configuration and checking both sides"):
-        for side in sides:
-            if not side.composed.config.dry_run:
-                train_missing_sources(side.composer, partial(console.print, soft_wrap=True))
         plan = plan_comparison(sides, num_seeds=request.num_seeds)
-    if plan.config.dry_run:
+        is_dry_run = plan.config.dry_run
+        if not (is_dry_run and plan.missing_sources):  # what starts from them could not be made without training them
+            check_comparison(plan, say)
+    if is_dry_run:
         for text in describe_comparison(plan):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(text)
         return 0
     from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415
 

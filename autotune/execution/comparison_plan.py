@@ -1,6 +1,6 @@
 """What a comparison is going to do, settled and checked before a device is taken: both sides, seeds, resources."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, split_overrides
 from autotune.config.override_lists import override_key
-from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
+from autotune.config.schema import FIXED_KEYS, ClusterConfig, Config, TrialConfig
+from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ConfigError
 from autotune.execution.cluster import cluster_capabilities
 from autotune.execution.plan import deadline_seconds, resources_of, study_name, workload_of
@@ -18,6 +19,7 @@ from autotune.search.seeds import derived_seed
 from autotune.space import Suggestion
 from autotune.training.device import Capabilities, local_capabilities, unsupported
 from autotune.training.run import check_training
+from autotune.training.sources import train_missing_sources
 
 SIDE_NAMES = ("a", "b")
 _SHARED_KEYS = FIXED_KEYS - {"experiment"}
@@ -92,6 +94,11 @@ class ComparisonPlan:
         """Wall seconds after which a run counts as hung."""
         return max(deadline_seconds(side.composed) for side in self.sides)
 
+    @property
+    def missing_sources(self) -> tuple[Source, ...]:
+        """The experiments that have to be trained first, since a side starts from them."""
+        return tuple(dict.fromkeys(source for side in self.sides for source in side.composer.missing_sources))
+
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """CPUs and GPUs of one run: whole GPUs, since it is timed."""
         return resources_of(config, self.config.cluster, self.capabilities)
@@ -150,14 +157,13 @@ def _compose(name: str, common: Sequence[str], overrides: Sequence[str], config_
 
 
 def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPlan:
-    """Settle and check a comparison; the parts of both sides are made once, and nothing is trained.
+    """Settle a comparison and check its settings.
 
     Raises:
-        AutotuneError: these machines cannot run a side, a part cannot be made, or the data set is not there.
+        AutotuneError: these machines cannot run a side, or a setting cannot be run with.
     """
     cluster = sides[0].composed.config.cluster
-    is_local = cluster.address in (None, "local")
-    capabilities = local_capabilities() if is_local else cluster_capabilities(cluster)
+    capabilities = local_capabilities() if _is_local(cluster) else cluster_capabilities(cluster)
     for side in sides:
         reason = unsupported(side.trial, capabilities)
         if reason is not None:
@@ -176,17 +182,23 @@ def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPl
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; accepted is another name, or none")
     objective = call(build_partial(config.objective, allowed, "objective"), "objective")
-    if is_local:  # elsewhere the data set need not lie here
-        _check_trainings(sides)
     return ComparisonPlan(name=name, folder=folder, num_seeds=num_seeds, sides=sides, objective=objective, capabilities=capabilities)
 
 
-def _check_trainings(sides: tuple[Side, Side]) -> None:
-    for side in sides:
-        if side.composer.missing_sources:  # a dry run trains none
-            continue
+def check_comparison(plan: ComparisonPlan, say: Callable[[str], None]) -> None:
+    """Train what a side starts from, where that is not there yet, and make the parts of both sides once.
+
+    Args:
+        say: told a line where something is trained.
+
+    Raises:
+        AutotuneError: a part cannot be made, the data set is not there, or a source cannot be trained.
+    """
+    for side in plan.sides:
         try:
-            check_training(side.trial)
+            train_missing_sources(side.composer, say)
+            if _is_local(plan.config.cluster):  # elsewhere the data set need not lie here
+                check_training(side.trial)
         except AutotuneError as error:
             raise type(error)(f"{side.name}: {error}") from error
 
@@ -203,8 +215,13 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
         cpus, gpus = plan.resources(side.trial)
         lines.append(f"{side.name:<10} {_shown(side)}: {cpus} CPU and {gpus} GPU a run")
     lines.append(f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process; a pair of runs shares its seed")
+    lines += [f"first      {source.experiment} is trained, once, for {source.path}" for source in plan.missing_sources]
     lines.append(f"machines   {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")
     return lines
+
+
+def _is_local(cluster: ClusterConfig) -> bool:
+    return cluster.address in (None, "local")
 
 
 def _shown(side: Side) -> str:

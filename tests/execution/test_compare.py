@@ -18,7 +18,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from autotune.compare import compare_command
+from autotune.compare import compare, compare_command
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
 from autotune.execution.run_comparison import refuse_to_go_on
@@ -37,11 +37,12 @@ _STOP = "study.folder=/dev/null/outputs"
 """Stops a comparison that passed every check, before Ray is started."""
 
 _OWN_TRAINING = """
-import os
+import os, time
 
 def train(kind):
     yield {"metric": 0.5, "epoch": 1}
     if kind == "dies":
+        time.sleep(3)  # the report is on its way
         os._exit(7)
     yield {"metric": 0.99, "epoch": 2}
 """
@@ -270,6 +271,32 @@ def test_a_dry_run_says_what_would_be_done(tmp_path: Path, monkeypatch: pytest.M
     assert "b          [optimizer.lr=0.1, model.widths=[8,16]]: 1 CPU and 0 GPU a run" in said
     assert "2 of each side, in turns" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_names_what_a_side_starts_from_and_does_not_train_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert compare_command(["experiment=cnn", "a=[]", "b=[technique=transfer,technique.source=cnn_smoke]", "dry_run=true"]) == 0
+    assert "first      cnn_smoke is trained, once" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_function_refuses_what_the_command_does() -> None:
+    with pytest.raises(ConfigError, match="are the same configuration"):
+        compare(["experiment=cnn"], a=[], b=["batch_size=64"], num_seeds=2)
+
+
+def test_the_function_gives_what_was_measured_and_says_nothing(commands: Any, tmp_path: Path) -> None:
+    code = (
+        "from autotune.compare import compare\n"
+        "found = compare(['experiment=cnn_smoke', 'tracking=none'], a=['epochs=6'], b=['epochs=8'], num_seeds=2)\n"
+        "print(found.is_complete, found.step_ratio.num_pairs, sorted(found.sides[1].runs))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=commands.environment, capture_output=True, text=True, check=False, timeout=180
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (0, "True 2 [0, 1]\n", "")
 
 
 def test_a_side_may_be_an_experiment_of_its_own() -> None:
