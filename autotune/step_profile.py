@@ -35,6 +35,11 @@ class OperatorTime:
     """Of these, on 4-D inputs in the usual memory format, where channels-last would be another one."""
 
     @property
+    def short_name(self) -> str:
+        """The name without what stands before all of autograd's."""
+        return self.name.replace("autograd::engine::evaluate_function: ", "autograd: ")
+
+    @property
     def is_convolution(self) -> bool:
         """Whether it convolves, forward or backward."""
         return "conv" in self.name
@@ -62,6 +67,8 @@ class StepTimes:
     """What the trace of a few steps says."""
 
     step_seconds: float
+    median_step_seconds: float
+    """Of the host's; far below the mean where a few steps take much longer than the others."""
     host_seconds: Mapping[str, float]
     """By part, BETWEEN and WAITING among them; they sum to the step."""
     device_seconds: Mapping[str, float]

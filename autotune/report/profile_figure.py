@@ -113,7 +113,7 @@ def _draw_operators(axes: Axes, profile: StepProfile) -> None:
     axes.bar_label(
         bars, labels=[f"{share:.1%}  {each.calls:g} calls" for share, each in zip(shares, shown, strict=True)], padding=4, fontsize=9
     )
-    axes.set_yticks(range(len(shown)), [_short(each.name) for each in shown])
+    axes.set_yticks(range(len(shown)), [_short(each.short_name) for each in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * max([*shares, 1e-3]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -13,6 +13,8 @@ NUM_OPERATORS = 10
 _MAX_NAME = 44
 _NUMBERS_WIDTH = 28
 """Columns that the numbers beside a name take."""
+_UNEVEN = 1.5
+"""A mean step that is so many times the median is made by few."""
 _WIDE = 100
 """Columns of a terminal that has room for shapes."""
 _ROWS: Mapping[str, str] = {
@@ -58,12 +60,17 @@ def print_profile(console: Console, profile: StepProfile, advice: Sequence[Advic
 def _facts(profile: StepProfile) -> list[tuple[str, str]]:
     plain, watched = profile.plain_step_seconds, profile.times.step_seconds
     threads = f", {profile.num_threads} thread{'s' if profile.num_threads > 1 else ''}" if profile.device == "cpu" else ""
-    return [
+    facts = [
         ("device", f"{profile.device_name}{threads}"),
         ("step", f"{_milliseconds(plain)} ms, {profile.batch_size / plain:,.0f} samples/s (mean of {profile.num_steps} steps)"),
-        ("profiled", f"{_milliseconds(watched)} ms: the profiler takes time too; all that follows is of such a step"),
+        ("profiled", f"{_milliseconds(watched)} ms under the profiler, which takes time too; what follows is of such a step"),
         ("memory", f"{profile.peak_memory_bytes / 2**20:,.0f} MiB at its peak"),
     ]
+    middle = profile.times.median_step_seconds
+    if profile.device == "cpu" and watched > _UNEVEN * middle:
+        said = f"half of these steps took at most {_milliseconds(middle)} ms: the machine was busy, or some steps do more than others"
+        facts.append(("uneven", said))
+    return facts
 
 
 def _parts_table(profile: StepProfile) -> Table:
@@ -95,7 +102,7 @@ def _operators_table(profile: StepProfile, operators: Sequence[OperatorTime], ki
         table.add_column("shapes, where it takes longest", no_wrap=True, overflow="ellipsis")
     for each in operators[:NUM_OPERATORS]:
         cells = (f"{each.calls:g}", *_cells(profile.times.share, each.self_seconds))
-        table.add_row(Text(each.name), *cells, *((Text(each.shapes),) if has_shapes else ()))
+        table.add_row(Text(each.short_name), *cells, *((Text(each.shapes),) if has_shapes else ()))
     rest = operators[NUM_OPERATORS:]
     if rest:
         spent = sum(each.self_seconds for each in rest)

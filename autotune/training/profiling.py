@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, ExecutionError
 from autotune.measurement import PhaseClock
 from autotune.step_profile import StepProfile, StepTimes
 from autotune.training.batches import Batch
@@ -50,6 +50,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
     Raises:
         ConfigError: a training function of one's own, or a component that cannot be made.
         DataError: the data set cannot be made.
+        ExecutionError: the profiler does not see the GPU.
         Exception: whatever the trained code raises; memory errors are not caught here.
     """
     if config.training is not None:
@@ -67,6 +68,8 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         _watched(lambda: steps.take(_NUM_PROFILER_WARM_UPS), device)
         _watched(lambda: steps.take(num_profiled), device, trace)
         times = step_times(read_events(trace), on_gpu=device.type == "cuda")
+        if device.type == "cuda" and not times.num_kernels:
+            raise ExecutionError("device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which CUDA brings")
         if times.synchronisations:
             times = replace(times, synchronisations=_located(steps, device).synchronisations)
     return StepProfile(

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepTimes, Synchronisation
@@ -19,7 +20,7 @@ from autotune.training.trace_events import (
     Range,
     Stretch,
     end_of,
-    launched,
+    gpu_kernels,
     nested,
     self_microseconds,
     time_outside,
@@ -60,12 +61,13 @@ def step_times(events: Sequence[Event], *, on_gpu: bool) -> StepTimes:
     if on_gpu:
         device = trace.device_microseconds()
         data_wait = sum(time_outside(each, union(trace.kernels)) for each in trace.ranges if each.label == "data")
-        operators = [(each.launch.operator, each.name, each.end - each.start) for each in trace.kernels]
+        operators = [(each.operator, each.name, each.end - each.start) for each in trace.kernels]
     else:
         device, data_wait = {}, host.get("data", 0.0)
         operators = [(call, call.name, spent) for call, spent in self_microseconds(trace.calls).items()]
     return StepTimes(
         step_seconds=trace.per_step(trace.whole.end - trace.whole.start),
+        median_step_seconds=median(trace.step_microseconds) / _MICROSECONDS,
         host_seconds={part: trace.per_step(spent) for part, spent in host.items()},
         device_seconds={part: trace.per_step(spent) for part, spent in device.items()},
         data_wait_seconds=trace.per_step(data_wait),
@@ -83,7 +85,8 @@ class _Trace:
     """The steps' stretch of a trace."""
 
     on_gpu: bool
-    num_steps: int
+    step_microseconds: Sequence[float]
+    """Of the host, of each step."""
     whole: Range
     ranges: Sequence[Range]
     """The parts of all steps, one after the other."""
@@ -103,12 +106,16 @@ class _Trace:
         named = [Range(each.start, each.end, parts[each.label]) for each in labels if each.label in parts and each.start >= whole.start]
         return cls(
             on_gpu=on_gpu,
-            num_steps=len(steps),
+            step_microseconds=[each.end - each.start for each in steps],
             whole=whole,
             ranges=sorted(named, key=lambda each: each.start),
             calls=calls,
-            kernels=launched(within, calls),
+            kernels=gpu_kernels(within, calls),
         )
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.step_microseconds)
 
     def per_step(self, microseconds: float) -> float:
         """Seconds a step."""
@@ -135,7 +142,8 @@ class _Trace:
         spent = dict.fromkeys((*PARTS, BETWEEN, WAITING), 0.0)
         until = self.whole.start
         for each in self.kernels:
-            spent[self.part_at(each.launch.start)] += max(0.0, each.end - max(each.start, until))
+            part = self.part_at(each.launch.start) if each.launch else BETWEEN
+            spent[part] += max(0.0, each.end - max(each.start, until))
             until = max(until, each.end)
         busy = {part: each for part, each in spent.items() if each}
         return {**busy, IDLE: self.whole.end - self.whole.start - sum(busy.values())}

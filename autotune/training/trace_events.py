@@ -102,12 +102,17 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """What a GPU ran, and the host's call that launched it."""
+    """What a GPU ran, and the host's call that launched it; None where the trace does not hold that."""
 
     name: str
     start: float
     end: float
-    launch: Call
+    launch: Call | None
+
+    @property
+    def operator(self) -> Call | None:
+        """The innermost operator that launched it."""
+        return self.launch if self.launch is None or self.launch.is_operator else self.launch.operator
 
 
 def read_events(path: Path) -> list[Event]:
@@ -138,13 +143,16 @@ def nested(events: Iterable[Event]) -> list[Call]:
     return calls
 
 
-def launched(events: Iterable[Event], calls: Iterable[Call]) -> list[Kernel]:
-    """What a GPU ran for these calls, by its start: launch and kernel share a correlation."""
+def gpu_kernels(events: Iterable[Event], calls: Iterable[Call]) -> list[Kernel]:
+    """What a GPU ran, by its start: it shares a correlation with its launch, and an external id with the operator around that."""
+    calls = list(calls)
     launches = {call.arguments["correlation"]: call for call in calls if "correlation" in call.arguments}
+    operators = {call.arguments["External id"]: call for call in calls if call.is_operator and "External id" in call.arguments}
     found = []
     for each in events:
-        launch = launches.get(each.get("args", {}).get("correlation"))
-        if each.get("cat") in GPU_CATEGORIES and launch is not None:
+        if each.get("cat") in GPU_CATEGORIES:
+            said = each.get("args", {})
+            launch = launches.get(said.get("correlation")) or operators.get(said.get("External id"))
             found.append(Kernel(each["name"], each["ts"], end_of(each), launch))
     return sorted(found, key=lambda kernel: kernel.start)
 

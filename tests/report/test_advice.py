@@ -31,6 +31,7 @@ def on_the_cpu(*, settings: dict[str, Any] | None = None, times: dict[str, Any] 
     """A profile of a step of one second in which nothing stands out, with changes."""
     plain = StepTimes(
         step_seconds=1.0,
+        median_step_seconds=1.0,
         host_seconds={"data": 0.05, "augmentation": 0.05, "forward": 0.4, "backward": 0.4, "optimizer": 0.05, BETWEEN: 0.05},
         device_seconds={},
         data_wait_seconds=0.05,

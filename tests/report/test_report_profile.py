@@ -26,6 +26,7 @@ def operator(name: str, seconds: float, shapes: str = "") -> OperatorTime:
 ON_CPU = StepProfile(
     times=StepTimes(
         step_seconds=0.01,
+        median_step_seconds=0.009,
         host_seconds={"data": 0.0005, "augmentation": 0.0005, "forward": 0.004, "backward": 0.004, "optimizer": 0.0005, BETWEEN: 0.0005},
         device_seconds={},
         data_wait_seconds=0.0005,
@@ -84,6 +85,12 @@ def test_parts_are_told_with_their_shares_of_the_step() -> None:
     assert ["step", "8.00", "ms,", "8,000", "samples/s", "(mean", "of", "20", "steps)"] in said
     assert ["aten::operator_0", "2", "1.00", "10.0%", "64x3x32x32"] in said
     assert ["4", "others", "8", "0.323", "3.2%"] in said
+
+
+def test_a_few_long_steps_are_pointed_out() -> None:
+    few = replace(ON_CPU, times=replace(ON_CPU.times, median_step_seconds=0.004))
+    assert any("half of these steps took at most 4.00 ms" in line for line in lines(few))
+    assert not any("half of these steps" in line for line in lines(ON_CPU))
 
 
 def test_a_gpu_has_columns_of_its_own() -> None:

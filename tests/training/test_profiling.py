@@ -190,7 +190,11 @@ def take_steps(config: TrialConfig, number: int) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
+PROTOTYPE = "ignore:Synchronization debug mode is a prototype"
+
+
 @pytest.mark.gpu
+@pytest.mark.filterwarnings(PROTOTYPE)
 @pytest.mark.parametrize("overrides", [*TOGETHER, ("runtime.cuda_graph=true",)], ids=" ".join)
 def test_on_a_gpu_no_step_waits(toy: MakeConfig, overrides: tuple[str, ...]) -> None:
     shrunk = (IMAGES_OF_8,) if "augmentation=speed" in overrides else ()
@@ -198,6 +202,7 @@ def test_on_a_gpu_no_step_waits(toy: MakeConfig, overrides: tuple[str, ...]) -> 
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings(PROTOTYPE)
 def test_on_a_gpu_a_loss_that_waits_is_refused(toy: MakeConfig) -> None:
     with pytest.raises(RuntimeError, match="synchronizing"):
         take_steps(toy(loss={"_target_": f"{__name__}.loss_that_reads"}, device="cuda"), 3)

@@ -87,6 +87,7 @@ def test_parts_of_a_step_add_up_to_it(cpu: StepTimes) -> None:
         "data": 10, "augmentation": 10, "forward": 30, "backward": 28, "optimizer": 15, BETWEEN: 10,
     }  # fmt: skip
     assert cpu.step_seconds == pytest.approx(103 * MICROSECOND)
+    assert cpu.median_step_seconds == pytest.approx(100 * MICROSECOND)
     assert cpu.device_seconds == {}
     assert cpu.data_wait_seconds == pytest.approx(10 * MICROSECOND)
 
@@ -191,8 +192,6 @@ GPU_STEP = [
     launch(5, 85, name="cudaLaunchKernelExC"),
     kernel(5, 110, 120, "triton_fused_sgd"),
     event("gpu_user_annotation", "forward", 30, 60, 7),
-    launch(6, -5),
-    kernel(6, 1, 4, "launched_before"),
     event("cuda_runtime", "cudaStreamSynchronize", 20, 29, PREFETCH),
 ]
 
@@ -213,6 +212,15 @@ def test_a_kernel_belongs_to_the_part_that_launched_it_from_whatever_thread(gpu:
     assert microseconds(gpu.device_seconds) == {"data": 3, "forward": 30, "backward": 50, "optimizer": 10, IDLE: 67}
     assert gpu.idle_share == pytest.approx(67 / 160)
     assert gpu.num_kernels == 5
+
+
+def test_a_kernel_is_found_by_its_operator_where_its_launch_is_missing() -> None:
+    product = {**operator("aten::mm", 12, 20), "args": {"External id": 40}}
+    found = {**kernel(7, 30, 45), "args": {"External id": 40}}
+    unknown = kernel(8, 50, 60)
+    times = step_times([label(STEP, 0, 50), label("forward", 10, 40), product, found, unknown, label(WAIT, 50, 80)], on_gpu=True)
+    assert microseconds(times.device_seconds) == {"forward": 15, BETWEEN: 10, IDLE: 55}
+    assert [each.name for each in times.operators] == ["aten::mm", "kernel_8"]
 
 
 def test_data_is_waited_for_only_while_the_gpu_is_idle(gpu: StepTimes) -> None:
