@@ -264,6 +264,13 @@ def test_the_configuration_of_both_sides_is_printed_and_nothing_run(capsys: pyte
     assert "lr: 0.1" in other
 
 
+def test_an_experiment_of_ones_own_is_a_side(write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / write("mine", "defaults: [cnn]\nbatch_size: 48\n")
+    assert compare_command(["a=[experiment=cnn]", "b=[experiment=mine]", "--config-dir", str(folder), "--cfg", "job"]) == 0
+    one, other = capsys.readouterr().out.removeprefix("---\n").split("---\n")
+    assert ("batch_size: 64" in one, "batch_size: 48" in other) == (True, True)
+
+
 def test_a_dry_run_says_what_would_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert compare_command([*_COMMAND, "dry_run=true", "device=cpu"]) == 0
