@@ -1,6 +1,10 @@
-"""Write what a study found as an experiment of one's own: ``python -m autotune.export study=NAME as=NAME --config-dir DIR``."""
+"""Write what a study found as an experiment of one's own: ``python -m autotune.export study=NAME as=NAME --config-dir DIR``.
+
+The weights of the winner's first confirmation run that reached the target come to lie beside it, where workers could keep them.
+"""
 
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +22,10 @@ def export_command(arguments: Sequence[str]) -> int:
         found = f"found {' '.join(sorted(unknown))}, " if unknown else ""
         raise ConfigError(f"{found}accepted is study=NAME as=EXPERIMENT --config-dir DIR, and folder=outputs, overwrite=true")
     name, exported = given["study"], given["as"]
+    study_folder = Path(given.get("folder", "outputs")) / name
     if not re.fullmatch(r"[A-Za-z0-9_][\w-]*", exported):
         raise ConfigError(f"as: found {exported!r}, accepted are letters, digits, '_' and '-'")
-    text = _best_yaml(Path(given.get("folder", "outputs")) / name)
+    text = _best_yaml(study_folder)
     base = re.search(r"^defaults:\s*\n-\s*(\S+)|^defaults:\s*\[?\s*([\w-]+)", text, re.MULTILINE)
     if base is not None and exported in base.groups():
         raise ConfigError(f"as: found {exported}, the experiment that the study started from; accepted is another name")
@@ -30,9 +35,11 @@ def export_command(arguments: Sequence[str]) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+        weights = _copy_weights(study_folder / "best.safetensors", path.with_suffix(".safetensors"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    print(f"wrote {path}\nrun it: python -m autotune.train experiment={exported} --config-dir {line.config_dirs[0]}")
+    print(f"wrote {' and '.join(map(str, [path, *weights]))}")
+    print(f"run it: python -m autotune.train experiment={exported} --config-dir {line.config_dirs[0]}")
     return 0
 
 
@@ -41,6 +48,17 @@ _EPILOG = """keys:
   as=EXPERIMENT    the experiment's name
   folder=outputs   where studies are kept
   overwrite=true   replace an experiment of that name"""
+
+
+def _copy_weights(source: Path, to: Path) -> list[Path]:
+    """Put the weights beside the experiment, as a whole or not at all, and say where; those of an earlier export must not stay."""
+    if not source.is_file():  # workers on other machines could not leave them in the study's folder
+        to.unlink(missing_ok=True)
+        return []
+    part = to.with_name(f".{to.name}.part")
+    shutil.copyfile(source, part)
+    part.replace(to)
+    return [to]
 
 
 def _best_yaml(folder: Path) -> str:

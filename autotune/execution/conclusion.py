@@ -12,6 +12,7 @@ from typing import Any
 from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.config.compose import Composer, split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml
+from autotune.execution.best_weights import keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.live_study import LiveStudy, busy_seconds
 from autotune.execution.plan import StudyPlan
@@ -62,6 +63,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
     if confirmation is not None and confirmation.best is not None:
         write_json(folder / "best.json", best_json(plan, policy, confirmation))
         (folder / "best.yaml").write_text(best_yaml(plan, policy, confirmation), encoding="utf-8")
+        keep_best(folder, confirmation.best.trial)
     from autotune.report.figures import write_figures  # noqa: PLC0415  # matplotlib is wanted once, at the end
 
     figures = write_figures(

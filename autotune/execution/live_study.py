@@ -86,7 +86,16 @@ class LiveStudy:
         num_seeds = self.plan.config.confirm.num_seeds
         return bool(self.policy.scores) and bool(missing_runs(self.arms, num_seeds, confirmations(self.study)))
 
-    def task(self, name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float, *, score_test: bool = False) -> TrialTask:
+    def task(
+        self,
+        name: str,
+        config: TrialConfig,
+        cap_seconds: float,
+        deadline_seconds: float,
+        *,
+        score_test: bool = False,
+        weights_path: Path | None = None,
+    ) -> TrialTask:
         """What a worker needs to run one training of this study."""
         num_cpus, num_gpus = self.plan.resources(config)
         return TrialTask(
@@ -101,6 +110,7 @@ class LiveStudy:
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             score_test=score_test,
+            weights_path=None if weights_path is None else str(weights_path),
         )
 
 

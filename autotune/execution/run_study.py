@@ -13,6 +13,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
+from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, connected
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude, missing_runs
@@ -117,7 +118,9 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> 
             tracker.start(tracked[place])
 
         config = confirmation_config(plan, arm, index)
-        task = live.task(tracked[place].name, config, float("inf"), plan.trial_deadline_seconds, score_test=True)
+        name = tracked[place].name
+        path = run_path(plan.folder, name)
+        task = live.task(name, config, float("inf"), plan.trial_deadline_seconds, score_test=True, weights_path=path)
         return FreshRun(
             task=task,
             trial=arm.trial,
@@ -127,12 +130,14 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> 
             on_evaluation=lambda _: None,  # nothing else is to be under way while a run is timed; the tracker hears it all at its end
         )
 
+    run_path(plan.folder, "").parent.mkdir(exist_ok=True)
     runs = [run_at(place) for place in range(len(missing))]
     num_at_once = size.num_at_once(runs[0].task.num_cpus, runs[0].task.num_gpus)
     with contextlib.closing(train_fresh(runs, num_at_once=num_at_once, interrupt=interrupt)) as results:
         for place, result in enumerate(results):
             arm, index = missing[place]
             store_confirmation(live.study, arm.trial, index, result)
+            keep_first(plan.folder, tracked[place].name, result)
             score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
             tracker.finish(tracked[place], result, score)
 

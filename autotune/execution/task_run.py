@@ -5,6 +5,7 @@ How a trial ends is reported as data. Nothing here needs Ray, so that a fresh pr
 
 import contextlib
 import faulthandler
+import logging
 import os
 import sys
 import tempfile
@@ -40,6 +41,8 @@ class TrialTask:
     num_cpus: int
     num_gpus: int
     score_test: bool = False
+    weights_path: str | None = None
+    """Where the weights are left at the end, where this machine has the folder; a training of the user's own leaves none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,11 @@ class TaskRun:
         sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
-        return start_training(task.config, cap_seconds=task.cap_seconds, num_threads=task.num_threads, score_test=task.score_test)
+        kept: dict[str, Any] = {}
+        if task.weights_path is not None and Path(task.weights_path).parent.is_dir():
+            origin = {"study": Path(task.hang_folder).name, "run": task.name}
+            kept = {"weights_path": Path(task.weights_path), "origin": origin}
+        return start_training(task.config, cap_seconds=task.cap_seconds, num_threads=task.num_threads, score_test=task.score_test, **kept)
 
     def _test_report(self, evaluation: Evaluation) -> float | None:
         """The test split's metric: what the training returns once it goes on past its last evaluation."""
@@ -139,6 +146,9 @@ class TaskRun:
             next(self._training)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]  # the generator's return type
+        except DataError as error:  # the weights could not be written; what was measured holds
+            logging.getLogger(__name__).warning("%s", error)
+            return None
         raise AssertionError(f"training went on after {evaluation.outcome}")
 
     def _take_fingerprint(self) -> Mapping[str, Any]:

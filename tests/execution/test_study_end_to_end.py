@@ -23,6 +23,7 @@ from autotune.config.compose import Composer
 from autotune.export import export_command
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
+from autotune.training.checkpoint import read_weights
 
 pytestmark = [
     pytest.mark.ray,
@@ -95,9 +96,10 @@ def test_a_study_ends_with_what_it_found_and_what_to_type_next(study: Whole) -> 
 
 def test_its_folder_holds_every_file(study: Whole) -> None:
     files = {str(path.relative_to(study.folder)) for path in study.folder.rglob("*") if path.is_file()} - {".lock"}
+    best = json.loads((study.folder / "best.json").read_text())["trial"]
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
-        "best.yaml", "best.json", "study.log", "trials.csv", "autotune.log",
+        "best.yaml", "best.json", "best.safetensors", f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "autotune.log",
         *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
     }  # fmt: skip
     assert {path.name for path in study.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns", "my_conf"}
@@ -207,6 +209,16 @@ def test_the_export_composes_to_the_trials_own_configuration(study: Whole, expor
     assert json.loads(json.dumps(composed)) == trained
     assert composed["target"]["value"] == 0.88
     assert composed["runtime"]["num_threads"] == 1
+
+
+def test_the_export_has_the_weights_of_a_confirmation_run_that_reached_the_target(study: Whole, exported: str) -> None:
+    weights, metadata = read_weights(Path(exported) / "experiment" / "found.safetensors")
+    best = json.loads((study.folder / "best.json").read_text())
+    assert metadata["origin"]["study"] == "whole"
+    assert re.fullmatch(rf"confirm-{best['trial']}-\d", metadata["origin"]["run"])
+    assert metadata["evaluation"]["metric"] >= best["target"]["value"]
+    assert metadata["config"]["model"] == Composer(["experiment=found"], [exported]).compose().trial.as_dict()["model"]
+    assert weights["classifier.weight"].shape[0] == metadata["num_classes"] == 10
 
 
 def test_the_export_trains_to_the_target(exported: str, capsys: pytest.CaptureFixture[str]) -> None:

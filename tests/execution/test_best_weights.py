@@ -1,0 +1,45 @@
+"""The weights of what a study exports: which run's are kept, and which arm's."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.execution.best_weights import BEST_WEIGHTS, keep_best, keep_first, run_path
+from autotune.measurement import Outcome, TrialResult
+
+
+def ended(trial: int, outcome: Outcome) -> TrialResult:
+    return TrialResult(
+        trial=trial, values={}, overrides=(), seed=0, outcome=outcome, evaluations=(), started_at=0, stopped_at=1, fingerprint={}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A study whose arms 3 and 7 ran on two seeds each; arm 3 reached the target on the second one only."""
+    run_path(tmp_path, "").parent.mkdir()
+    for trial, index, outcome in ((3, 0, Outcome.MISSED), (7, 0, Outcome.REACHED), (3, 1, Outcome.REACHED), (7, 1, Outcome.REACHED)):
+        run = f"confirm-{trial}-{index}"
+        run_path(tmp_path, run).write_text(f"weights of {run}")
+        keep_first(tmp_path, run, ended(trial, outcome))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("best", "run"), [(3, "confirm-3-1"), (7, "confirm-7-0")])
+def test_the_best_arms_first_run_that_reached_is_kept_and_nothing_else(folder: Path, best: int, run: str) -> None:
+    keep_best(folder, best)
+    assert (folder / BEST_WEIGHTS).read_text() == f"weights of {run}"
+    assert [path.name for path in run_path(folder, "").parent.iterdir()] == [f"trial-{best}.safetensors"]
+
+
+def test_a_study_that_is_concluded_again_keeps_its_weights(folder: Path) -> None:
+    keep_best(folder, 7)
+    keep_best(folder, 7)
+    assert (folder / BEST_WEIGHTS).read_text() == "weights of confirm-7-0"
+
+
+def test_weights_of_an_earlier_winner_do_not_pass_for_the_new_ones(folder: Path) -> None:
+    keep_best(folder, 7)
+    keep_first(folder, "confirm-9-0", ended(9, Outcome.REACHED))  # on a machine that has not this folder
+    keep_best(folder, 9)
+    assert not (folder / BEST_WEIGHTS).exists()
