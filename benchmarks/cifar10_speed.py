@@ -114,6 +114,7 @@ def main() -> int:
     parser.add_argument("--textbook-epochs", type=int, default=24)
     parser.add_argument("--workers", type=int, default=8, help="processes of the textbook's DataLoader")
     parser.add_argument("--experiment", default="cifar10_speed")
+    parser.add_argument("--name", default="cifar10_speed", help="of the result file")
     parser.add_argument("overrides", nargs="*", help="of the experiment")
     arguments = parser.parse_args()
     endless = ["target.value=2", "target.max_train_seconds=36000", "evaluate_every_samples=1000000000"]
@@ -143,7 +144,7 @@ def main() -> int:
         print(f"textbook / autotune, mean seconds  {ratio:.2f}")
         holds[f"textbook / autotune at least {LEAST_RATIO}"] = ratio >= LEAST_RATIO
     path = write_result(
-        "cifar10_speed",
+        arguments.name,
         started=started,
         settings={**vars(arguments), "config": composer.compose().trial.as_dict()},
         result={"sides": sides, "holds": holds},

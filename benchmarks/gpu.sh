@@ -15,14 +15,16 @@ step() {  # step NAME SECONDS COMMAND...: run one part, however the others end
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || exit 1
 "$python" -c 'import torch; print("torch", torch.__version__, "cuda", torch.version.cuda); assert torch.cuda.is_available()' || exit 1
 
-step "equal numbers" 150 "$python" -m benchmarks.equal_numbers --device cuda
+step "equal numbers" 130 "$python" -m benchmarks.equal_numbers --device cuda
 if "$python" -c 'import pytest, hypothesis, xdist' 2>/dev/null; then
-    step "gpu tests" 120 "$python" -m pytest -q -m gpu -n0 tests/training tests/workloads
+    step "gpu tests" 110 "$python" -m pytest -q -m gpu -n0 tests/training tests/workloads
 else
     echo "== gpu tests: left out, since pytest, hypothesis or pytest-xdist is not installed"
 fi
 step "training speed" 60 "$python" -m benchmarks.training_speed --device cuda --pairs 10
-step "cifar10_speed" 270 "$python" -m benchmarks.cifar10_speed --data-root "$root" --textbook-runs 2
+speed=("$python" -m benchmarks.cifar10_speed --data-root "$root")
+step "cifar10_speed" 200 "${speed[@]}" --textbook-runs 2
+step "cifar10_speed in CUDA graphs" 70 "${speed[@]}" --name cifar10_speed_graphs --textbook-runs 0 runtime.cuda_graph=true
 
 if ((${#failed[@]})); then
     printf 'FAILED: %s\n' "${failed[@]}"
