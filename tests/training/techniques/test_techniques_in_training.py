@@ -1,0 +1,158 @@
+"""Techniques in whole trainings: on toy images whose brightness tells their class."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Outcome, Target
+from autotune.training.checkpoint import read_weights
+from autotune.training.loop import train
+from autotune.training.run import check_training
+from tests.conftest import MakeTrialConfig
+
+NUM_STEPS = 16
+TECHNIQUES = "autotune.training.techniques"
+PRUNING = {
+    "_target_": f"{TECHNIQUES}.pruning.Pruning", "structured": False, "sparsity": 0.75, "start_fraction": 0.2, "end_fraction": 0.6,
+    "num_prunings": 3,
+}  # fmt: skip
+
+
+def bright_images(num_classes: int = 2) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Splits whose class is the images' brightness plus noise."""
+    random_numbers = torch.Generator().manual_seed(1)
+    splits = {}
+    for name, size in (("train", 128), ("validation", 64)):
+        targets = torch.arange(size) % num_classes
+        inputs = torch.randn(size, 1, 8, 8, generator=random_numbers) + targets.float().view(-1, 1, 1, 1) - 0.5
+        splits[name] = (inputs, targets)
+    return splits
+
+
+def transfer(checkpoint: Path, unfreeze_at: float) -> dict[str, Any]:
+    values = {"source": None, "checkpoint": str(checkpoint), "fresh_head": True, "unfreeze_at": unfreeze_at}
+    return {"_target_": f"{TECHNIQUES}.transfer.Transfer", **values}
+
+
+def distillation(checkpoint: Path) -> dict[str, Any]:
+    values = {"source": None, "checkpoint": str(checkpoint), "temperature": 2.0, "mix": 0.5}
+    return {"_target_": f"{TECHNIQUES}.distillation.Distillation", **values}
+
+
+class Toy:
+    """Makes configurations of 16 steps that no target ends, and runs them."""
+
+    def __init__(self, make: MakeTrialConfig, folder: Path) -> None:
+        self._make = make
+        self.weights = folder / "weights.safetensors"
+
+    def config(self, *overrides: str, **fields: Any) -> TrialConfig:
+        values: dict[str, Any] = {
+            "data": {"_target_": f"{__name__}.bright_images"},
+            "model": {"_target_": "autotune.workloads.simple_cnn.SimpleCNN", "widths": [4, 8], "norm": "batch"},
+            "target": Target(metric="accuracy", value=2.0, mode="max", max_train_seconds=1000),
+            "allowed_targets": (__name__,),
+            "batch_size": 32,
+            "epochs": 4.0,
+            "evaluate_every_samples": 64,
+        }
+        return self._make("optimizer.lr=0.1", *overrides, **{**values, **fields})
+
+    def train(self, config: TrialConfig, **settings: Any) -> list[Evaluation]:
+        return list(train(config, weights_path=self.weights, **settings))
+
+    def trained(self) -> Mapping[str, torch.Tensor]:
+        """The weights that the last training kept."""
+        return read_weights(self.weights)[0]
+
+
+@pytest.fixture
+def toy(trial_config: MakeTrialConfig, tmp_path: Path) -> Toy:
+    return Toy(trial_config, tmp_path)
+
+
+@pytest.fixture
+def source(toy: Toy, tmp_path: Path) -> Path:
+    """The weights of a plain training."""
+    toy.train(toy.config())
+    return toy.weights.rename(tmp_path / "source.safetensors")
+
+
+def share_of_zeros(weights: Mapping[str, torch.Tensor]) -> float:
+    matrices = [each for name, each in weights.items() if each.ndim > 1]
+    return sum(int((each == 0).sum()) for each in matrices) / sum(each.numel() for each in matrices)
+
+
+def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
+    return [(each.step, each.metric, each.loss) for each in evaluations]
+
+
+@pytest.mark.parametrize("overrides", [(), ("averaging=ema",), ("runtime.activation_checkpointing=true",), ("runtime.channels_last=true",)])
+def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(toy: Toy, overrides: tuple[str, ...]) -> None:
+    toy.train(toy.config())
+    names = set(toy.trained())
+    toy.train(toy.config(*overrides, technique=PRUNING))
+    assert set(toy.trained()) == names
+    assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
+
+
+def test_a_target_is_not_reached_before_the_last_pruning(toy: Toy) -> None:
+    easy = Target(metric="accuracy", value=0.0, mode="max", max_train_seconds=1000)
+    ended = toy.train(toy.config(technique=PRUNING, target=easy))
+    assert [(each.step, each.outcome) for each in ended][-2:] == [(10, None), (12, Outcome.REACHED)]
+    assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
+
+
+def test_a_pruned_training_that_was_broken_off_ends_as_if_it_had_not_been(toy: Toy, tmp_path: Path) -> None:
+    config = toy.config("averaging=ema", technique=PRUNING)
+    wanted, weights = numbers(toy.train(config)), toy.trained()
+    broken_off = train(config, state_folder=tmp_path / "state")
+    for _ in range(3):
+        next(broken_off)
+    broken_off.close()
+    assert numbers(toy.train(config, state_folder=tmp_path / "state")) == wanted[3:]
+    assert all(torch.equal(weights[name], found) for name, found in toy.trained().items())
+
+
+@pytest.mark.parametrize(("unfreeze_at", "moves"), [(1.0, False), (0.5, True)])
+def test_a_transferred_training_starts_from_the_source(toy: Toy, source: Path, unfreeze_at: float, moves: bool) -> None:
+    toy.train(toy.config(technique=transfer(source, unfreeze_at)))
+    taken, _ = read_weights(source)
+    changed = {name for name, found in toy.trained().items() if not torch.equal(found, taken[name])}
+    assert changed == (set(taken) if moves else {"classifier.weight", "classifier.bias"})
+
+
+def test_a_distilled_training_learns_from_both(toy: Toy, source: Path) -> None:
+    plain = toy.train(toy.config())[-1]
+    taught = toy.train(toy.config(technique=distillation(source)))[-1]
+    assert taught.loss != plain.loss
+    assert taught.metric > 0.8
+
+
+def test_a_teacher_for_other_data_is_refused_before_anything_is_trained(toy: Toy, source: Path) -> None:
+    data = {"_target_": f"{__name__}.bright_images", "num_classes": 3}
+    with pytest.raises(ConfigError, match=r"and 2 classes, and the data has inputs of .* and 3 classes"):
+        check_training(toy.config(technique=distillation(source), data=data))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch, in what its compiler imports
+def test_a_compiled_training_is_the_same(toy: Toy, source: Path) -> None:
+    for technique in (transfer(source, 0.5), distillation(source)):  # pruning: in test_pruning.py
+        plain = toy.train(toy.config(technique=technique))[-1]
+        compiled = toy.train(toy.config("runtime.compile=default", technique=technique))[-1]
+        assert compiled.loss == pytest.approx(plain.loss, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("override", ["runtime.cuda_graph=true", "runtime.compile=default", "runtime.compile=reduce-overhead"])
+def test_a_captured_training_on_a_gpu_is_the_same(toy: Toy, source: Path, override: str) -> None:
+    for technique in (PRUNING, transfer(source, 0.5), distillation(source)):
+        plain = toy.train(toy.config("device=cuda", technique=technique))[-1]
+        captured = toy.train(toy.config("device=cuda", override, technique=technique))[-1]
+        assert captured.loss == pytest.approx(plain.loss, rel=0.02)
