@@ -96,7 +96,7 @@ def make_components(
     else:
         _take_over(reuse.model, model)
         model, technique, loss = reuse.model, reuse.technique, reuse.loss
-    optimizer = _make_optimizer(config, model, total_steps)
+    optimizer = _make_optimizer(config, model, len(data.train), total_steps)
     return Components(
         model=model,
         optimizer=optimizer,
@@ -133,9 +133,9 @@ def _take_over(kept: torch.nn.Module, fresh: torch.nn.Module) -> None:
         own.grad = None
 
 
-def _make_optimizer(config: TrialConfig, model: torch.nn.Module, total_steps: int) -> torch.optim.Optimizer:
+def _make_optimizer(config: TrialConfig, model: torch.nn.Module, num_samples: int, total_steps: int) -> torch.optim.Optimizer:
     made = build_partial(config.optimizer, config.allowed_targets, "optimizer")
-    offered = {"model": model, "batch_size": config.batch_size, "total_steps": total_steps}
+    offered = {"model": model, "batch_size": min(config.batch_size, num_samples), "total_steps": total_steps}
     given = accepted_arguments(made, offered) | _kernel_arguments(config, made)
     positional = () if "model" in given else (model.parameters(),)
     optimizer = call(made, "optimizer", *positional, **given)

@@ -80,6 +80,8 @@ def train(
             yield place.evaluation
             if not place.has_ended:
                 clock.enter(Phase.TRAIN)
+    if (to_average := getattr(parts.optimizer, "eval", None)) is not None:
+        to_average()  # a schedule-free optimizer trains with other weights than it scores
     parts.technique.finish(parts.evaluated_model)
     if weights_path is not None:
         keep_weights(weights_path, run, parts, place.evaluation, origin)
