@@ -1,0 +1,154 @@
+"""What do transfer, distillation and pruning bring in time to target? ``python -m benchmarks.techniques``.
+
+Both sides of a pair train the same model on the same data from the same seed to the same target, in turn in one process on one
+torch thread, the side that goes first alternating. Each comparison is made twice: with the experiment's own settings, and with the
+rate and schedule (or its length) that suit each side best, picked from one grid for both, on seeds of their own. Time to target is
+warm: prepare and train. What a technique starts from is trained once beforehand and told apart.
+
+There is no claim to hold: whatever comes out is written down. Exit code 0.
+"""
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from autotune.comparison import RunTime, in_turns, ratio_of_times
+from autotune.config.compose import Composer
+from autotune.config.schema import TrialConfig
+from autotune.measurement import Outcome
+from autotune.training.loop import train
+from autotune.training.sources import train_missing_sources
+from benchmarks.measuring import circumstances, write_result
+
+_FIRST_SEED, _FIRST_PICKING_SEED = 1_000, 2_000
+_RATES = tuple(f"optimizer.lr={rate}" for rate in (0.01, 0.02, 0.04, 0.08, 0.16))
+_SCHEDULES, _LENGTHS = ("lr_schedule=constant", "lr_schedule=one_cycle"), ("epochs=8", "epochs=20")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Two ways to one target: overrides of an experiment."""
+
+    common: tuple[str, ...]
+    without: tuple[str, ...]
+    having: tuple[str, ...]
+    beside_rate: tuple[str, ...] = _SCHEDULES
+    """What each side may choose beside its rate."""
+
+
+_FROM_DIGITS = ("technique=transfer", "technique.source=digits_source")
+COMPARISONS = {
+    "transfer": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.0")),
+    "transfer_frozen_at_first": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.05")),
+    "distillation": Sides(
+        common=("experiment=distill",),
+        without=(),
+        having=("technique=distillation", "technique.source=digits_teacher", "technique.temperature=4.0", "technique.mix=0.9"),
+    ),
+    "pruning_over_dense": Sides(common=("experiment=prune",), without=("technique=none",), having=(), beside_rate=_LENGTHS),
+    "pruning_over_pruned_at_the_start": Sides(
+        common=("experiment=prune",),
+        without=("technique.start_fraction=0.0", "technique.end_fraction=0.0", "technique.num_prunings=1"),
+        having=(),
+        beside_rate=_LENGTHS,
+    ),
+    "pruning_half_of_the_filters_over_dense": Sides(
+        common=("experiment=prune",),
+        without=("technique=none",),
+        having=("technique.structured=true", "technique.sparsity=0.5"),
+        beside_rate=_LENGTHS,
+    ),
+}
+
+
+def run(config: TrialConfig, seed: int) -> RunTime:
+    """Train once, to the target or as far as it goes."""
+    *_, last = train(replace(config, seed=seed), num_threads=1)
+    return RunTime(last.warm_seconds, last.outcome is Outcome.REACHED)
+
+
+def grid(composer: Composer, overrides: Sequence[str], beside_rate: Sequence[str]) -> dict[str, TrialConfig]:
+    """The configurations of a side, by what they have besides."""
+    points = itertools.product(_RATES, beside_rate)
+    return {" ".join(point): composer.compose([*overrides, *point]).trial for point in points}
+
+
+def best_of(configs: Mapping[str, TrialConfig], num_seeds: int) -> str:
+    """The point that reaches the target most often, and of those the one with the least median time."""
+
+    def rank(name: str) -> tuple[int, float]:
+        runs = [run(configs[name], _FIRST_PICKING_SEED + number) for number in range(num_seeds)]
+        return -sum(each.reached for each in runs), median(each.seconds or math.inf for each in runs)
+
+    return min(configs, key=rank)
+
+
+def compare(without: TrialConfig, having: TrialConfig, num_pairs: int) -> dict[str, Any]:
+    """All pairs, and what they say."""
+    runs: tuple[list[RunTime], list[RunTime]] = ([], [])
+    for side, config in enumerate((without, having)):
+        run(config, _FIRST_SEED - 1 - side)  # not counted: what a process does only once
+    for side, number in in_turns(2, num_pairs):
+        runs[side].append(run((without, having)[side], _FIRST_SEED + number))
+    return {
+        "without_over_having": ratio_of_times(*runs),
+        "without": _told(runs[0]),
+        "having": _told(runs[1]),
+    }
+
+
+def _told(runs: Sequence[RunTime]) -> dict[str, Any]:
+    return {
+        "num_reached": sum(each.reached for each in runs),
+        "num_runs": len(runs),
+        "seconds_median": median(each.seconds or 0.0 for each in runs),
+        "seconds": [each.seconds for each in runs],
+        "reached": [each.reached for each in runs],
+    }
+
+
+def measure(name: str, *, num_pairs: int, num_picking_seeds: int) -> dict[str, Any]:
+    """One comparison: with the experiment's settings, and with each side's best."""
+    sides, said = COMPARISONS[name], list[str]()
+    composer = Composer([*sides.common, "device=cpu", "target.max_train_seconds=600"])
+    configs = {side: composer.compose(overrides).trial for side, overrides in (("without", sides.without), ("having", sides.having))}
+    train_missing_sources(composer, said.append)
+    found: dict[str, Any] = {"sides": sides, "sources": said, "configs": {side: each.as_dict() for side, each in configs.items()}}
+    found["same_settings"] = compare(configs["without"], configs["having"], num_pairs)
+    _print(name, "same settings", found["same_settings"])
+    grids = {side: grid(composer, each, sides.beside_rate) for side, each in (("without", sides.without), ("having", sides.having))}
+    found["best"] = {side: best_of(each, num_picking_seeds) for side, each in grids.items()}
+    found["best_settings"] = compare(*(grids[side][found["best"][side]] for side in ("without", "having")), num_pairs)
+    _print(name, "each side's best", found["best_settings"])
+    print(f"{'':40s} {found['best']['without']} | {found['best']['having']}", flush=True)
+    return found
+
+
+def _print(name: str, settings: str, found: Mapping[str, Any]) -> None:
+    told = (
+        f"{found[side]['num_reached']}/{found[side]['num_runs']} in {found[side]['seconds_median']:.3g} s" for side in ("without", "having")
+    )
+    print(f"{name:40s} {settings:18s} without / having {found['without_over_having']}   {' | '.join(told)}", flush=True)
+
+
+def main() -> int:
+    """Measure all comparisons, print and keep them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.techniques", description=__doc__.partition("\n")[0])
+    parser.add_argument("--comparisons", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
+    parser.add_argument("--pairs", type=int, default=20, help="interleaved pairs to measure")
+    parser.add_argument("--picking-seeds", type=int, default=5, help="trainings of each point of the grid")
+    arguments = parser.parse_args()
+    started = circumstances()
+    results = {name: measure(name, num_pairs=arguments.pairs, num_picking_seeds=arguments.picking_seeds) for name in arguments.comparisons}
+    path = write_result("techniques", started=started, settings={**vars(arguments), "num_threads": 1}, result=results)
+    print(f"written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
