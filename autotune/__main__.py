@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 from autotune.config.command_line import (
     EXIT_BAD_INPUT,
-    experiments,
     experiments_help,
     import_user_code_from,
     parse_command_line,
+    require_experiment,
     run_command,
 )
-from autotune.errors import ConfigError
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
 
@@ -36,6 +35,7 @@ keys that people change most:
 other commands:
   python -m autotune.train experiment=NAME                        train one configuration
   python -m autotune.compare experiment=NAME a=[...] b=[...]       compare two configurations
+  python -m autotune.profile experiment=NAME                      where a step's time goes, and which key to try
   python -m autotune.export study=NAME as=NAME --config-dir DIR   write what a study found as an experiment
 """
 
@@ -58,9 +58,7 @@ def tune_command(arguments: Sequence[str]) -> int:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0
     composed = composer.compose()
-    if not composed.choices.get("experiment"):
-        names = ", ".join(name for name, _ in experiments(line.config_dirs))
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+    require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
     _ = composed.trial
     from rich.console import Console  # noqa: PLC0415
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from autotune.config.command_line import (
     EXIT_INTERRUPTED,
     EXIT_NOT_REACHED,
-    experiments,
     experiments_help,
     import_user_code_from,
     parse_command_line,
+    require_experiment,
     run_command,
 )
 from autotune.errors import ConfigError
@@ -98,9 +98,7 @@ def compare_command(arguments: Sequence[str]) -> int:
         for side in sides:
             print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{side.composer.config_yaml(line.cfg, resolve=line.resolve)}", end="")
         return 0
-    if not all(side.experiment for side in sides):
-        names = ", ".join(name for name, _ in experiments(line.config_dirs))
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+    require_experiment(all(side.experiment for side in sides), line.config_dirs)
     console = Console()
 
     def say(line: str) -> None:

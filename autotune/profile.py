@@ -9,7 +9,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.config.command_line import experiments, import_user_code_from, parse_command_line, run_command
+from autotune.config.command_line import (
+    import_user_code_from,
+    names_experiment,
+    parse_command_line,
+    require_experiment,
+    run_command,
+)
 from autotune.errors import ConfigError, ExecutionError
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
@@ -31,15 +37,12 @@ def profile_command(arguments: Sequence[str]) -> int:
     own = {key: value for key, _, value in (each.partition("=") for each in line.overrides) if key in _OWN_KEYS}
     overrides = [each for each in line.overrides if each.partition("=")[0] not in _OWN_KEYS]
     num_steps, progress = _number(own, "num_steps", 20, 1, 10_000), _number(own, "progress", 0.0, 0.0, 1.0)
-    if not any(each.startswith(("experiment=", "+experiment=")) for each in overrides):
-        names = ", ".join(name for name, _ in experiments(line.config_dirs))
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+    require_experiment(names_experiment(overrides), line.config_dirs)
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
 
     import_user_code_from(line.config_dirs)
     composer = Composer(overrides, line.config_dirs)
-    if composer.sweeps:
-        raise ConfigError(f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value")
+    composer.refuse_sweeps()
     if line.cfg:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0

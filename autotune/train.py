@@ -12,9 +12,10 @@ from typing import Any
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
-    experiments,
     import_user_code_from,
+    names_experiment,
     parse_command_line,
+    require_experiment,
     run_command,
 )
 from autotune.config.schema import Config, TrialConfig
@@ -25,15 +26,12 @@ from autotune.measurement import Evaluation, Outcome, TrialResult
 def train_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     line = parse_command_line("python -m autotune.train", "Train one configuration to its target.", _EPILOG, arguments)
-    if not any(each.startswith(("experiment=", "+experiment=")) for each in line.overrides):
-        names = ", ".join(name for name, _ in experiments(line.config_dirs))
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+    require_experiment(names_experiment(line.overrides), line.config_dirs)
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
 
     import_user_code_from(line.config_dirs)
     composer = Composer(line.overrides, line.config_dirs)
-    if composer.sweeps:
-        raise ConfigError(f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)")
+    composer.refuse_sweeps()
     if line.cfg:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0

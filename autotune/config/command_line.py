@@ -95,6 +95,22 @@ def experiments_help(config_dirs: Sequence[str] = ()) -> str:
     return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
 
 
+def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:
+    """Refuse a command line that names no experiment.
+
+    Raises:
+        ConfigError: with the names there are.
+    """
+    if not is_there:
+        names = ", ".join(name for name, _ in experiments(config_dirs))
+        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
+
+
+def names_experiment(overrides: Sequence[str]) -> bool:
+    """Whether overrides pick an experiment, told without composing them."""
+    return any(each.startswith(("experiment=", "+experiment=")) for each in overrides)
+
+
 def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
     """Make modules of the user's own importable, and return where they may lie.
 

@@ -108,6 +108,15 @@ class Composer:
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
         self._composed_files: dict[tuple[str, ...], DictConfig] = {}
 
+    def refuse_sweeps(self) -> None:
+        """Refuse several values for a key, for commands that run one configuration.
+
+        Raises:
+            ConfigError: with the key.
+        """
+        if self.sweeps:
+            raise ConfigError(f"{next(iter(self.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)")
+
     def compose(self, overrides: Sequence[str] = ()) -> Composed:
         """The configuration of the command line and ``overrides`` on top of it.
 

@@ -145,10 +145,7 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
 def _compose(name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str]) -> Side | ConfigError:
     try:
         composer = Composer([*common, *overrides], config_dirs)
-        if composer.sweeps:
-            raise ConfigError(
-                f"{next(iter(composer.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)"
-            )
+        composer.refuse_sweeps()
         composed = composer.compose()
         _ = composed.trial
     except ConfigError as error:
