@@ -39,7 +39,13 @@ class MLP(nn.Module):
         self.classifier = nn.Linear(num_features, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[batch, num_classes]`` of inputs ``[batch, *input_shape]``."""
+        """Logits ``[batch, num_classes]`` of inputs ``[batch, *input_shape]``.
+
+        Raises:
+            ConfigError: for inputs that are whole numbers, such as tokens.
+        """
+        if not inputs.is_floating_point():
+            raise ConfigError(f"model: found inputs of {inputs.dtype}, accepted are floating-point numbers")
         logits: Tensor = self.classifier(self.hidden(inputs.flatten(1)))
         return logits
 

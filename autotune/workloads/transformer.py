@@ -72,7 +72,13 @@ class Transformer(nn.Module):
         return list(self.layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[batch, length, num_classes]`` of tokens ``[batch, length]``."""
+        """Logits ``[batch, length, num_classes]`` of tokens ``[batch, length]``.
+
+        Raises:
+            ConfigError: for inputs that are no whole numbers.
+        """
+        if inputs.is_floating_point():
+            raise ConfigError(f"model: found inputs of {inputs.dtype}, accepted are tokens: whole numbers")
         hidden = self.tokens(inputs)
         if self.positions is not None:
             hidden = hidden + self.positions.weight[: inputs.shape[1]]

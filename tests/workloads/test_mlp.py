@@ -64,3 +64,8 @@ def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], mes
     with pytest.raises(ConfigError, match=message) as refused:
         model_with(**change)
     assert "\n" not in str(refused.value)
+
+
+def test_tokens_are_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"model: found inputs of torch\.int64, accepted are floating-point"):
+        model_with()(torch.zeros(2, 6, dtype=torch.int64))
