@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.allowed import check_target_names
-from autotune.config.own_values import group_choices, keep_own_values
+from autotune.config.own_values import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
@@ -168,17 +168,21 @@ class Composer:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path else {}
 
     def _stated_keys(self, config: DictConfig) -> frozenset[str]:
-        """The top-level keys that stand in the chosen experiment's file, and in those of the experiments it starts from."""
+        """The keys of the top two levels that stand in the experiment's file, and in those of the experiments it starts from."""
         keys: set[str] = set()
         names = [group_choices(config).get("experiment")]
         while names:
             name = names.pop()
             if name is not None:
                 content = self.experiment_content(name)
-                keys |= set(content)
+                keys |= set(content) | {f"{key}.{each}" for key, value in content.items() if isinstance(value, dict) for each in value}
                 bases = [each for each in content.get("defaults") or [] if isinstance(each, str) and each != "_self_"]
                 names += [each.rpartition("/")[2].partition("@")[0] for each in bases]
         return frozenset(keys)
+
+    def _option_content(self, group: str, option: str) -> dict[str, Any]:
+        """What stands in the file of a group's option."""
+        return _yaml_content(*(folder / group / f"{option}.yaml" for folder in (shipped_folder("conf"), *self.config_dirs)))
 
     def config_yaml(self, config_type: str, *, resolve: bool) -> str:
         """The composed configuration as YAML: ``job`` ours, ``hydra`` Hydra's own, ``all`` both."""
@@ -209,7 +213,9 @@ class Composer:
     def _hydra_compose(self, overrides: tuple[str, ...]) -> DictConfig:
         everything = [*self.overrides, *overrides]
         config = self._compose_files(everything)
-        keep_own_values(config, [_parse(text) for text in everything], self._stated_keys(config), self._compose_once)
+        parsed, stated = [_parse(text) for text in everything], self._stated_keys(config)
+        keep_own_values(config, parsed, stated, self._compose_once)
+        drop_values_of_another_target(config, stated | {each.key_or_group for each in parsed}, self._option_content)
         return config
 
     def _compose_once(self, overrides: list[str]) -> DictConfig:
@@ -318,6 +324,14 @@ class Composer:
     def known_keys(self) -> list[str]:
         """Every key of the shipped default configuration, groups included, for suggestions."""
         return _default_keys()
+
+
+@cache
+def _yaml_content(*paths: Path) -> dict[str, Any]:
+    """What stands in the first file that there is."""
+    path = next((each for each in paths if each.is_file()), None)
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
+    return content if isinstance(content, dict) else {}
 
 
 @cache

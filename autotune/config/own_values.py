@@ -6,6 +6,7 @@ differs from Hydra's: a training's group of another option starts from that opti
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
@@ -37,6 +38,27 @@ def keep_own_values(config: DictConfig, overrides: Sequence[Override], stated_ke
         for each in overrides:
             if each.key_or_group.startswith(f"{path}."):
                 OmegaConf.update(config, each.key_or_group, each.value(), merge=True, force_add=each.is_add())
+
+
+def drop_values_of_another_target(
+    config: DictConfig, stated_keys: frozenset[str], option_content: Callable[[str, str], dict[str, Any]]
+) -> None:
+    """Take out the values of an option's file where another ``_target_`` was put in its place: they are that one's arguments.
+
+    Args:
+        stated_keys: keys that the experiment or the command line says itself, which stay.
+        option_content: what stands in the file of a group's option.
+    """
+    for group, option in group_choices(config).items():
+        target = OmegaConf.select(config, f"{group}._target_") if group != "experiment" else None
+        if target is None or f"{group}._target_" not in stated_keys:
+            continue
+        own = option_content(group, option)
+        if own.get("_target_") not in (None, target):
+            OmegaConf.set_struct(config[group], False)
+            for key in set(own) - {"_target_"}:
+                if f"{group}.{key}" not in stated_keys:
+                    config[group].pop(key, None)
 
 
 def group_choices(config: DictConfig) -> dict[str, str]:

@@ -54,3 +54,19 @@ def test_values_that_equal_an_options_own_are_not_handed_on_either(folder: str) 
     for experiment in ("same", "chained"):
         optimizer = Composer([f"experiment={experiment}", "optimizer=adamw"], [folder]).compose().trial.optimizer
         assert "momentum" not in optimizer
+
+
+def test_another_target_does_not_inherit_the_arguments_of_the_one_it_replaces() -> None:
+    composed = Composer(["experiment=cnn", "loss._target_=my.loss", "allowed_targets=[my]"]).compose()
+    assert composed.plain["loss"] == {"_target_": "my.loss"}
+    kept = Composer(["experiment=cnn", "model._target_=my.Net", "model.widths=[3]", "allowed_targets=[my]"]).compose()
+    assert kept.plain["model"] == {"_target_": "my.Net", "widths": [3]}
+    assert Composer(["experiment=cnn", "model.widths=[3]"]).compose().plain["model"]["norm"] == "none"
+
+
+def test_an_experiment_that_names_another_target_says_its_arguments_itself(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndata: {_target_: my.data, num_train: null}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    composed = Composer(["experiment=mine", "allowed_targets=[my]"], [str(tmp_path)]).compose()
+    assert composed.plain["data"] == {"_target_": "my.data", "num_train": None}
