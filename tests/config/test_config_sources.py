@@ -41,6 +41,7 @@ def test_the_file_is_another_one_where_the_source_trains_something_else(folder: 
     assert checkpoint(*TRANSFER, config_dirs=(folder,)) != first
 
 
+@pytest.mark.slow
 def test_a_source_is_trained_where_the_command_line_says_and_with_its_code(folder: str) -> None:
     (Path(folder) / "experiment" / "base.yaml").write_text(HEADER + "defaults: [override /data: cifar10]\n")
     composer = Composer([*TRANSFER, "data=fashion_mnist", "data.root=/d", "device=cpu", "batch_size=3", "allowed_targets=[mine]"], [folder])
@@ -65,6 +66,7 @@ def test_both_a_source_and_a_checkpoint_are_refused(folder: str) -> None:
         Composer([*TRANSFER, "technique.checkpoint=a.safetensors"], [folder]).compose()
 
 
+@pytest.mark.slow
 def test_a_source_may_have_a_source_but_not_itself(folder: str) -> None:
     starting = HEADER + "defaults: [override /technique: transfer]\ntechnique: {{source: {}}}\n"
     base = Path(folder) / "experiment" / "base.yaml"

@@ -48,7 +48,10 @@ def refusal(*entries: Any, composer: Composer = COMPOSER, check: bool = False) -
     return str(refused.value)
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+QUICK = ("cnn", "transformer")
+
+
+@pytest.mark.parametrize("experiment", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in EXPERIMENTS])
 def test_every_branch_of_every_experiment_composes(experiment: str) -> None:
     composer = Composer([f"experiment={experiment}"])
     composed = composer.compose()

@@ -18,13 +18,21 @@ MakeConfig = Callable[..., TrialConfig]
 
 PARTS = {
     "plain": (),
-    "schedule and momentum": ("lr_schedule=one_cycle",),
-    "averaged weights": ("averaging=ema",),
-    "adaptive": ("optimizer=adamw", "lr_schedule=cosine"),
-    "augmented": ("augmentation=flip_shift", "data_path.on_device=false"),
-    "half weights": ("precision=pure_bf16",),
+    "adaptive, averaged, augmented": ("optimizer=adamw", "lr_schedule=cosine", "averaging=ema", "augmentation=flip_shift"),
 }
-SCALED = pytest.param(("precision=fp16",), marks=pytest.mark.slow)  # on a CPU, that is
+SLOW_PARTS = {
+    "schedule and momentum": ("lr_schedule=one_cycle",),
+    "prefetched": ("augmentation=flip_shift", "data_path.on_device=false"),
+    "half weights": ("precision=pure_bf16",),
+    "scaled gradients": ("precision=fp16",),
+    "joined optimizers": ("optimizer=muon",),
+    "schedule-free": ("optimizer=schedule_free_adamw",),
+    "pruned": ("technique=pruning",),
+}
+ALL_PARTS = [
+    *(pytest.param(overrides, id=name) for name, overrides in PARTS.items()),
+    *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in SLOW_PARTS.items()),
+]
 
 
 @pytest.fixture
@@ -42,7 +50,7 @@ def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
     return [(each.step, each.metric, each.loss) for each in evaluations]
 
 
-@pytest.mark.parametrize("overrides", [*PARTS.values(), SCALED], ids=[*PARTS, "scaled gradients"])
+@pytest.mark.parametrize("overrides", ALL_PARTS)
 def test_a_training_goes_on_with_the_numbers_it_would_have_had(short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]) -> None:
     config = short(*overrides)
     whole = list(train(config))

@@ -89,7 +89,7 @@ def test_checkpointing_leaves_scoring_alone() -> None:
     assert [block.passes for block in model] == [1, 1]
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 5, 16, 32, 50])
+@pytest.mark.parametrize("micro_batch_size", [5, 32])
 def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(trial_config: MakeConfig, micro_batch_size: int) -> None:
     def gradients(override: str) -> list[torch.Tensor]:
         config = trial_config(override)
