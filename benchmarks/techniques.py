@@ -42,14 +42,12 @@ class Sides:
 
 
 _FROM_DIGITS = ("technique=transfer", "technique.source=digits_source")
+_FROM_TEACHER = ("technique=distillation", "technique.source=digits_teacher", "technique.temperature=4.0", "technique.mix=0.9")
 COMPARISONS = {
     "transfer": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.0")),
     "transfer_frozen_at_first": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.05")),
-    "distillation": Sides(
-        common=("experiment=distill",),
-        without=(),
-        having=("technique=distillation", "technique.source=digits_teacher", "technique.temperature=4.0", "technique.mix=0.9"),
-    ),
+    "distillation": Sides(common=("experiment=distill",), without=(), having=_FROM_TEACHER),
+    "distillation_near_the_ceiling": Sides(common=("experiment=distill", "target.value=0.97"), without=(), having=_FROM_TEACHER),
     "pruning_over_dense": Sides(common=("experiment=prune",), without=("technique=none",), having=(), beside_rate=_LENGTHS),
     "pruning_over_pruned_at_the_start": Sides(
         common=("experiment=prune",),
