@@ -1,6 +1,7 @@
 """What several test folders share: configurations of tiny trainings, and tests that need a GPU."""
 
 import gc
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,8 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 
 MakeTrialConfig = Callable[..., TrialConfig]
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it as it is imported: more threads than cores wait for each other
 
 gc.set_threshold(100_000, 20, 50)  # torch and MLflow hold much that is walked at every collection, and never freed
 settings.register_profile("shared", deadline=None)  # a busy machine makes no test fail

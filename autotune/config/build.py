@@ -32,6 +32,9 @@ def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str) -
     if "_target_" not in node:
         raise ConfigError(f"{where}: has no _target_, accepted is the name of something that can be called")
     _check_nested(node, allowed, where)
+    settings = {key: value for key, value in node.items() if key != "_target_"}
+    if not any(_is_for_hydra(key, value) for key, value in settings.items()):  # some milliseconds a node, in a phase that counts
+        return partial(resolve_target(node["_target_"], allowed, f"{where}._target_"), **settings)
     try:
         made = hydra.utils.instantiate({**node, "_partial_": True}, _convert_="all")
     except InstantiationException as error:
@@ -54,6 +57,15 @@ def call(made: "partial[Any]", where: str, *args: Any, **kwargs: Any) -> Any:
         given = ", ".join(f"{key}={value!r}" for key, value in made.keywords.items())
         name = getattr(made.func, "__qualname__", str(made.func))
         raise ConfigError(f"{where}: {name}({given}) failed: {' '.join(str(error).split())}") from error
+
+
+def _is_for_hydra(key: str, value: Any) -> bool:
+    """Whether a setting is more than an argument: one of Hydra's own, or one that holds a node to build."""
+    if key.startswith("_") and key.endswith("_"):
+        return True
+    if isinstance(value, Mapping):
+        return any(_is_for_hydra(str(each), inner) for each, inner in value.items())
+    return isinstance(value, list | tuple) and any(_is_for_hydra("", each) for each in value)
 
 
 def _check_nested(node: Any, allowed: Sequence[str], where: str) -> None:
