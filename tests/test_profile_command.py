@@ -15,6 +15,8 @@ from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.errors import ConfigError
 from autotune.profile import profile_command
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -22,6 +22,8 @@ from autotune.report.comparison_files import write_comparison
 from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
 from autotune.report.drawing import STYLE
 
+pytestmark = pytest.mark.slow
+
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
 
 

@@ -21,6 +21,8 @@ from autotune.report.figures import (
     write_figures,
 )
 
+pytestmark = pytest.mark.slow
+
 TARGET = Target(metric="val_accuracy", value=0.9, mode="max", max_train_seconds=60)
 LOSS_TARGET = Target(metric="validation/loss_of_$a_very_long_$_name_that_goes_on_and_on", value=0.5, mode="min", max_train_seconds=60)
 

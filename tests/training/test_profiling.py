@@ -19,6 +19,8 @@ from autotune.training.profiling import profile_training
 from autotune.training.set_up import set_up
 from autotune.training.trace import STEP
 
+pytestmark = pytest.mark.slow
+
 MakeConfig = Callable[..., TrialConfig]
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

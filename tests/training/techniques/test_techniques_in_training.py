@@ -15,6 +15,8 @@ from autotune.training.loop import train
 from autotune.training.run import check_training
 from tests.conftest import MakeTrialConfig
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 16
 TECHNIQUES = "autotune.training.techniques"
 PRUNING = {
