@@ -45,7 +45,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             num_trials=20,
             max_errors_in_a_row=3,
         )
-        info = StudyInfo(name="s", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
+        info = StudyInfo(name="s", kind="study", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
         settings = {"trial_deadline_seconds": 100.0, "time_budget_seconds": None, "unsupported": lambda config: None} | changes
         trials = TrialsInFlight(
             policy=policy,

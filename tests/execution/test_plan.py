@@ -41,7 +41,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "accuracy >= 0.98" in lines["target"]
     assert "0.001 to 1.0, log" in lines["optimizer=sgd/optimizer.lr"]
     assert "16 to 512, powers of two" in lines["batch_size"]
-    assert "[8, 16], [16, 32], [32, 64]" in lines["model.widths"]
+    assert "[8,16], [16,32], [32,64]" in lines["model.widths"]
     assert lines["baseline"].split()[1:4] == ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
     assert "40 trials, 60 s" in lines["budget"]
     assert "best 3 and the baseline on 3 fresh seeds" in lines["budget"]

@@ -150,7 +150,7 @@ def test_each_session_ended_as_meant(long: Long) -> None:
 
 
 def test_a_second_process_on_the_same_study_is_refused(long: Long) -> None:
-    assert long.refused == (2, "autotune: study.name=long: another process runs this study; accepted is another study.name\n")
+    assert long.refused == (2, "autotune: study.name=long: another process runs it; accepted is another study.name\n")
 
 
 def test_no_trial_is_lost_or_run_twice(long: Long) -> None:
