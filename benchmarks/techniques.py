@@ -47,7 +47,7 @@ COMPARISONS = {
     "transfer": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.0")),
     "transfer_frozen_at_first": Sides(common=("experiment=transfer",), without=(), having=(*_FROM_DIGITS, "technique.unfreeze_at=0.05")),
     "distillation": Sides(common=("experiment=distill",), without=(), having=_FROM_TEACHER),
-    "distillation_near_the_ceiling": Sides(common=("experiment=distill", "model.widths=[4,8]"), without=(), having=_FROM_TEACHER),
+    "distillation_near_the_ceiling": Sides(common=("experiment=distill", "target.value=0.97"), without=(), having=_FROM_TEACHER),
     "pruning_over_dense": Sides(common=("experiment=prune",), without=("technique=none",), having=(), beside_rate=_LENGTHS),
     "pruning_over_pruned_at_the_start": Sides(
         common=("experiment=prune",),
