@@ -139,7 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.techniques", description=__doc__.partition("\n")[0])
     parser.add_argument("--comparisons", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
     parser.add_argument("--pairs", type=int, default=20, help="interleaved pairs to measure")
-    parser.add_argument("--picking-seeds", type=int, default=20, help="trainings of each point of the grid")
+    parser.add_argument("--picking-seeds", type=int, default=10, help="trainings of each point of the grid")
     arguments = parser.parse_args()
     started = circumstances()
     results = {name: measure(name, num_pairs=arguments.pairs, num_picking_seeds=arguments.picking_seeds) for name in arguments.comparisons}
