@@ -1,6 +1,9 @@
+import pytest
+
 from benchmarks.clock import measure_pair
 
 
+@pytest.mark.slow
 def test_bare_loop_and_autotune_do_the_same_training(trial_config):
     config = trial_config(
         "model.norm=batch",

@@ -218,8 +218,9 @@ def points(draw: st.DrawFn, space: SearchSpace) -> dict[str, object]:
     return values
 
 
+@pytest.mark.slow
 @given(values=points(SPACE), seed=st.integers(0, 2**31))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict[str, object], seed: int) -> None:
     suggestion = Suggestion(values)
     kept = COMPOSER.compose_suggestion(suggestion, seed=seed)

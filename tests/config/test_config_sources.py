@@ -34,6 +34,7 @@ def test_a_source_is_a_file_in_the_folder_of_all_studies(folder: str, tmp_path: 
     assert source.arguments == ("experiment=base", f"study.folder={tmp_path}/all", "--config-dir", folder)
 
 
+@pytest.mark.slow
 def test_the_file_is_another_one_where_the_source_trains_something_else(folder: str) -> None:
     first = checkpoint(*TRANSFER, config_dirs=(folder,))
     assert checkpoint(*TRANSFER, "optimizer.lr=0.3", config_dirs=(folder,)) == first

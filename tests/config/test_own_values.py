@@ -48,6 +48,7 @@ def test_settings_of_the_study_stay_whatever_is_chosen(folder: str) -> None:
     assert config.search.num_trials == 7
 
 
+@pytest.mark.slow
 def test_values_that_equal_an_options_own_are_not_handed_on_either(folder: str) -> None:
     (Path(folder) / "experiment" / "chained.yaml").write_text("# @package _global_\ndefaults:\n- same\n- _self_\n")
     (Path(folder) / "experiment" / "same.yaml").write_text(_EXPERIMENT.replace("lr: 0.3, momentum: 0.85", "lr: 0.01, momentum: 0.9"))

@@ -48,7 +48,7 @@ def refusal(*entries: Any, composer: Composer = COMPOSER, check: bool = False) -
     return str(refused.value)
 
 
-QUICK = ("cnn", "transformer")
+QUICK = ("cnn",)
 
 
 @pytest.mark.parametrize("experiment", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in EXPERIMENTS])

@@ -400,7 +400,7 @@ def made_up(trial: Trial) -> TrialResult:
     return ended(trial, seconds=values["epochs"] * (1 + miss) * 64 / values["batch_size"] + 1)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "cmaes"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
 def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(sampler: str, caplog: pytest.LogCaptureFixture) -> None:
     space, baseline, node = shipped(sampler)
     with warnings.catch_warnings():
