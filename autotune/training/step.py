@@ -81,15 +81,21 @@ class TrainingStep:
 
         Normalisation over the batch sees a micro-batch at a time.
         """
-        size = self._micro_batch_size or len(inputs)
+        size = self._micro_batch_size
+        if size is None or size >= len(inputs):
+            self._add_gradients_of(inputs, targets, 1)
+            return
         for part, wanted in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            with labelled("forward"):
-                loss = self._compute(part, wanted)
-                if len(part) < len(inputs):
-                    loss = loss * (len(part) / len(inputs))
-            with labelled("backward"):
-                scaled = loss if self.parts.scaler is None else self.parts.scaler.scale(loss)
-                scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
+            self._add_gradients_of(part, wanted, len(part) / len(inputs))
+
+    def _add_gradients_of(self, inputs: torch.Tensor, targets: torch.Tensor, share: float) -> None:
+        with labelled("forward"):
+            loss = self._compute(inputs, targets)
+            if share < 1:
+                loss = loss * share
+        with labelled("backward"):
+            scaled = loss if self.parts.scaler is None else self.parts.scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
 
     def _step_optimizer(self) -> None:
         scaler, optimizer = self.parts.scaler, self.parts.optimizer
