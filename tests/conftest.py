@@ -11,14 +11,11 @@ from typing import Any
 
 import hydra
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
 from hypothesis import settings
 from omegaconf import DictConfig
 
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
-from autotune.space import Suggestion
 
 MakeTrialConfig = Callable[..., TrialConfig]
 
@@ -70,17 +67,8 @@ def _hydra_composes_once() -> Iterator[None]:
 
 
 @cache
-def _composer() -> Composer:
-    return Composer(["experiment=cnn", "device=cpu", "runtime.num_threads=1"])
-
-
-@cache
 def _composed(overrides: tuple[str, ...]) -> TrialConfig:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    if any(each.type is not OverrideType.CHANGE for each in parsed):
-        return _composer().compose(overrides).trial
-    point = Suggestion({each.key_or_group: each.value() for each in parsed})  # composes without reading a file again
-    return _composer().compose_suggestion(point, seed=0).trial
+    return Composer(["experiment=cnn", "device=cpu", "runtime.num_threads=1", *overrides]).compose().trial
 
 
 @pytest.fixture(scope="session")
