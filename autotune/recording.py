@@ -11,7 +11,9 @@ A folder of four files:
 A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,134 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from autotune.errors import AutotuneError, DataError
 from autotune.measurement import Target, TrialResult
+from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTrial:
+    """One training as it went: its point and its learning curve, all of one length and in order of time."""
+
+    number: int
+    suggestion: Suggestion
+    steps: tuple[float, ...]
+    train_seconds: tuple[float, ...]
+    """Since the trial began."""
+    metrics: tuple[float, ...]
+    """Not finite where training diverged."""
+
+    def time_to_target(self, target: Target) -> float | None:
+        """Train seconds of the first evaluation at or past the target; None where there is none within its ``max_train_seconds``."""
+        pairs = zip(self.train_seconds, self.metrics, strict=True)
+        return next((seconds for seconds, metric in pairs if target.reached_by(metric) and seconds <= target.max_train_seconds), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A study with all its learning curves."""
+
+    target: Target
+    space: SearchSpace
+    trials: tuple[RecordedTrial, ...]
+
+    @property
+    def best_seconds(self) -> float | None:
+        """The least time to target of all trials; None where none reached it."""
+        return min((seconds for each in self.trials if (seconds := each.time_to_target(self.target)) is not None), default=None)
+
+
+def read_recording(folder: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        DataError: with the file, what was found and what is accepted.
+    """
+    if not folder.is_dir():
+        raise DataError(f"recording={folder}: no such folder; accepted is one with study.yaml, space.yaml, trials.parquet, curves.parquet")
+    target = _read_target(folder / "study.yaml")
+    try:
+        space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
+    except AutotuneError as error:
+        raise DataError(str(error)) from error
+    points = _read_table(folder / "trials.parquet", ("trial",))
+    curves = _read_table(folder / "curves.parquet", ("trial", "step", "train_seconds", "metric"))
+    rows: dict[int, list[tuple[float, float, float]]] = {}
+    for number, *row in zip(*(curves[name] for name in ("trial", "step", "train_seconds", "metric")), strict=True):
+        rows.setdefault(number, []).append(tuple(math.nan if each is None else float(each) for each in row))  # type: ignore[arg-type]
+    trials = []
+    for index, number in enumerate(points["trial"]):
+        steps, seconds, metrics = zip(*sorted(rows[number], key=lambda row: row[:2]), strict=True) if number in rows else ((), (), ())
+        values = {key: column[index] for key, column in points.items() if key != "trial"}
+        suggestion = Suggestion(_recorded_values(space, values, f"{folder / 'trials.parquet'}: trial {number}"))
+        trials.append(RecordedTrial(number=number, suggestion=suggestion, steps=steps, train_seconds=seconds, metrics=metrics))
+    return Recording(target=target, space=space, trials=tuple(trials))
+
+
+def _read_target(path: Path) -> Target:
+    study = _read_yaml(path)
+    names = {"metric": "metric", "value": "target", "mode": "mode", "max_train_seconds": "max_train_seconds"}
+    missing = [name for name in names.values() if name not in study]
+    if missing:
+        raise DataError(f"{path}: has no {missing[0]}; accepted are {', '.join(names.values())}")
+    if study["mode"] not in ("max", "min"):
+        raise DataError(f"{path}: mode: found {study['mode']!r}, accepted are max, min")
+    try:
+        numbers = {field: float(study[names[field]]) for field in ("value", "max_train_seconds")}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error}; accepted are numbers for target and max_train_seconds") from error
+    return Target(metric=str(study["metric"]), mode=study["mode"], **numbers)
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise DataError(f"{path}: found {content!r}, accepted is a mapping")
+    return content
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+    try:
+        table: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise DataError(f"{path}: has no column {missing[0]}; accepted are {', '.join(columns)}")
+    return table
+
+
+def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A point of the space from a row; what lies past a bound by its rounding is taken as the bound."""
+    values: dict[str, Any] = {}
+    for key, parameter in space.parameters.items():
+        if row.get(key) is None:
+            raise DataError(f"{where}: has no {key}; accepted is a value for every parameter that its choices open")
+        values[key] = _recorded_value(parameter, row[key], f"{where}: {key}")
+        if isinstance(parameter, Choice):
+            values |= _recorded_values(parameter.beneath(values[key]), row, where)
+    return values
+
+
+def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
+    if isinstance(parameter, Choice):
+        for value, _ in parameter.options:
+            if override_text(value) == override_text(found) or str(value) == str(found):
+                return value
+        numbers = [value for value, _ in parameter.options if isinstance(value, int | float) and not isinstance(value, bool)]
+        near = [value for value in numbers if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)]
+        if near:
+            return near[0]
+    elif isinstance(found, int | float) and math.isfinite(found):
+        low, high = parameter.ends()
+        value = min(max(found, low), high)
+        if isinstance(parameter, Float):
+            return float(value)
+        return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
+    raise DataError(f"{where}: found {found!r}, accepted is a value of the space")
 
 
 def write_recording(folder: Path, *, results: Sequence[TrialResult], target: Target, space: Mapping[str, Any], source: str) -> None:

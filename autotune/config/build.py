@@ -1,5 +1,6 @@
 """Building: a configuration node with a ``_target_`` becomes the object it names."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -57,6 +58,15 @@ def call(made: "partial[Any]", where: str, *args: Any, **kwargs: Any) -> Any:
         given = ", ".join(f"{key}={value!r}" for key, value in made.keywords.items())
         name = getattr(made.func, "__qualname__", str(made.func))
         raise ConfigError(f"{where}: {name}({given}) failed: {' '.join(str(error).split())}") from error
+
+
+def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the offered arguments that a callable's signature names and that are not bound yet."""
+    try:
+        names = inspect.signature(made.func).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {key: value for key, value in offered.items() if key in names and key not in made.keywords}
 
 
 def _is_for_hydra(key: str, value: Any) -> bool:

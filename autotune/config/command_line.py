@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help shows what is accepted")
 
 
-def parse_command_line(program: str, purpose: str, epilog: str, arguments: Sequence[str]) -> CommandLine:
+def parse_command_line(program: str, purpose: str, epilog: str, arguments: Sequence[str], *, takes: str = "experiment=NAME") -> CommandLine:
     """Parse flags and overrides; prints help or version and exits where asked.
 
     Raises:
@@ -45,7 +45,7 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
     """
     parser = _Parser(
         prog=program,
-        usage=f"{program} [flags] experiment=NAME [key=value ...]",
+        usage=f"{program} [flags] {takes} [key=value ...]",
         description=purpose,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.config.build import build_partial, call
+from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
@@ -22,7 +22,6 @@ from autotune.search.policy import SearchPolicy
 from autotune.search.study import Study, confirmations, open_study
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
-from autotune.training.components import accepted_arguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.config.build import build_partial, call
+from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
@@ -15,7 +15,6 @@ from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
 from autotune.search.stopping import StoppingRule
 from autotune.space import SearchSpace, Suggestion, override_text
-from autotune.training.components import accepted_arguments
 from autotune.training.device import Capabilities, unsupported, uses_cuda
 from autotune.training.run import check_training
 

@@ -10,9 +10,9 @@ and would propose them for ever. Only ERRORED, a fault in user code, is a failur
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.trial import TrialState
@@ -42,6 +42,37 @@ class Trial:
     """Warm seconds after which it cannot win; infinite where nothing caps it."""
     is_baseline: bool
     """The configuration as the experiment states it, nothing varied."""
+    is_resumed: bool = False
+    """It was paused, and goes on from where it stood."""
+
+
+@runtime_checkable
+class PausingSampler(Protocol):
+    """A sampler that pauses trials and takes them up again: it is told of every trial and evaluation."""
+
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
+        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither."""
+        ...
+
+    def started(self, number: int, suggestion: Suggestion) -> None:
+        """A point is trained; not always the one that was proposed."""
+        ...
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        """Whether a running trial goes on or pauses."""
+        ...
+
+    def finish(self, result: TrialResult, score: float | None) -> None:
+        """A trial ended; ``score`` where it reached the target."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """A trial was taken back."""
+        ...
+
+
+Place = Callable[[Suggestion], Suggestion | None]
+"""The point that is trained in place of a suggestion; None where there is none left."""
 
 
 class SearchPolicy:
@@ -51,6 +82,9 @@ class SearchPolicy:
         study: minimises the objective; may hold earlier trials, and then its sampler needs another seed than at first.
         space: what may vary.
         baseline: the point that the experiment itself stands for, None where the space does not contain it.
+        has_baseline: whether the first trial is the baseline.
+        pausing: proposes points in place of the study's sampler, and pauses trials; None: trials run without a pause.
+        place: where only some points can be trained, the one for a suggestion; what is told is that one.
         seed: of the study; every trial's own is made from it.
         num_trials: trials to end in all, earlier ones included; None for no limit.
         max_errors_in_a_row: ERRORED trials in a row after which no more is suggested and ``error`` is set.
@@ -68,6 +102,9 @@ class SearchPolicy:
         seed: int,
         num_trials: int | None,
         max_errors_in_a_row: int,
+        has_baseline: bool = True,
+        pausing: PausingSampler | None = None,
+        place: Place | None = None,
     ) -> None:
         self._study = study
         self._space = space
@@ -78,7 +115,11 @@ class SearchPolicy:
         self._seed = seed
         self._num_trials = num_trials
         self._max_errors = max_errors_in_a_row
+        self._pausing = pausing
+        self._place = place
         self._running: dict[int, optuna.Trial] = {}
+        self._paused: dict[int, Trial] = {}
+        self._handed_out: dict[int, Trial] = {}
         self._errors: list[TrialResult] = []
         self.error: WorkerError | None = None
         """Set once too many trials in a row failed in user code."""
@@ -88,7 +129,7 @@ class SearchPolicy:
         for result in self.results.values():
             self._learn(result)
         self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
-        if not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
+        if has_baseline and not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
             study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
 
     @property
@@ -108,14 +149,38 @@ class SearchPolicy:
         """The objective of every trial that REACHED the target, by trial number."""
         return {number: self._objective.score(each) for number, each in self.results.items() if each.outcome is Outcome.REACHED}
 
+    @property
+    def paused(self) -> tuple[int, ...]:
+        """Numbers of the trials that wait to be taken up again."""
+        return tuple(self._paused)
+
     def suggest(self) -> Trial | None:
-        """The next point to train; None where the budget is spent or errors ended the search.
+        """The next point to train, or a paused trial to go on with; None where the budget is spent or errors ended the search.
 
         Raises:
             ConfigError: the sampler fails at its own settings.
         """
-        if self.num_trials_left == 0 or self.error is not None:
+        if self.error is not None:
             return None
+        may_start = self.num_trials_left != 0
+        if self._pausing is None or (may_start and self._is_waiting):
+            return self._ask() if may_start else None
+        chosen = self._pausing.propose(new=may_start)
+        if isinstance(chosen, Suggestion):
+            placed = chosen if self._place is None else self._place(chosen)
+            if placed is not None:
+                self._study.enqueue_trial(self._space.params_of(placed))
+                return self._ask()
+            chosen = self._pausing.propose(new=False)
+        return self._resume(chosen) if isinstance(chosen, int) else None
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a point stands in line: the baseline, or one that was interrupted."""
+        return bool(self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
+
+    def _ask(self) -> Trial | None:
+        """The study's next point."""
         try:
             trial = self._study.ask()
             is_baseline = _BASELINE in trial.user_attrs
@@ -123,26 +188,63 @@ class SearchPolicy:
         except (TypeError, ValueError) as error:
             sampler = type(self._study.sampler).__name__
             raise ConfigError(f"search.sampler: {sampler} cannot propose with its settings: {' '.join(str(error).split())}") from error
+        if self._place is not None and self._pausing is None:
+            placed = self._place(suggestion)
+            if placed is None:
+                self._study.tell(trial, state=TrialState.FAIL)
+                return None
+            if placed != suggestion:
+                trial, suggestion = self._moved(trial, placed), placed
         self._running[trial.number] = trial
-        cap = getattr(self._stopping, "cap_seconds", None)
-        return Trial(
+        if self._pausing is not None and suggestion.values:
+            self._pausing.started(trial.number, suggestion)
+        self._handed_out[trial.number] = Trial(
             number=trial.number,
             suggestion=suggestion,
             seed=derived_seed(self._seed, f"trial {trial.number}"),
-            cap_seconds=cap() if cap is not None else math.inf,
+            cap_seconds=self._cap_seconds(),
             is_baseline=is_baseline,
         )
+        return self._handed_out[trial.number]
+
+    def _moved(self, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
+        """A trial at another point in place of one, which the sampler forgets."""
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._study.enqueue_trial(self._space.params_of(placed))
+        sampler, self._study.sampler = self._study.sampler, optuna.samplers.RandomSampler()  # its point is known: nothing is sampled
+        try:
+            moved = self._study.ask()
+            self._space.suggest(moved)
+        finally:
+            self._study.sampler = sampler
+        return moved
+
+    def _resume(self, number: int) -> Trial:
+        trial = replace(self._paused.pop(number), cap_seconds=self._cap_seconds(), is_resumed=True)
+        self._handed_out[number] = trial
+        return trial
+
+    def _cap_seconds(self) -> float:
+        cap = getattr(self._stopping, "cap_seconds", None)
+        return cap() if cap is not None else math.inf
 
     def reject(self, number: int, reason: str) -> None:
         """Take back a point that no training can run: the sampler learns it as infeasible, and it costs no budget."""
         trial = self._running.pop(number)
+        if self._pausing is not None:
+            self._pausing.forget(number)
         trial.set_user_attr(_REJECTED, reason)
         trial.set_constraint(_INFEASIBLE, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
-        """Whether a running trial goes on after an evaluation."""
-        return self._stopping.observe(number, evaluation)
+        """Whether a running trial goes on after an evaluation; a paused one is suggested again when its turn comes."""
+        decision = self._stopping.observe(number, evaluation)
+        if decision is Decision.CONTINUE and self._pausing is not None and self._handed_out[number].suggestion.values:
+            decision = self._pausing.observe(number, evaluation)
+        if decision is Decision.PAUSE:
+            self._paused[number] = self._handed_out[number]
+        return decision
 
     def finish(self, result: TrialResult) -> float | None:
         """Tell what became of a trial.
@@ -151,6 +253,7 @@ class SearchPolicy:
             Its score, None unless it REACHED the target.
         """
         trial = self._running.pop(result.trial)
+        self._paused.pop(result.trial, None)
         _note(trial, result, self._target)
         trial.set_user_attr(_RESULT, result.as_dict())  # from here on a process that dies loses nothing: _take_up tells it
         _tell(self._study, trial.number, result, self._objective)
@@ -159,6 +262,9 @@ class SearchPolicy:
 
     def interrupt(self, number: int) -> None:
         """Give up a running trial that says nothing about its configuration: its point is proposed again on resuming."""
+        self._paused.pop(number, None)
+        if self._pausing is not None:
+            self._pausing.forget(number)
         _interrupt(self._study, self._running.pop(number).number)
 
     def _learn(self, result: TrialResult) -> float | None:
@@ -166,6 +272,8 @@ class SearchPolicy:
         finish = getattr(self._stopping, "finish", None)
         if finish is not None:
             finish(result, score)
+        if self._pausing is not None:
+            self._pausing.finish(result, score)
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
         if len(self._errors) >= self._max_errors:
             first = self._errors[0]

@@ -22,6 +22,8 @@ class Decision(StrEnum):
     """It can no longer beat the best trial so far."""
     STOP = "STOP"
     """It is not worth going on, though it might win."""
+    PAUSE = "PAUSE"
+    """Another one promises more now; it may go on later from where it stands."""
 
 
 class StoppingRule(Protocol):

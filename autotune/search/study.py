@@ -18,6 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
+from autotune.search.policy import PausingSampler
 from autotune.search.seeds import derived_seed
 
 JOURNAL = "study.log"
@@ -68,10 +69,35 @@ def open_study(
             f"study.name"
         )
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
+    if pausing_sampler(sampler) is not None:
+        raise ConfigError(
+            f"search.sampler: {type(sampler).__name__} pauses trials, which autotune.replay does, but workers cannot yet; "
+            f"accepted is an Optuna sampler, as in search=tpe"
+        )
+    study.sampler = _optuna_sampler(sampler)
+    return study
+
+
+def study_in_memory(sampler: object) -> Study:
+    """A study that is kept nowhere, for a sampler of Optuna's or one that pauses trials.
+
+    Raises:
+        ConfigError: the sampler is neither.
+    """
+    quiet_optuna()
+    made = optuna.samplers.RandomSampler() if pausing_sampler(sampler) is not None else _optuna_sampler(sampler)
+    return optuna.create_study(sampler=made, direction="minimize")
+
+
+def pausing_sampler(sampler: object) -> PausingSampler | None:
+    """The sampler, where it is one that pauses trials."""
+    return sampler if isinstance(sampler, PausingSampler) else None
+
+
+def _optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
     if not isinstance(sampler, optuna.samplers.BaseSampler):
         raise ConfigError(f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler")
-    study.sampler = sampler
-    return study
+    return sampler
 
 
 def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> Study:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from autotune.config.build import build, build_partial, call
+from autotune.config.build import accepted_arguments, build, build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.averaging import WeightAverage
@@ -169,12 +169,3 @@ def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **o
     if where != "technique" and not callable(part):
         raise ConfigError(f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that can be called")
     return part
-
-
-def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offered arguments that a callable's signature names and that are not bound yet."""
-    try:
-        names = inspect.signature(made.func).parameters
-    except (TypeError, ValueError):
-        return {}
-    return {key: value for key, value in offered.items() if key in names and key not in made.keywords}

@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from autotune.config.build import build_partial
+from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.training.components import accepted_arguments
 from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
 from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.seeding import seed_everything

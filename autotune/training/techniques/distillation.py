@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from autotune.config.build import build_partial, call
+from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError, DataError
 from autotune.training.checkpoint import read_weights_once
-from autotune.training.components import accepted_arguments
 from autotune.training.techniques.technique import Score
 from autotune.training.techniques.transfer import checkpoint_path
 

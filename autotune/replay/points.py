@@ -1,0 +1,46 @@
+"""The recorded trials as all the points there are: a suggestion is taken as the nearest one not yet used."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.recording import RecordedTrial
+from autotune.search.encoding import UnitCube
+from autotune.space import SearchSpace, Suggestion
+
+_FAR = 1e6
+"""Squared distance of two points with different categories: further than any with the same ones."""
+
+
+class RecordedPoints:
+    """Hands out recorded trials, each once.
+
+    The distance is Euclidean, with every number scaled to [0, 1] (in log where the space says log, a choice of numbers by its
+    rank); any other choice is far unless it is the same.
+    """
+
+    def __init__(self, space: SearchSpace, trials: Sequence[RecordedTrial]) -> None:
+        self._trials = trials
+        self._cube = UnitCube(space)
+        self._encoded = self._cube.encode([each.suggestion for each in trials])
+        self._is_category = np.array(self._cube.num_options) > 0
+        self._is_used = np.zeros(len(trials), dtype=bool)
+        self._taken: list[RecordedTrial] = []
+
+    def place(self, suggestion: Suggestion) -> Suggestion | None:
+        """The point of the nearest trial not yet used, which is used from now on; None where all are."""
+        if self._is_used.all():
+            return None
+        away = self._encoded - self._cube.encode([suggestion])
+        squared = np.where(self._is_category, np.where(away == 0, 0.0, _FAR), away**2)
+        distances = np.nansum(squared, axis=1)
+        distances[self._is_used] = np.inf
+        nearest = int(distances.argmin())
+        self._is_used[nearest] = True
+        self._taken.append(self._trials[nearest])
+        return self._trials[nearest].suggestion
+
+    @property
+    def last(self) -> RecordedTrial:
+        """The trial whose point was handed out last."""
+        return self._taken[-1]

@@ -1,0 +1,233 @@
+"""Replaying a recording: the policy searches, and recorded curves stand for the trainings, on a virtual clock.
+
+A trial is charged the training seconds up to where it was paused, stopped, or reached the target, or its curve or the target's
+``max_train_seconds`` ended; one that is taken up again is charged on from where it stood. Workers are asynchronous, as Ray's are:
+each asks for its next trial when it is free.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.recording import RecordedTrial, Recording
+from autotune.replay.points import RecordedPoints
+from autotune.search.policy import Place, SearchPolicy, Trial
+from autotune.search.stopping import Decision
+
+PAUSED = "PAUSED"
+_OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """What one worker trained of one trial without a pause."""
+
+    trial: int
+    """Number of the recorded trial."""
+    worker: int
+    started_seconds: float
+    """Of the virtual clock."""
+    stopped_seconds: float
+    from_train_seconds: float
+    """Where in its own training the trial began this stretch, and where it stood when that ended."""
+    train_seconds: float
+    outcome: str
+    """An ``Outcome``, or PAUSED where the trial may go on later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What a replayed search did, in the order in which stretches ended."""
+
+    stretches: tuple[Stretch, ...]
+    num_workers: int
+
+    @property
+    def train_seconds(self) -> float:
+        """Training seconds charged in all."""
+        return sum(each.train_seconds - each.from_train_seconds for each in self.stretches)
+
+    def seconds_until(self, recording: Recording, within: float) -> float | None:
+        """Device seconds until a trial reached the target in at most ``1 + within`` times the recording's best; None where none did.
+
+        Workers that wait are charged too: seconds of the clock times workers.
+        """
+        best = recording.best_seconds
+        if best is None:
+            return None
+        good = {
+            each.number
+            for each in recording.trials
+            if (seconds := each.time_to_target(recording.target)) is not None and seconds <= (1 + within) * best
+        }
+        found = [each.stopped_seconds for each in self.stretches if each.outcome == Outcome.REACHED and each.trial in good]
+        return min(found) * self.num_workers if found else None
+
+
+@dataclass
+class _Training:
+    """One trial as it is replayed."""
+
+    trial: Trial
+    recorded: RecordedTrial
+    place: int = 0
+    """Evaluations made."""
+    seconds: float = 0.0
+    """Train seconds so far."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def next_stop(self, max_train_seconds: float) -> tuple[float, Outcome | None]:
+        """Train seconds at which something happens next, and the outcome where that is the trial's end without an evaluation."""
+        curve = self.recorded.train_seconds
+        limits = [(self.trial.cap_seconds, Outcome.CAPPED), (max_train_seconds, Outcome.TIMED_OUT)]
+        limits.append((curve[-1] if curve else 0.0, Outcome.MISSED))
+        limit, outcome = min(limits, key=lambda each: each[0])
+        if self.place < len(curve) and curve[self.place] <= limit:
+            return max(curve[self.place], self.seconds), None
+        return max(limit, self.seconds), outcome
+
+
+def replay(
+    recording: Recording,
+    make_policy: Callable[[Place], SearchPolicy],
+    *,
+    num_workers: int = 1,
+    within: float | None = 0.1,
+) -> Trace:
+    """Search a recording until no trial is left to train.
+
+    Args:
+        make_policy: the policy over the recording's space, for points that are placed as it is told.
+        within: end earlier, when a trial has reached the target in at most ``1 + within`` times the recording's best; None: do not.
+    """
+    return _Replay(recording, make_policy, num_workers, within).run()
+
+
+class _Replay:
+    def __init__(self, recording: Recording, make_policy: Callable[[Place], SearchPolicy], num_workers: int, within: float | None) -> None:
+        self._target = recording.target
+        self._points = RecordedPoints(recording.space, recording.trials)
+        self._policy = make_policy(self._points.place)
+        best = recording.best_seconds
+        self._enough = -math.inf if within is None or best is None else (1 + within) * best
+        self._num_workers = num_workers
+        self._trainings: dict[int, _Training] = {}
+        self._at_work: dict[int, tuple[_Training, float, float]] = {}  # worker -> training, clock and train seconds as it began
+        self._events: list[tuple[float, int, int]] = []
+        self._num_events = 0
+        self._stretches: list[Stretch] = []
+        self._is_found = False
+
+    def run(self) -> Trace:
+        now = 0.0
+        self._hand_out(now)
+        while self._events and not self._is_found:
+            now, _, worker = heapq.heappop(self._events)
+            self._step(worker, now)
+            self._hand_out(now)
+        for worker in sorted(self._at_work):  # the search ended while these were being trained
+            training, since, seconds = self._at_work[worker]
+            training.seconds = seconds + now - since
+            self._leave(worker, now, Outcome.STOPPED)
+        return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
+
+    def _hand_out(self, now: float) -> None:
+        """Give every free worker a trial, while there are any."""
+        for worker in range(self._num_workers):
+            if worker in self._at_work or self._is_found:
+                continue
+            trial = self._policy.suggest()
+            if trial is None:
+                return
+            if trial.number not in self._trainings:
+                self._trainings[trial.number] = _Training(trial, self._points.last)
+            training = self._trainings[trial.number]
+            training.trial = trial
+            self._at_work[worker] = training, now, training.seconds
+            self._await(worker, now)
+
+    def _await(self, worker: int, now: float) -> None:
+        training = self._at_work[worker][0]
+        stop, _ = training.next_stop(self._target.max_train_seconds)
+        self._num_events += 1
+        heapq.heappush(self._events, (now + stop - training.seconds, self._num_events, worker))
+
+    def _step(self, worker: int, now: float) -> None:
+        """What happens at a worker's next stop."""
+        training = self._at_work[worker][0]
+        training.seconds, outcome = training.next_stop(self._target.max_train_seconds)
+        if outcome is not None:
+            self._end(worker, now, outcome)
+            return
+        evaluation = _evaluation(training.recorded, training.place)
+        training.place += 1
+        if not math.isfinite(evaluation.metric):
+            outcome = Outcome.DIVERGED
+        elif self._target.reached_by(evaluation.metric):
+            outcome = Outcome.REACHED
+        elif training.place == len(training.recorded.steps):
+            outcome = Outcome.MISSED
+        training.evaluations.append(Evaluation(**{**vars(evaluation), "outcome": outcome}))
+        if outcome is not None:
+            self._end(worker, now, outcome)
+            return
+        decision = self._policy.observe(training.trial.number, evaluation)
+        if decision is Decision.CONTINUE:
+            self._await(worker, now)
+        elif decision is Decision.PAUSE:
+            self._leave(worker, now, PAUSED)
+        else:
+            self._end(worker, now, _OUTCOME_OF[decision])
+
+    def _end(self, worker: int, now: float, outcome: Outcome) -> None:
+        training, since, _ = self._at_work[worker]
+        self._is_found = self._is_found or (outcome is Outcome.REACHED and training.seconds <= self._enough)
+        self._leave(worker, now, outcome)
+        self._policy.finish(
+            TrialResult(
+                trial=training.trial.number,
+                values=training.trial.suggestion.values,
+                overrides=(),
+                seed=training.trial.seed,
+                outcome=outcome,
+                evaluations=tuple(training.evaluations),
+                started_at=since,
+                stopped_at=now,
+                fingerprint={},
+            )
+        )
+
+    def _leave(self, worker: int, now: float, outcome: str) -> None:
+        training, since, seconds = self._at_work.pop(worker)
+        self._stretches.append(
+            Stretch(
+                trial=training.recorded.number,
+                worker=worker,
+                started_seconds=since,
+                stopped_seconds=now,
+                from_train_seconds=seconds,
+                train_seconds=training.seconds,
+                outcome=str(outcome),
+            )
+        )
+
+
+def _evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
+    """A recorded evaluation, as a worker would send it."""
+    seconds, step = recorded.train_seconds[place], recorded.steps[place]
+    return Evaluation(
+        step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
+        epoch=step,
+        samples=step,  # type: ignore[arg-type]
+        build_seconds=0.0,
+        prepare_seconds=0.0,
+        train_seconds=seconds,
+        evaluate_seconds=0.0,
+        metric=recorded.metrics[place],
+        loss=math.nan,
+        samples_per_second=step / seconds if seconds else 0.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )

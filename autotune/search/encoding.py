@@ -1,0 +1,118 @@
+"""Points of a search space as numbers: for models, and for distances between points."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+_CATEGORY_SCALE = 0.7
+"""Value of a category's own feature: two categories then lie a distance of one apart."""
+_NOT_OPEN = 0.5
+"""Feature of a number whose branch is not open: the middle, so that nothing is said by it."""
+
+
+class UnitCube:
+    """The space as a unit cube with a coordinate for each parameter of each branch.
+
+    A number lies in [0, 1], in log where the space says log; a choice of numbers by its rank among them. Any other choice is a
+    category: its coordinate is the option's position, and says only whether two points have the same one. A parameter whose
+    branch is not open has NaN.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.num_options: list[int] = []
+        """Of each coordinate: the options of a category, 0 for a number."""
+        self._coordinates = self._coordinates_of(space)
+
+    def _coordinates_of(self, space: SearchSpace) -> "list[_Number | _Option]":
+        found: list[_Number | _Option] = []
+        for key, parameter in space.parameters.items():
+            index = len(self.num_options)
+            is_category = isinstance(parameter, Choice) and not _is_ranked(parameter)
+            self.num_options.append(len(parameter.options) if isinstance(parameter, Choice) and is_category else 0)
+            if isinstance(parameter, Choice):
+                places = _places(parameter)
+                beneath = {override_text(value): self._coordinates_of(opened) for value, opened in parameter.options}
+                found.append(_Option(key, index, places, beneath))
+            else:
+                found.append(_Number(key, index, parameter))
+        return found
+
+    def encode(self, points: Sequence[Suggestion]) -> Array:
+        """Coordinates ``[points, parameters]``."""
+        encoded = np.full((len(points), len(self.num_options)), np.nan)
+        for row, point in zip(encoded, points, strict=True):
+            _fill(row, self._coordinates, point.values)
+        return encoded
+
+    def features(self, encoded: Array) -> Array:
+        """Coordinates as a model takes them ``[points, features]``: no NaN, and a feature for every option of a category."""
+        columns = []
+        for column, num_options in zip(encoded.T, self.num_options, strict=True):
+            if num_options == 0:
+                columns.append(np.where(np.isnan(column), _NOT_OPEN, column))
+            else:
+                columns += [np.where(column == option, _CATEGORY_SCALE, 0.0) for option in range(num_options)]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(encoded), 0))
+
+    @property
+    def num_features(self) -> int:
+        """Features of a point."""
+        return sum(max(1, each) for each in self.num_options)
+
+
+@dataclass(frozen=True)
+class _Number:
+    """The coordinate of a parameter that is no choice."""
+
+    key: str
+    index: int
+    parameter: Parameter
+
+    def of(self, value: Any) -> float:
+        low, high = self.parameter.ends()  # type: ignore[union-attr]  # a choice is an _Option
+        if high == low:
+            return _NOT_OPEN
+        if getattr(self.parameter, "log", True):  # a power of two is always in log
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return float(min(1.0, max(0.0, (value - low) / (high - low))))
+
+
+@dataclass(frozen=True)
+class _Option:
+    """The coordinate of a choice, and those that open beneath each of its values, by the value's text."""
+
+    key: str
+    index: int
+    places: Mapping[str, float]
+    beneath: "Mapping[str, list[_Number | _Option]]"
+
+
+def _fill(row: Array, coordinates: "list[_Number | _Option]", values: Mapping[str, Any]) -> None:
+    for each in coordinates:
+        value = values[each.key]
+        if isinstance(each, _Number):
+            row[each.index] = each.of(value)
+        else:
+            text = override_text(value)
+            row[each.index] = each.places[text]
+            _fill(row, each.beneath[text], values)
+
+
+def _places(choice: Choice) -> dict[str, float]:
+    """Of each value of a choice, by its text: its rank among numbers, scaled to [0, 1]; its position among other values."""
+    values = [value for value, _ in choice.options]
+    if not _is_ranked(choice):
+        return {override_text(value): float(index) for index, value in enumerate(values)}
+    return {override_text(value): index / max(1, len(values) - 1) for index, value in enumerate(sorted(values))}
+
+
+def _is_ranked(choice: Choice) -> bool:
+    """Whether all of a choice's values are numbers, so that they have an order."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value, _ in choice.options)

@@ -1,0 +1,312 @@
+"""The freeze-thaw search: trials are paused after a while, and what is trained next is what the model thinks pays most a second.
+
+A trial that is paused can be taken up again from its checkpoint, so looking at many configurations for a short time throws no
+winner away. After each evaluation a model of all learning curves (``autotune.search.curve_model``) says of every paused trial and
+of a sample of new points how likely it is to reach the target by some time before the best so far; the highest chance of winning,
+weighed by how much would be won, for each second that it still takes is trained next.
+
+Two guards keep it from trusting a model that has seen too little. The first few points are drawn by chance. And of the trials that
+have been trained for some time, a fixed share is always trained on to twice that time, the one with the best metric first, as
+asynchronous successive halving does: so there are always some long curves to learn from.
+
+Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asynchronous successive halving (Li et al., 2020).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.objective import BoundedObjective, Objective
+from autotune.search.curve_model import CurveModel, Indices, RateModel
+from autotune.search.encoding import Array, UnitCube
+from autotune.search.seeds import derived_seed
+from autotune.search.stopping import Decision
+from autotune.space import Scalar, SearchSpace, Suggestion
+
+_LEAST_EVALUATIONS = 2
+"""Evaluations of a trial before it may be paused: one alone says little of how its curve rises."""
+_DECIDE_AGAIN = 1.2
+"""Growth of a trial's time after which it is decided again whether it goes on: a curve of many evaluations would take long."""
+_LEAST_CURVES = 3
+"""Trials with an evaluation below which there is nothing to model."""
+_MOST_ROWS = 300
+"""Evaluations that the model is conditioned on."""
+_MOST_ROWS_TO_LEARN = 160
+"""Evaluations that its hyperparameters are learnt of."""
+_LEARN_AGAIN = 1.4
+"""Growth in the number of trials after which hyperparameters are learnt again."""
+_NUM_TIMES = 6
+"""Times by which a trial may have reached the target that are weighed against each other."""
+_WIN = 0.97
+"""Share of the best time so far that a winner must beat."""
+_KNOWN_RATE = 0.02
+"""Standard deviation of the logarithm of a step's seconds, for a trial that has been measured."""
+
+
+@dataclass
+class _Trial:
+    """What is known of one trial."""
+
+    point: Array
+    """Coordinates ``[parameters]``."""
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
+    """Step, seconds and shortfall of its evaluations."""
+    decided_seconds: float = 0.0
+    """Where in its training it was last decided whether it goes on."""
+    is_paused: bool = False
+
+
+class FreezeThawSampler:
+    """Proposes new points and paused trials to go on with; a policy that pauses asks it instead of an Optuna sampler.
+
+    Args:
+        space, target, objective, seed: of the study.
+        num_startup_trials: points drawn by chance at first.
+        num_candidates: points drawn by chance for each proposal, of which the most promising is trained.
+        reduction_factor: of trials trained for some time, one in so many is trained on to twice that time at least.
+
+    Raises:
+        ConfigError: a number out of range, or an objective that does not grow with the time a trial has spent.
+    """
+
+    def __init__(
+        self,
+        *,
+        space: SearchSpace,
+        target: Target,
+        objective: Objective,
+        seed: int,
+        num_startup_trials: int = 6,
+        num_candidates: int = 128,
+        reduction_factor: float = 4,
+    ) -> None:
+        if num_startup_trials < 1 or num_candidates < 1 or not reduction_factor > 1:
+            raise ConfigError(
+                f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates {num_candidates}, reduction_factor "
+                f"{reduction_factor}; accepted are at least 1, at least 1, above 1"
+            )
+        if not isinstance(objective, BoundedObjective):
+            raise ConfigError("search.sampler: FreezeThawSampler needs an objective with lower_bound; accepted with this one is search=tpe")
+        self._space = space
+        self._target = target
+        self._objective = objective
+        self._num_startup_trials = num_startup_trials
+        self._num_candidates = num_candidates
+        self._reduction_factor = reduction_factor
+        self._seed = seed
+        self._num_draws = 0
+        self._cube = UnitCube(space)
+        self._trials: dict[int, _Trial] = {}
+        self._best = math.inf
+        self._curves = CurveModel(self._cube.num_features)
+        self._rates = RateModel(self._cube.num_features)
+        self._num_learnt_of = 0
+        self._unit: float | None = None
+        self._chosen: int | Suggestion | None = None
+        """What a decision about a running trial found to be better than going on with it."""
+
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
+        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is None or (isinstance(chosen, Suggestion) and not new):
+            chosen = self._choose(beside=None, new=new)
+        if isinstance(chosen, int):
+            self._trials[chosen].is_paused = False
+        return chosen
+
+    def started(self, number: int, suggestion: Suggestion) -> None:
+        """A new point is trained; not always the one that was proposed."""
+        self._trials[number] = _Trial(self._cube.encode([suggestion])[0])
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        """Whether a running trial goes on, or pauses because another one promises more."""
+        trial = self._trials[number]
+        self._note(trial, evaluation)
+        if len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1][1] < trial.decided_seconds * _DECIDE_AGAIN:
+            return Decision.CONTINUE
+        trial.decided_seconds = trial.curve[-1][1]
+        chosen = self._choose(beside=number, new=True)
+        if chosen == number:
+            return Decision.CONTINUE
+        self._chosen = chosen
+        trial.is_paused = True
+        return Decision.PAUSE
+
+    def finish(self, result: TrialResult, score: float | None) -> None:
+        """A trial ended; ``score`` where it reached the target."""
+        trial = self._trials.get(result.trial)
+        if trial is None:
+            if not result.values and self._space.parameters:
+                return  # a baseline that the space does not contain
+            self.started(result.trial, Suggestion(result.values))
+            trial = self._trials[result.trial]
+        for evaluation in result.evaluations[len(trial.curve) :]:
+            self._note(trial, evaluation)
+        trial.is_paused = False
+        if score is not None:
+            self._best = min(self._best, score)
+        if self._chosen == result.trial:
+            self._chosen = None
+
+    def forget(self, number: int) -> None:
+        """A trial was taken back."""
+        self._trials.pop(number, None)
+        if self._chosen == number:
+            self._chosen = None
+
+    def _note(self, trial: _Trial, evaluation: Evaluation) -> None:
+        seconds = max(self._objective.lower_bound(evaluation), 1e-6)
+        if math.isfinite(evaluation.metric):
+            trial.curve.append((max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
+
+    def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
+        """A new point, or the number of a paused trial or of the running one ``beside`` them."""
+        rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
+        self._num_draws += 1
+        waiting = [number for number, trial in self._trials.items() if (trial.is_paused or number == beside) and trial.curve]
+        seen = [trial for trial in self._trials.values() if trial.curve]
+        if new and (len(self._trials) < self._num_startup_trials or len(seen) < _LEAST_CURVES):
+            return self._draw(rng, 1)[0]
+        if not seen or not (new or waiting):
+            return None
+        promoted = self._promoted(waiting, seen)
+        if promoted is not None:
+            return promoted
+        self._learn(seen, rng)
+        smallest = min(step for trial in seen for step, _, _ in trial.curve)
+        drawn = self._draw(rng, self._num_candidates) if new else []
+        points = (
+            np.concatenate([self._cube.encode(drawn), [self._trials[number].point for number in waiting]])
+            if waiting
+            else (self._cube.encode(drawn))
+        )
+        indices = self._indices(points, [-1] * len(drawn) + waiting, smallest)
+        best = int(indices.argmax())
+        return drawn[best] if best < len(drawn) else waiting[best - len(drawn)]
+
+    def _draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
+        by_chance = _Chance(rng)
+        return [self._space.suggest(by_chance) for _ in range(count)]
+
+    def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial]) -> int | None:
+        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first."""
+        first = min(trial.curve[0][1] for trial in seen)
+        horizon = min(self._best, self._target.max_train_seconds)
+        levels = [_level(trial.curve[-1][1], first) for trial in seen]
+        highest = _level(horizon, first)
+        numbers = [sum(level >= each for level in levels) for each in range(highest + 2)]
+        for level in range(highest - 1, -1, -1):
+            if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
+                here = [number for number in waiting if _level(self._trials[number].curve[-1][1], first) == level]
+                if here:
+                    return min(here, key=lambda number: self._trials[number].curve[-1][2])
+        return None
+
+    def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
+        """Condition both models on what has been seen."""
+        unit = self._shortfall_unit(seen)
+        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in _telling(trial.curve)]
+        index, steps, _, shortfalls = (np.array(each) for each in zip(*rows, strict=True))
+        values = -np.arcsinh(shortfalls / unit)
+        if len(values) > 10:  # how bad the worst are says nothing of the best
+            values = np.maximum(values, np.quantile(values, 0.05))
+        kept = _some(values, rng)
+        features = self._cube.features(np.array([trial.point for trial in seen]))
+        numbers = np.array([number for number, trial in self._trials.items() if trial.curve], dtype=float)
+        grown = len(seen) >= _LEARN_AGAIN * self._num_learnt_of
+        if grown:
+            self._num_learnt_of = len(seen)
+        picked = index[kept].astype(int)
+        self._curves.fit(
+            features[picked],
+            np.log(steps[kept]),
+            numbers[picked],
+            values[kept],
+            learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if grown else None,
+        )
+        rates = np.array([math.log(trial.curve[-1][1] / trial.curve[-1][0]) for trial in seen])
+        recent = np.arange(len(rates))[-_MOST_ROWS:]
+        self._rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MOST_ROWS_TO_LEARN, rng) if grown else None)
+
+    def _shortfall_unit(self, seen: Sequence[_Trial]) -> float:
+        """Shortfalls far above it are told apart by their ratio, those below by their difference: what the better trials lack."""
+        least = np.array([min(shortfall for _, _, shortfall in trial.curve) for trial in seen])
+        short = least[least > 0]
+        return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else self._unit or 1e-9
+
+    def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float) -> Array:
+        """Of each point or waiting trial: the logarithm of what is expected to be won for each second of training it."""
+        features = self._cube.features(points)
+        log_rates, deviations = self._rates.predict(features)
+        spent = np.zeros(len(points))
+        for row, number in enumerate(numbers):
+            if number >= 0:
+                step, spent[row], _ = self._trials[number].curve[-1]
+                log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
+        has_best = math.isfinite(self._best)
+        best = min(self._best, self._target.max_train_seconds)
+        last = best * _WIN if has_best else best
+        first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
+        times = np.geomspace(first, last, _NUM_TIMES)
+        log_steps = np.log(times)[:, None] - log_rates  # [times, points]
+        rows = np.maximum(log_steps, math.log(smallest_step)).ravel()
+        means, spreads = self._curves.predict(np.tile(features, (_NUM_TIMES, 1)), rows, np.tile(np.array(numbers, dtype=float), _NUM_TIMES))
+        by_then = log_ndtr(means / spreads).reshape(log_steps.shape)
+        evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
+        won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
+        cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5)
+        index = by_then + evaluated + np.log(won)[:, None] - np.log(cost)
+        return np.where(times[:, None] > spent * 1.001, index, -np.inf).max(axis=0)  # type: ignore[no-any-return]
+
+
+class _Chance:
+    """Draws values by chance, as an Optuna trial with a random sampler would."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+        if step is not None:
+            return float(low + step * self._rng.integers(0, round((high - low) / step), endpoint=True))
+        value = math.exp(self._rng.uniform(math.log(low), math.log(high))) if log else self._rng.uniform(low, high)
+        return float(min(max(value, low), high))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        if log:
+            value = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
+            return int(min(max(value, low), high))
+        return int(low + step * self._rng.integers(0, (high - low) // step, endpoint=True))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        return choices[int(self._rng.integers(len(choices)))]
+
+
+def _level(seconds: float, first: float) -> int:
+    """How often a time has doubled since the first evaluation of any trial."""
+    return int(math.log2(max(seconds / first, 1) * 1.0001))
+
+
+def _telling(curve: Sequence[tuple[float, float, float]]) -> list[int]:
+    """Places of a curve that say most of it: first, last, and in a long one the middle and the best."""
+    places = {0, len(curve) - 1}
+    if len(curve) > 3:
+        places |= {len(curve) // 2, int(np.argmin([shortfall for _, _, shortfall in curve]))}
+    return sorted(places)
+
+
+def _some(values: Array, rng: np.random.Generator) -> Indices:
+    """Indices of at most so many rows as a model takes: the better half of them the best, the others by chance."""
+    if len(values) <= _MOST_ROWS:
+        return np.arange(len(values))
+    order = np.argsort(-values)
+    best, rest = order[: _MOST_ROWS // 2], order[_MOST_ROWS // 2 :]
+    return np.concatenate([best, rng.choice(rest, _MOST_ROWS - len(best), replace=False)])
+
+
+def _sample(count: int, most: int, rng: np.random.Generator) -> Indices:
+    return np.arange(count) if count <= most else rng.choice(count, most, replace=False)
