@@ -44,6 +44,8 @@ _NUM_TIMES = 6
 """Times by which a trial may have reached the target that are weighed against each other."""
 _WIN = 0.97
 """Share of the best time so far that a winner must beat."""
+_FORGETTING = 0.95
+"""What an earlier choice counts beside the one after it, in judging how much of the model's chances is to be believed."""
 _KNOWN_RATE = 0.02
 """Standard deviation of the logarithm of a step's seconds, for a trial that has been measured."""
 
@@ -59,6 +61,8 @@ class _Trial:
     decided_seconds: float = 0.0
     """Where in its training it was last decided whether it goes on."""
     is_paused: bool = False
+    is_hoped_for: bool | None = None
+    """Whether it was last chosen by its index as a new point (True) or a waiting one (False)."""
 
 
 class FreezeThawSampler:
@@ -106,6 +110,9 @@ class FreezeThawSampler:
         self._curves = CurveModel(self._cube.num_features)
         self._rates = RateModel(self._cube.num_features)
         self._num_learnt_of = 0
+        self._num_promoted = 0
+        self._is_hoped_for: bool | None = None
+        self._hopes = {True: _Hopes(), False: _Hopes()}
         self._unit: float | None = None
         self._chosen: int | Suggestion | None = None
         """What a decision about a running trial found to be better than going on with it."""
@@ -121,13 +128,16 @@ class FreezeThawSampler:
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """A new point is trained; not always the one that was proposed."""
-        self._trials[number] = _Trial(self._cube.encode([suggestion])[0])
+        self._trials[number] = _Trial(self._cube.encode([suggestion])[0], is_hoped_for=self._is_hoped_for)
+        self._is_hoped_for = None
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
         """Whether a running trial goes on, or pauses because another one promises more."""
         trial = self._trials[number]
         self._note(trial, evaluation)
-        if len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1][1] < trial.decided_seconds * _DECIDE_AGAIN:
+        is_hopeless = self._next_seconds(trial) > self._best * _WIN
+        is_early = len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1][1] < trial.decided_seconds * _DECIDE_AGAIN
+        if is_early and not is_hopeless:
             return Decision.CONTINUE
         trial.decided_seconds = trial.curve[-1][1]
         chosen = self._choose(beside=number, new=True)
@@ -150,6 +160,8 @@ class FreezeThawSampler:
         trial.is_paused = False
         if score is not None:
             self._best = min(self._best, score)
+            if trial.is_hoped_for is not None:
+                self._hopes[trial.is_hoped_for].came_true()
         if self._chosen == result.trial:
             self._chosen = None
 
@@ -164,6 +176,14 @@ class FreezeThawSampler:
         if math.isfinite(evaluation.metric):
             trial.curve.append((max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
 
+    def _next_seconds(self, trial: _Trial) -> float:
+        """When the trial's next evaluation is to be expected, as second evaluations came after first ones so far."""
+        pairs = [each.curve[:2] for each in self._trials.values() if len(each.curve) > 1]
+        gap = float(np.median([second[1] / first[1] - 1 for first, second in pairs])) if pairs else 1.0
+        seconds = trial.curve[-1][1] if trial.curve else 0.0
+        first = trial.curve[0][1] if trial.curve else 0.0
+        return seconds + min(gap, 1.0) * first
+
     def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
         """A new point, or the number of a paused trial or of the running one ``beside`` them."""
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
@@ -174,7 +194,7 @@ class FreezeThawSampler:
             return self._draw(rng, 1)[0]
         if not seen or not (new or waiting):
             return None
-        promoted = self._promoted(waiting, seen)
+        promoted = self._promoted(waiting, seen, rng)
         if promoted is not None:
             return promoted
         self._learn(seen, rng)
@@ -185,16 +205,26 @@ class FreezeThawSampler:
             if waiting
             else (self._cube.encode(drawn))
         )
-        indices = self._indices(points, [-1] * len(drawn) + waiting, smallest)
+        indices, soon = self._indices(points, [-1] * len(drawn) + waiting, smallest)
+        is_new = np.arange(len(points)) < len(drawn)
+        indices = indices + np.log(np.where(is_new, self._hopes[True].share, self._hopes[False].share))
         best = int(indices.argmax())
-        return drawn[best] if best < len(drawn) else waiting[best - len(drawn)]
+        self._hopes[bool(is_new[best])].was_raised(float(soon[best]))
+        if is_new[best]:
+            self._is_hoped_for = True
+            return drawn[best]
+        self._trials[waiting[best - len(drawn)]].is_hoped_for = False
+        return waiting[best - len(drawn)]
 
     def _draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
         by_chance = _Chance(rng)
         return [self._space.suggest(by_chance) for _ in range(count)]
 
-    def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial]) -> int | None:
-        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first."""
+    def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial], rng: np.random.Generator) -> int | None:
+        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first.
+
+        Every other one is drawn by chance: where the best metrics are those of trainings that are stuck, others must be seen to rise.
+        """
         first = min(trial.curve[0][1] for trial in seen)
         horizon = min(self._best, self._target.max_train_seconds)
         levels = [_level(trial.curve[-1][1], first) for trial in seen]
@@ -204,7 +234,10 @@ class FreezeThawSampler:
             if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
                 here = [number for number in waiting if _level(self._trials[number].curve[-1][1], first) == level]
                 if here:
-                    return min(here, key=lambda number: self._trials[number].curve[-1][2])
+                    self._num_promoted += 1
+                    if self._num_promoted % 2:
+                        return min(here, key=lambda number: self._trials[number].curve[-1][2])
+                    return here[int(rng.integers(len(here)))]
         return None
 
     def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
@@ -239,29 +272,54 @@ class FreezeThawSampler:
         short = least[least > 0]
         return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else self._unit or 1e-9
 
-    def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float) -> Array:
-        """Of each point or waiting trial: the logarithm of what is expected to be won for each second of training it."""
+    def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float) -> tuple[Array, Array]:
+        """Of each point or waiting trial: the logarithm of what is expected to be won a second, and the chance to win soon."""
         features = self._cube.features(points)
         log_rates, deviations = self._rates.predict(features)
-        spent = np.zeros(len(points))
+        spent, steps = np.zeros(len(points)), np.zeros(len(points))
         for row, number in enumerate(numbers):
             if number >= 0:
-                step, spent[row], _ = self._trials[number].curve[-1]
-                log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
+                steps[row], spent[row], _ = self._trials[number].curve[-1]
+                log_rates[row], deviations[row] = math.log(spent[row] / steps[row]), _KNOWN_RATE
         has_best = math.isfinite(self._best)
         best = min(self._best, self._target.max_train_seconds)
         last = best * _WIN if has_best else best
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
         times = np.geomspace(first, last, _NUM_TIMES)
         log_steps = np.log(times)[:, None] - log_rates  # [times, points]
-        rows = np.maximum(log_steps, math.log(smallest_step)).ravel()
+        evaluations = np.maximum(np.floor(np.exp(log_steps) / smallest_step + 0.05), 1)  # metrics are known at whole ones only
+        rows = np.log(evaluations * smallest_step).ravel()
         means, spreads = self._curves.predict(np.tile(features, (_NUM_TIMES, 1)), rows, np.tile(np.array(numbers, dtype=float), _NUM_TIMES))
         by_then = log_ndtr(means / spreads).reshape(log_steps.shape)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
         cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5)
         index = by_then + evaluated + np.log(won)[:, None] - np.log(cost)
-        return np.where(times[:, None] > spent * 1.001, index, -np.inf).max(axis=0)  # type: ignore[no-any-return]
+        is_new = np.where(spent > 0, evaluations > np.floor(steps / smallest_step + 0.05), True)
+        counts = is_new & (times[:, None] > spent * 1.001)
+        soon = np.exp(by_then + evaluated)[counts.argmax(axis=0), np.arange(len(points))]
+        return np.where(counts, index, -np.inf).max(axis=0), np.where(counts.any(axis=0), soon, 0.0)
+
+
+class _Hopes:
+    """What came of the chances that the model gave to those it chose, the more recent ones above all."""
+
+    def __init__(self) -> None:
+        self._expected, self._came_true = 0.0, 0.0
+
+    def was_raised(self, chance: float) -> None:
+        """One was chosen that would win with this chance."""
+        self._expected = self._expected * _FORGETTING + chance
+        self._came_true *= _FORGETTING
+
+    def came_true(self) -> None:
+        """One of them won."""
+        self._came_true += 1
+
+    @property
+    def share(self) -> float:
+        """How much of its chances is to be believed: what came true of what was expected, one before there is any experience."""
+        return min(1.0, (self._came_true + 1) / (self._expected + 1))
 
 
 class _Chance:

@@ -1,0 +1,117 @@
+"""The command that replays a recording, in this process, and what it refuses."""
+
+import csv
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from autotune.errors import AutotuneError
+from autotune.recording import read_recording
+from autotune.replay.__main__ import replay_command
+
+SPACE = {"lr": {"type": "float", "low": 0.01, "high": 1.0, "log": True}, "kind": ["a", "b"], "widths": [[8, 16], [16, 32]]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A recording of six trials, each of four evaluations; the last trials reach the target sooner."""
+    path = tmp_path / "recording"
+    path.mkdir()
+    study = {"metric": "accuracy", "mode": "max", "target": 0.9, "max_train_seconds": 30, "num_trials": 6}
+    (path / "study.yaml").write_text(yaml.safe_dump(study))
+    (path / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    points = {
+        "trial": list(range(6)),
+        "lr": [0.01, 0.02, 0.05, 0.1, 0.5, 1.0000001],
+        "kind": ["a", "b"] * 3,
+        "widths": ["[8, 16]", "[16, 32]"] * 3,
+    }
+    pq.write_table(pa.table(points), path / "trials.parquet")
+    rows = [(trial, step, float(step * 2), 0.5 + 0.05 * (step + trial)) for trial in range(6) for step in range(1, 5)]
+    columns = dict(zip(("trial", "step", "train_seconds", "metric"), map(list, zip(*reversed(rows), strict=True)), strict=True))
+    pq.write_table(pa.table(columns), path / "curves.parquet")
+    return path
+
+
+def test_a_recording_is_read_as_it_was_written(folder: Path) -> None:
+    recording = read_recording(folder)
+    assert [each.number for each in recording.trials] == list(range(6))
+    assert recording.trials[5].suggestion.values == {"lr": 1.0, "kind": "b", "widths": [16, 32]}  # past its bound by rounding
+    assert recording.trials[0].train_seconds == (2.0, 4.0, 6.0, 8.0)
+    times = [each.time_to_target(recording.target) for each in recording.trials]
+    assert times == [None, None, None, None, 8.0, 6.0]
+    assert recording.best_seconds == 6.0
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+@pytest.mark.parametrize("search", ["random", "tpe", "freeze_thaw"])
+def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "trace.csv"
+    assert replay_command([f"recording={folder}", f"search={search}", "num_workers=2", "within=null", f"output={output}"]) == 0
+    rows = rows_of(output)
+    assert ",".join(rows[0]) == "order,trial,worker,started_seconds,stopped_seconds,from_train_seconds,train_seconds,outcome"
+    assert [int(row["order"]) for row in rows] == list(range(len(rows)))
+    assert {int(row["trial"]) for row in rows} == set(range(6))
+    assert {row["worker"] for row in rows} == {"0", "1"}
+    assert "6 of 6 trials" in capsys.readouterr().out
+
+
+def test_a_budget_of_trials_ends_the_search(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "trace.csv"
+    replay_command([f"recording={folder}", "search=random", "search.num_trials=2", "within=null", f"output={output}"])
+    assert len(rows_of(output)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no recording; accepted is recording=DIR"),
+        (["recording=nope"], "recording=nope: no such folder"),
+        (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, output, and keys of search"),
+        (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
+        (["recording={folder}", "num_workers=0"], "num_workers: found '0', accepted is a whole number from 1"),
+        (["recording={folder}", "within=-1"], "within: found '-1', accepted is a number from 0, or null"),
+        (["recording={folder}", "search=tpee"], "search=tpee: accepted are cmaes, freeze_thaw, gp, random, tpe"),
+        (["recording={folder}", "output=nope/trace.csv"], "output=nope/trace.csv: there is no folder nope"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str, folder: Path) -> None:
+    with pytest.raises(AutotuneError) as refused:
+        replay_command([each.format(folder=folder) for each in arguments])
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def broken(folder: Path, name: str, content: bytes) -> str:
+    (folder / name).write_bytes(content)
+    with pytest.raises(AutotuneError) as refused:
+        read_recording(folder)
+    assert "\n" not in str(refused.value)
+    return str(refused.value).replace(str(folder), "DIR")
+
+
+def test_a_recording_that_is_broken_says_where(folder: Path) -> None:
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name, content, message in (
+        ("study.yaml", b"mode: max\n", "DIR/study.yaml: has no metric; accepted are metric, target, mode, max_train_seconds"),
+        ("study.yaml", good["study.yaml"].replace(b"max\n", b"up\n"), "DIR/study.yaml: mode: found 'up', accepted are max, min"),
+        ("study.yaml", b"[", "DIR/study.yaml: cannot be read: while parsing"),
+        ("space.yaml", b"lr: {type: float}\n", "DIR/space.yaml: lr: low is missing"),
+        ("space.yaml", b"size: [1, 2]\n", "DIR/trials.parquet: trial 0: has no size"),
+        ("space.yaml", b"kind: [a, c]\n", "DIR/trials.parquet: trial 1: kind: found 'b', accepted is a value of the space"),
+        ("trials.parquet", b"text", "DIR/trials.parquet: cannot be read: "),
+        (
+            "curves.parquet",
+            good["trials.parquet"],
+            "DIR/curves.parquet: has no column step; accepted are trial, step, train_seconds, metric",
+        ),
+    ):
+        assert broken(folder, name, content).startswith(message)
+        (folder / name).write_bytes(good[name])

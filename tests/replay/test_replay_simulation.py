@@ -1,0 +1,239 @@
+"""Replaying: what is charged, how workers share the clock, and what holds of every policy."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.measurement import Evaluation, Outcome, Target
+from autotune.objective import AmortisedTime
+from autotune.recording import RecordedTrial, Recording
+from autotune.replay.points import RecordedPoints
+from autotune.replay.simulation import PAUSED, Trace, replay
+from autotune.search.freeze_thaw import FreezeThawSampler
+from autotune.search.policy import Place, SearchPolicy
+from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop, StoppingRule
+from autotune.search.study import quiet_optuna
+from autotune.space import SearchSpace, Suggestion
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=40.0)
+OBJECTIVE = AmortisedTime(num_trainings=1)
+SPACE = SearchSpace.from_mapping({"x": {"type": "float", "low": 0.0, "high": 1.0}}, "space.yaml")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    quiet_optuna()
+
+
+def recorded(number: int, x: float, *curve: tuple[float, float]) -> RecordedTrial:
+    """A trial of pairs of train seconds and metric."""
+    seconds, metrics = zip(*curve, strict=True)
+    steps = tuple(float(each) for each in range(1, len(curve) + 1))
+    return RecordedTrial(number=number, suggestion=Suggestion({"x": x}), steps=steps, train_seconds=seconds, metrics=metrics)
+
+
+def recording(*trials: RecordedTrial) -> Recording:
+    return Recording(target=TARGET, space=SPACE, trials=trials)
+
+
+class InOrder(optuna.samplers.BaseSampler):  # type: ignore[misc]
+    """Proposes given values of ``x``, one after the other, and then the middle."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._values = iter(values)
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> float:
+        return next(self._values, 0.5)
+
+
+def policy(place: Place, *, sampler: Any = None, stopping: StoppingRule | None = None, pausing: Any = None, seed: int = 0) -> SearchPolicy:
+    return SearchPolicy(
+        study=optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed)),
+        space=SPACE,
+        baseline=None,
+        has_baseline=False,
+        stopping=stopping or NeverStop(),
+        objective=OBJECTIVE,
+        target=TARGET,
+        seed=seed,
+        num_trials=None,
+        max_errors_in_a_row=3,
+        pausing=pausing,
+        place=place,
+    )
+
+
+def cap() -> CapAtIncumbent:
+    return CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0)
+
+
+def rows(trace: Trace) -> list[tuple[Any, ...]]:
+    return [(each.trial, each.worker, each.started_seconds, each.stopped_seconds, each.outcome) for each in trace.stretches]
+
+
+THREE = recording(
+    recorded(10, 0.1, (10.0, 0.5), (20.0, 0.95)),
+    recorded(11, 0.5, (5.0, 0.6), (30.0, 0.7), (60.0, 0.99)),
+    recorded(12, 0.9, (4.0, 0.8), (8.0, 0.92)),
+)
+
+
+def test_a_trial_is_charged_up_to_the_target_its_cap_or_the_most_seconds() -> None:
+    trace = replay(THREE, lambda place: policy(place, sampler=InOrder([0.5, 0.1, 0.9])), within=None)
+    assert rows(trace) == [
+        (11, 0, 0.0, 40.0, "TIMED_OUT"),  # the target's most seconds come before its evaluation at 60
+        (10, 0, 40.0, 60.0, "REACHED"),
+        (12, 0, 60.0, 68.0, "REACHED"),
+    ]
+    capped = replay(THREE, lambda place: policy(place, sampler=InOrder([0.9, 0.1, 0.5]), stopping=cap()), within=None)
+    assert rows(capped) == [
+        (12, 0, 0.0, 8.0, "REACHED"),
+        (10, 0, 8.0, 16.0, "CAPPED"),  # before its first evaluation
+        (11, 0, 16.0, 24.0, "CAPPED"),
+    ]
+
+
+def test_workers_are_asynchronous_and_waiting_ones_are_charged() -> None:
+    trace = replay(THREE, lambda place: policy(place, sampler=InOrder([0.5, 0.1, 0.9])), num_workers=2, within=0.1)
+    assert rows(trace) == [(10, 1, 0.0, 20.0, "REACHED"), (12, 1, 20.0, 28.0, "REACHED"), (11, 0, 0.0, 28.0, "STOPPED")]
+    assert trace.train_seconds == 56.0
+    assert trace.seconds_until(THREE, 0.1) == 56.0
+    assert trace.seconds_until(THREE, 2.0) == 40.0  # within three times the best, trial 10 is good enough
+
+
+def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_told_that_one() -> None:
+    study = None
+
+    def made(place: Place) -> SearchPolicy:
+        nonlocal study
+        found = policy(place, sampler=InOrder([0.12, 0.12, 0.2]))
+        study = found._study
+        return found
+
+    trace = replay(THREE, made, within=None)
+    assert [each.trial for each in trace.stretches] == [10, 11, 12]
+    assert study is not None
+    told = [trial.params["x"] for trial in study.trials if trial.state is not optuna.trial.TrialState.FAIL]
+    assert told == [0.1, 0.5, 0.9]
+
+
+def test_categories_are_far_and_numbers_of_a_choice_go_by_rank() -> None:
+    space = SearchSpace.from_mapping(
+        {"kind": ["a", "b"], "size": [1, 10, 1000], "lr": {"type": "float", "low": 1e-4, "high": 1, "log": True}}, ""
+    )
+    values = [("a", 1, 1e-4), ("b", 10, 1e-2), ("b", 1000, 1e-2), ("b", 1, 1.0)]
+    trials = [
+        RecordedTrial(number=number, suggestion=Suggestion({"kind": kind, "size": size, "lr": lr}), steps=(), train_seconds=(), metrics=())
+        for number, (kind, size, lr) in enumerate(values)
+    ]
+    points = RecordedPoints(space, trials)
+    wanted = Suggestion({"kind": "b", "size": 1, "lr": 1e-3})
+    taken = []
+    while points.place(wanted) is not None:
+        taken.append(points.last.number)
+    assert taken == [1, 3, 2, 0]  # sqrt(.25 + .0625), 0.75, sqrt(1 + .0625), another category
+
+
+class PausesAtFirst:
+    """Pauses every trial at its first evaluation, and takes them up in turn when there is no new point."""
+
+    def __init__(self) -> None:
+        self.paused: list[int] = []
+        self.values = iter([0.1, 0.5, 0.9])
+
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
+        value = next(self.values, None) if new else None
+        if value is not None:
+            return Suggestion({"x": value})
+        return self.paused.pop(0) if self.paused else None
+
+    def started(self, number: int, suggestion: Suggestion) -> None:
+        pass
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        if evaluation.step > 1:
+            return Decision.CONTINUE
+        self.paused.append(number)
+        return Decision.PAUSE
+
+    def finish(self, result: Any, score: float | None) -> None:
+        pass
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+def test_a_paused_trial_goes_on_from_where_it_stood() -> None:
+    trace = replay(THREE, lambda place: policy(place, pausing=PausesAtFirst(), stopping=cap()), within=None)
+    assert [(each.trial, each.from_train_seconds, each.train_seconds, each.outcome) for each in trace.stretches] == [
+        (10, 0.0, 10.0, PAUSED),
+        (11, 0.0, 5.0, PAUSED),
+        (12, 0.0, 4.0, PAUSED),
+        (10, 10.0, 20.0, "REACHED"),
+        (11, 5.0, 20.0, "CAPPED"),
+        (12, 4.0, 8.0, "REACHED"),
+    ]
+    assert trace.train_seconds == 20 + 20 + 8
+
+
+# What holds of every search.
+
+metrics = st.one_of(st.floats(0, 1), st.just(math.nan))
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    count = draw(st.integers(1, 12))
+    trials = []
+    for number in range(count):
+        gaps = draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
+        seconds = list(itertools.accumulate(gaps))
+        trials.append(recorded(number, draw(st.floats(0, 1)), *((each, draw(metrics)) for each in seconds)))
+    return recording(*trials)
+
+
+@pytest.mark.parametrize("kind", ["random", "pausing"])
+@given(made=recordings(), num_workers=st.integers(1, 3), seed=st.integers(0, 3))
+@settings(max_examples=40)
+def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num_workers: int, seed: int) -> None:
+    def make(place: Place) -> SearchPolicy:
+        sampler = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, num_startup_trials=2, num_candidates=4)
+        return policy(place, stopping=cap(), pausing=sampler if kind == "pausing" else None, seed=seed)
+
+    trace = replay(made, make, num_workers=num_workers, within=None)
+    by_number = {each.number: each for each in made.trials}
+    ended = {each.trial: each for each in trace.stretches if each.outcome != PAUSED}
+    assert set(ended) == set(by_number), "a search without a budget ends every trial"
+    best_at: list[tuple[float, float]] = []
+    for each in sorted(trace.stretches, key=lambda each: each.stopped_seconds):
+        curve = by_number[each.trial]
+        assert each.train_seconds <= min(curve.train_seconds[-1], TARGET.max_train_seconds)
+        assert each.stopped_seconds - each.started_seconds == pytest.approx(each.train_seconds - each.from_train_seconds)
+        if each.outcome == Outcome.REACHED:
+            assert each.train_seconds == curve.time_to_target(TARGET)
+            best_at.append((each.stopped_seconds, each.train_seconds))
+        if each.outcome == Outcome.CAPPED:
+            known = [seconds for at, seconds in best_at if at <= each.stopped_seconds]
+            assert known
+            assert each.train_seconds >= min(known) - 1e-9
+    for number in by_number:
+        stretches = sorted((each for each in trace.stretches if each.trial == number), key=lambda each: each.started_seconds)
+        stood = 0.0
+        for each in stretches:
+            assert each.from_train_seconds == stood
+            stood = each.train_seconds
+    for worker in range(num_workers):
+        busy = sorted((each.started_seconds, each.stopped_seconds) for each in trace.stretches if each.worker == worker)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(busy))

@@ -1,0 +1,130 @@
+"""The freeze-thaw search over curves made by a formula, and its guards."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.measurement import Target
+from autotune.objective import AmortisedTime
+from autotune.recording import RecordedTrial, Recording
+from autotune.replay.simulation import PAUSED, Trace, replay
+from autotune.search.freeze_thaw import FreezeThawSampler
+from autotune.search.policy import Place, SearchPolicy
+from autotune.search.stopping import CapAtIncumbent
+from autotune.search.study import quiet_optuna
+from autotune.space import SearchSpace, Suggestion
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
+OBJECTIVE = AmortisedTime(num_trainings=1)
+DOMAINS: Mapping[str, Any] = {
+    "kind": ["slow", "fast"],
+    "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
+    "size": {"type": "power_of_two", "low": 8, "high": 64},
+}
+SPACE = SearchSpace.from_mapping(DOMAINS, "space.yaml")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    quiet_optuna()
+
+
+def made_up(number: int, values: Mapping[str, Any]) -> RecordedTrial:
+    """Accuracy rises to a limit that the rate decides; a step's seconds grow with the size."""
+    miss = abs(math.log10(values["lr"]) + 2)
+    speed = 0.5 if values["kind"] == "slow" else 1.0
+    steps = tuple(float(each) for each in range(1, 33))
+    seconds = tuple(each * values["size"] / 8 for each in steps)
+    metrics = tuple((0.97 - 0.1 * miss) * (1 - math.exp(-speed * each / (1 + miss))) for each in steps)
+    return RecordedTrial(number=number, suggestion=Suggestion(values), steps=steps, train_seconds=seconds, metrics=metrics)
+
+
+def recording(count: int = 120) -> Recording:
+    rng = np.random.default_rng(0)
+    trials = [
+        made_up(
+            number,
+            {"kind": str(rng.choice(["slow", "fast"])), "lr": float(10 ** rng.uniform(-4, 0)), "size": int(2 ** rng.integers(3, 7))},
+        )
+        for number in range(count)
+    ]
+    return Recording(target=TARGET, space=SPACE, trials=tuple(trials))
+
+
+def sampler(**settings: Any) -> FreezeThawSampler:
+    return FreezeThawSampler(**{"space": SPACE, "target": TARGET, "objective": OBJECTIVE, "seed": 0, **settings})
+
+
+def searched(recorded: Recording, *, seed: int, pausing: bool = True, num_workers: int = 1, within: float | None = 0.1) -> Trace:
+    def make(place: Place) -> SearchPolicy:
+        return SearchPolicy(
+            study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
+            space=SPACE,
+            baseline=None,
+            has_baseline=False,
+            stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0),
+            objective=OBJECTIVE,
+            target=TARGET,
+            seed=seed,
+            num_trials=None,
+            max_errors_in_a_row=3,
+            pausing=sampler(seed=seed) if pausing else None,
+            place=place,
+        )
+
+    return replay(recorded, make, num_workers=num_workers, within=within)
+
+
+def test_it_finds_a_good_point_in_less_training_than_chance_with_a_cap() -> None:
+    recorded = recording()
+
+    def cost(pausing: bool) -> float:
+        found = [searched(recorded, seed=seed, pausing=pausing).seconds_until(recorded, 0.1) for seed in range(6)]
+        return float(np.mean(np.log([seconds for seconds in found if seconds is not None])))
+
+    assert cost(True) < cost(False) - math.log(1.3)
+
+
+def test_the_same_seed_searches_the_same_way() -> None:
+    recorded = recording(24)
+    assert searched(recorded, seed=3) == searched(recorded, seed=3)
+    assert searched(recorded, seed=3) != searched(recorded, seed=4)
+
+
+def test_workers_do_not_train_a_trial_together() -> None:
+    trace = searched(recording(24), seed=0, num_workers=4, within=None)
+    for one in trace.stretches:
+        for other in trace.stretches:
+            if one is not other and one.trial == other.trial:
+                assert one.stopped_seconds <= other.started_seconds or other.stopped_seconds <= one.started_seconds
+
+
+def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
+    target = Target(metric="accuracy", value=0.999, mode="max", max_train_seconds=64.0)  # that none reaches
+    trace = searched(Recording(target=target, space=SPACE, trials=recording(16).trials), seed=0, within=None)
+    stood: dict[int, float] = {}
+    for each in trace.stretches[:40]:
+        stood[each.trial] = each.train_seconds
+    first = min(each.train_seconds for each in trace.stretches)
+    for doublings in range(4):
+        longer = sum(seconds >= first * 2 ** (doublings + 1) for seconds in stood.values())
+        assert longer >= sum(seconds >= first * 2**doublings for seconds in stood.values()) / 4 - 2
+    assert any(each.outcome == PAUSED for each in trace.stretches)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_candidates": 0}, "search.sampler: found num_startup_trials 6, num_candidates 0"),
+        ({"reduction_factor": 1}, "reduction_factor 1; accepted are"),
+        ({"objective": object()}, "needs an objective with lower_bound"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sampler(**settings)
