@@ -1,0 +1,298 @@
+"""What does a search cost, in trainings of the best configuration? ``python -m benchmarks.search --recordings DIR``.
+
+Searches are replayed over recorded learning curves (``docs/recording.md``): recordings x policies x seeds x numbers of workers, on
+all cores, one thread each. For all policies alike a suggested point is taken as the nearest recorded trial not yet used, trials are
+charged the training seconds up to where they were left, and workers are asynchronous (``autotune.replay``).
+
+Reported is the cost multiple (``benchmarks/search_peers/scores.py`` defines it, and what a search is charged that threw its last
+winner away): per policy its geometric mean over recordings and seeds with an interval by the bootstrap, its 90th percentile, the
+recording where it is worst relative to random search with cap, the share of searches that threw their last winner away, the share
+of the fastest trials that a stop threw away, regret over budget, and how long a decision takes. No claim is checked.
+
+Policies that need a library which is not installed (``pip install "autotune[peers]"``) are skipped, and the output says so.
+
+Exit code 0: it ran; 2: no recordings, a name that is none, or no time for one seed.
+"""
+
+import argparse
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.errors import AutotuneError
+from autotune.recording import Recording, read_recording
+from autotune.replay.simulation import Trace, replay
+from autotune.search.study import quiet_optuna
+from benchmarks.measuring import circumstances, write_result
+from benchmarks.search_peers.decision_times import NUM_FINISHED, DecisionTime, decision_time
+from benchmarks.search_peers.figures import write_figures
+from benchmarks.search_peers.policies import POLICIES, missing_library
+from benchmarks.search_peers.scores import BUDGETS, WITHIN, PolicySummary, SearchScore, geometric_means, score_trace, summarise
+
+REFERENCE = "random_cap"
+"""The policy that others are compared with; it always runs."""
+CHARGED = "random"
+"""The policy whose seconds a search is charged on top that threw its last winner away."""
+RECORDINGS_VARIABLE = "AUTOTUNE_RECORDINGS"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """One search to replay."""
+
+    recording: Path
+    policy: str
+    seed: int
+    num_workers: int
+
+
+def run_search(search: Search) -> SearchScore:
+    """Replay a search and score it."""
+    quiet_optuna()
+    recording = _recording(search.recording)
+    began = time.perf_counter()
+    trace = _trace(search)
+    wall_seconds = time.perf_counter() - began
+    charged = 0.0
+    if trace.seconds_until(recording, WITHIN) is None:
+        at_random = _trace(Search(recording=search.recording, policy=CHARGED, seed=search.seed, num_workers=search.num_workers))
+        charged = at_random.seconds_until(recording, WITHIN) or 0.0  # it ends only when it has found one
+    return SearchScore(
+        recording=search.recording.name,
+        policy=search.policy,
+        seed=search.seed,
+        num_workers=search.num_workers,
+        wall_seconds=wall_seconds,
+        **score_trace(recording, trace, charged),
+    )
+
+
+def _trace(search: Search) -> Trace:
+    recording, kind = _recording(search.recording), POLICIES[search.policy]
+    return replay(
+        recording,
+        lambda place: kind.make(recording, seed=search.seed, place=place),  # type: ignore[arg-type,return-value]  # it has the verbs
+        num_workers=search.num_workers,
+        within=WITHIN,
+    )
+
+
+@lru_cache(maxsize=4)
+def _recording(folder: Path) -> Recording:
+    return read_recording(folder)
+
+
+def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[SearchScore]:
+    """Scores as searches end: in this process for 0 processes, else in so many others, of one thread each."""
+    if num_processes == 0:
+        yield from map(run_search, searches)
+        return
+    for name in _THREAD_VARIABLES:  # read as the libraries are imported: in the new processes, before anything else is
+        os.environ[name] = "1"
+    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+        yield from pool.imap_unordered(run_search, searches)
+
+
+def measure_decisions(policies: Iterable[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:
+    """Decision times of each policy, at each of ``NUM_FINISHED``; where one is not come to, larger ones are not tried."""
+    quiet_optuna()
+    found: dict[str, list[DecisionTime | None]] = {}
+    for policy in policies:
+        times: list[DecisionTime | None] = []
+        for number in NUM_FINISHED:
+            times.append(None if None in times else decision_time(policy, number, limit_seconds=limit_seconds))
+        found[policy] = times
+    return found
+
+
+def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
+    """A summary for each policy and number of workers; random with cap must be among the scores."""
+    found = []
+    for num_workers in sorted({each.num_workers for each in scores}):
+        here = [each for each in scores if each.num_workers == num_workers]
+        reference = [each for each in here if each.policy == REFERENCE]
+        found += [
+            summarise([each for each in here if each.policy == name], reference) for name in dict.fromkeys(each.policy for each in here)
+        ]
+    return sorted(found, key=lambda each: (each.num_workers, each.geometric_mean))
+
+
+def print_summaries(
+    console: Console, summaries: Sequence[PolicySummary], scores: Sequence[SearchScore], decisions: dict[str, list[DecisionTime | None]]
+) -> None:
+    """A table of the policies and one of the recordings, for each number of workers."""
+    for num_workers in sorted({each.num_workers for each in summaries}):
+        own = [each for each in summaries if each.num_workers == num_workers]
+        first = own[0]
+        title = f"Cost multiple, {num_workers} worker(s), {first.num_recordings} recording(s), {first.num_searches} searches a policy"
+        table = Table(title=title, title_justify="left")
+        table.add_column("policy", no_wrap=True)
+        for name in (
+            "mean [95%]",
+            "90th",
+            "/ random_cap [95%]",
+            "worst / random_cap",
+            "last winner lost",
+            "top 5% lost",
+            "ms at 100 / 2,000",
+            "wall s",
+        ):
+            table.add_column(name, justify="right")
+        for each in own:
+            lost = "-" if each.lost_winners_fraction is None else f"{each.lost_winners_fraction:.1%}"
+            table.add_row(
+                each.policy,
+                f"{each.geometric_mean:.4g} [{each.low:.3g}, {each.high:.3g}]",
+                f"{each.ninetieth_percentile:.4g}",
+                f"{each.relative:.3g} [{each.relative_low:.3g}, {each.relative_high:.3g}]",
+                f"{each.worst_relative:.3g} {each.worst_recording}",
+                f"{each.threw_last_winner_away_fraction:.1%}",
+                lost,
+                " / ".join("-" if one is None else f"{one.suggestion_milliseconds:.3g}" for one in decisions.get(each.policy, [])) or "-",
+                f"{each.wall_seconds:.2g}",
+            )
+        console.print(table)
+        rows = Table(title=f"Geometric mean over seeds, {num_workers} worker(s)", title_justify="left")
+        rows.add_column("recording", no_wrap=True)
+        means = {each.policy: geometric_means(_of(scores, each.policy, num_workers)) for each in own}
+        for name in means:
+            rows.add_column(name, justify="right")
+        for recording in means[REFERENCE]:
+            rows.add_row(recording, *(f"{by_recording[recording]:.4g}" for by_recording in means.values()))
+        console.print(rows)
+
+
+def _of(scores: Sequence[SearchScore], policy: str, num_workers: int) -> list[SearchScore]:
+    return [each for each in scores if each.policy == policy and each.num_workers == num_workers]
+
+
+def _watched(searches: Sequence[Search], arguments: argparse.Namespace, console: Console) -> list[SearchScore]:
+    """The scores of all searches, or of those that end in time; progress is printed."""
+    began = time.monotonic()
+    scores: list[SearchScore] = []
+    for score in run_searches(searches, arguments.processes):
+        scores.append(score)
+        if len(scores) % max(1, len(searches) // 20) == 0:
+            console.print(f"{len(scores)} of {len(searches)} searches, {time.monotonic() - began:.0f} s")
+        if time.monotonic() - began > arguments.search_seconds:
+            break
+    return scores
+
+
+def complete_seeds(scores: Sequence[SearchScore], num_searches: int) -> list[SearchScore]:
+    """The scores of those seeds for which there are ``num_searches``: every policy over every recording."""
+    numbers = Counter(each.seed for each in scores)
+    return [each for each in scores if numbers[each.seed] == num_searches]
+
+
+def recording_folders(root: Path, names: Sequence[str]) -> list[Path]:
+    """The recordings in a folder, in order of their names; all of them, or those that are named.
+
+    Raises:
+        AutotuneError: there is none, or not that one.
+    """
+    found = {path.parent.name: path.parent for path in sorted(root.glob("*/study.yaml"))}
+    missing = [name for name in names if name not in found]
+    if missing or not found:
+        raise AutotuneError(f"{root}: has no recording {missing[0] if missing else ''}; found are {', '.join(found) or 'none'}")
+    return [found[name] for name in names or found]
+
+
+def policies_to_run(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The policies to run, random with cap among them, and those that are skipped with the library that they lack.
+
+    Raises:
+        AutotuneError: a name is none of the policies.
+    """
+    unknown = [name for name in asked if name not in POLICIES]
+    if unknown:
+        raise AutotuneError(f"--policies: found {unknown[0]}; accepted are {', '.join(POLICIES)}")
+    names = list(dict.fromkeys([*(asked or POLICIES), REFERENCE]))
+    skipped = {name: library for name in names if (library := missing_library(name)) is not None}
+    return [name for name in names if name not in skipped], skipped
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Replay everything, print and keep it."""
+    root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
+    if not root:
+        console.print(
+            f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}, a folder of recordings as docs/recording.md says"
+        )
+        return 2
+    try:
+        folders = recording_folders(Path(root).expanduser(), arguments.names)
+        policies, skipped = policies_to_run(arguments.policies)
+    except AutotuneError as error:
+        console.print(str(error), markup=False)
+        return 2
+    for name, library in skipped.items():
+        console.print(f"skipped: {name}, because {library} is not installed (the extra peers holds it)", markup=False)
+    started = circumstances()
+    searches = [
+        Search(recording=folder, policy=policy, seed=seed, num_workers=num_workers)
+        for seed in range(arguments.seeds)
+        for num_workers in arguments.workers
+        for folder in folders
+        for policy in policies
+    ]
+    console.print(f"{len(searches)} searches: {len(folders)} recordings, {', '.join(policies)}")
+    scores = complete_seeds(_watched(searches, arguments, console), len(searches) // arguments.seeds)
+    if not scores:
+        console.print("the time ended before every policy had made its first search everywhere")
+        return 2
+    decisions = {} if arguments.decision_seconds == 0 else measure_decisions(policies, arguments.decision_seconds)
+    summaries = summaries_of(scores)
+    print_summaries(console, summaries, scores, decisions)
+    settings: dict[str, Any] = {**vars(arguments), "recordings": [folder.name for folder in folders], "policies": policies}
+    result = {
+        "skipped": skipped,
+        "policies": summaries,
+        "budgets": BUDGETS,
+        "decision_times": decisions,
+        "searches": sorted(scores, key=lambda each: (each.num_workers, each.recording, each.policy, each.seed)),
+    }
+    path = write_result("search", started=started, settings=settings, result=result)
+    paths = [path, *write_figures(path.parent, path.stem.removeprefix("search-"), summaries)]
+    console.print("written to " + ", ".join(str(each) for each in paths), soft_wrap=True)
+    return 0
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Read the command line, run, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__.partition("\n")[0])
+    parser.add_argument("--recordings", help=f"folder of recordings, one folder each; else the variable {RECORDINGS_VARIABLE}")
+    parser.add_argument("--names", type=_names, default=[], help="of recordings, with commas; else all")
+    parser.add_argument("--policies", type=_names, default=[], help=f"with commas; else all of {', '.join(POLICIES)}")
+    parser.add_argument("--seeds", type=int, default=10, help="searches of each policy over each recording")
+    parser.add_argument("--workers", type=_numbers, default=[1, 8], help="numbers of virtual workers, with commas")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to replay with; 0: in this one")
+    parser.add_argument("--search-seconds", type=float, default=math.inf, help="most seconds to replay for; only whole seeds count")
+    parser.add_argument(
+        "--decision-seconds", type=float, default=300, help="most seconds to bring a policy to 2,000 finished trials; 0: time no decisions"
+    )
+    return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 200))
+
+
+def _names(text: str) -> list[str]:
+    return [each for each in text.split(",") if each]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

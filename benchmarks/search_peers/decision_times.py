@@ -1,0 +1,171 @@
+"""How long a policy takes to decide, with 100 and with 2,000 trials finished: on a recording that is made up.
+
+A policy over an Optuna study goes on from a study in which a random search with cap has finished so many trials; any other has to
+finish them itself, within a limit of time.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.recording import RecordedTrial, Recording
+from autotune.replay.simulation import replay
+from autotune.search.policy import Place, Trial
+from autotune.search.stopping import Decision
+from autotune.search.study import study_in_memory
+from autotune.space import Scalar, SearchSpace
+from benchmarks.search_peers.policies import POLICIES, MakePolicy, Policy
+
+NUM_FINISHED = (100, 2000)
+_NUM_MEASURED = 15
+_MOST_SECONDS_MEASURED = 30.0
+"""Of measuring, once so many trials are finished; at least one suggestion is measured."""
+_SPARE_TRIALS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionTime:
+    """Median milliseconds of a policy's decisions with so many trials finished."""
+
+    num_finished: int
+    suggestion_milliseconds: float
+    """From the evaluation at which a trial left its worker to the next one handed out, all verbs in between."""
+    evaluation_milliseconds: float | None
+    """Of a decision that a trial goes on; None where there was none."""
+    num_suggestions: int
+
+
+def decision_time(name: str, num_finished: int, *, limit_seconds: float) -> DecisionTime | None:
+    """Measure a policy; None where it has not finished so many trials within ``limit_seconds``."""
+    recording = made_up_recording(num_finished + _SPARE_TRIALS)
+    kind, timed = POLICIES[name], _Timed(num_finished, limit_seconds)
+    try:
+        if kind.takes_study:
+            _warm(recording, kind.make, timed)
+        else:
+            replay(recording, lambda place: timed.around(kind.make(recording, seed=0, place=place)), within=None)  # type: ignore[arg-type,return-value]  # it has the verbs
+    except _MeasuredError:
+        pass
+    if not timed.suggestions:
+        return None
+    return DecisionTime(
+        num_finished=num_finished,
+        suggestion_milliseconds=1e3 * median(timed.suggestions),
+        evaluation_milliseconds=1e3 * median(timed.evaluations) if timed.evaluations else None,
+        num_suggestions=len(timed.suggestions),
+    )
+
+
+def _warm(recording: Recording, make: MakePolicy, timed: "_Timed") -> None:
+    """Finish the trials by a random search with cap, and hand its study over to the policy in the middle of the replay."""
+    import optuna
+
+    study = study_in_memory(optuna.samplers.RandomSampler(seed=0))
+
+    def make_both(place: Place) -> "_Timed":
+        before = POLICIES["random_cap"].make(recording, seed=0, place=place, study=study)
+        return timed.around(before, then=lambda: make(recording, seed=0, place=place, study=study))
+
+    replay(recording, make_both, within=None)  # type: ignore[arg-type]  # it has the verbs
+
+
+class _MeasuredError(Exception):
+    """Enough has been measured, or it takes too long: the replay is left."""
+
+
+class _Timed:
+    """A policy whose verbs are timed from a number of finished trials on."""
+
+    def __init__(self, num_finished: int, limit_seconds: float) -> None:
+        self._num_left = num_finished
+        self._limit = time.perf_counter() + limit_seconds
+        self._waiting = 0.0
+        self.suggestions: list[float] = []
+        self.evaluations: list[float] = []
+
+    def around(self, policy: Policy, then: Callable[[], Policy] | None = None) -> "_Timed":
+        """Time this policy; ``then`` makes the one that takes its place when the trials are finished."""
+        self._policy, self._then = policy, then
+        return self
+
+    def suggest(self) -> Trial | None:
+        """The policy's, timed."""
+        if self._num_left == 0 and self._then is not None:
+            self._policy, self._then = self._then(), None
+            self._waiting = 0.0
+            self._limit = time.perf_counter() + _MOST_SECONDS_MEASURED
+        elif time.perf_counter() > self._limit or len(self.suggestions) >= _NUM_MEASURED:
+            raise _MeasuredError
+        began = time.perf_counter()
+        trial = self._policy.suggest()
+        self._waiting += time.perf_counter() - began
+        if self._num_left == 0:
+            self.suggestions.append(self._waiting)
+        self._waiting = 0.0
+        return trial
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        """The policy's, timed."""
+        began = time.perf_counter()
+        decision = self._policy.observe(number, evaluation)
+        seconds = time.perf_counter() - began
+        if decision is not Decision.CONTINUE:
+            self._waiting += seconds
+        elif self._num_left == 0 and self._then is None:
+            self.evaluations.append(seconds)
+        return decision
+
+    def finish(self, result: TrialResult) -> None:
+        """The policy's, timed."""
+        began = time.perf_counter()
+        self._policy.finish(result)
+        self._waiting += time.perf_counter() - began
+        self._num_left = max(0, self._num_left - 1)
+
+
+def made_up_recording(num_trials: int) -> Recording:
+    """Trials drawn by chance in a space of seven parameters, of eight evaluations each; about a tenth reach the target."""
+    rng = np.random.default_rng(0)
+    numbers = {f"rate_{index}": {"type": "float", "low": 1e-5, "high": 1.0, "log": True} for index in range(4)}
+    space = SearchSpace.from_mapping(
+        {**numbers, "share": {"type": "float", "low": 0, "high": 1}, "width": {"type": "int", "low": 16, "high": 512}, "kind": ["a", "b"]},
+        "made up",
+    )
+    trials = []
+    for number in range(num_trials):
+        suggestion = space.suggest(_Drawn(rng))
+        distances = [abs(np.log10(suggestion.values[f"rate_{index}"]) + 2.5) / 2.5 for index in range(4)]
+        quality = 1.0 - float(np.mean(distances)) + 0.05 * float(rng.standard_normal())
+        seconds = (1.0 + suggestion.values["width"] / 256) * np.arange(1, 9)
+        metrics = quality * (1 - 0.6 ** np.arange(1, 9))
+        trials.append(
+            RecordedTrial(
+                number=number,
+                suggestion=suggestion,
+                steps=tuple(float(each) for each in range(1, 9)),
+                train_seconds=tuple(float(each) for each in seconds),
+                metrics=tuple(float(each) for each in metrics),
+            )
+        )
+    value = float(np.quantile([max(each.metrics) for each in trials], 0.9))
+    return Recording(target=Target(metric="quality", value=value, mode="max", max_train_seconds=30.0), space=space, trials=tuple(trials))
+
+
+class _Drawn:
+    """Draws what a space asks for."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+        return float(np.exp(self._rng.uniform(np.log(low), np.log(high))) if log else self._rng.uniform(low, high))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._rng.integers(low, high, endpoint=True))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        return choices[int(self._rng.integers(len(choices)))]

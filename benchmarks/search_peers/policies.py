@@ -1,0 +1,161 @@
+"""The searches that are compared, by name, each made for one recording.
+
+A policy is anything with the verbs of ``SearchPolicy`` that a replay asks: ``suggest``, ``observe`` and ``finish``. Those of this
+package and of Optuna are made of the groups of ``conf/``; the others drive a library by its own interface. A library that is not
+installed is named by ``missing_library``.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import optuna
+
+from autotune.config.build import accepted_arguments, build_partial, call
+from autotune.config.compose import Composed, Composer
+from autotune.measurement import Evaluation, TrialResult
+from autotune.objective import AmortisedTime
+from autotune.recording import Recording
+from autotune.search.policy import Place, SearchPolicy, Trial
+from autotune.search.seeds import derived_seed
+from autotune.search.stopping import Decision
+from autotune.search.study import pausing_sampler, study_in_memory
+
+
+class Policy(Protocol):
+    """What a replay asks of a search."""
+
+    def suggest(self) -> Trial | None:
+        """The next trial to train, or a paused one to go on with; None where there is none."""
+        ...
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        """Whether a running trial goes on after an evaluation."""
+        ...
+
+    def finish(self, result: TrialResult) -> object:
+        """A trial ended."""
+        ...
+
+
+MakePolicy = Callable[..., Policy]
+"""Called with a recording, and with ``seed``, ``place`` and ``study``: an Optuna study of earlier trials, or None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyKind:
+    """One of the searches that are compared."""
+
+    make: MakePolicy
+    library: str | None = None
+    """Module that it needs besides this package, as it is imported."""
+    takes_study: bool = True
+    """Whether it can go on from an Optuna study that another search made."""
+
+
+def missing_library(name: str) -> str | None:
+    """The module that a policy needs and that is not installed; None where nothing is missing."""
+    library = POLICIES[name].library
+    return library if library is not None and importlib.util.find_spec(library) is None else None
+
+
+def _from_groups(search: str, stopping: str) -> MakePolicy:
+    """The policy of ``search=... stopping=...``."""
+
+    def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+        composed = _composed(search, stopping)
+        objective = AmortisedTime(num_trainings=1)
+        made = build_partial(composed.config.stopping, (), "stopping")
+        rule = call(made, "stopping", **accepted_arguments(made, {"objective": objective}))
+        return _search_policy(recording, _sampler(recording, composed, seed), rule, seed=seed, place=place, study=study)
+
+    return make
+
+
+def _asha_pruned(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+    from benchmarks.search_peers.asha import AshaStopping  # Ray takes seconds to import
+
+    sampler = _sampler(recording, _composed("tpe", "none"), seed)
+    return _search_policy(recording, sampler, AshaStopping(recording.target), seed=seed, place=place, study=study)
+
+
+def _asha_stock(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+    from benchmarks.search_peers.asha import AshaStopping, StockSearch
+
+    assert study is None, "a stock search tells elapsed seconds, which a study of this package's does not hold"
+    return StockSearch(recording, _sampler(recording, _composed("tpe", "none"), seed), AshaStopping(recording.target), place)
+
+
+def _syne_tune(scheduler: str) -> MakePolicy:
+    def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+        from benchmarks.search_peers.syne_tune_search import SyneTuneSearch  # an optional library
+
+        assert study is None, "Syne Tune knows no Optuna study"
+        return SyneTuneSearch(recording, scheduler, seed=seed, place=place)
+
+    return make
+
+
+def _smac(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+    from benchmarks.search_peers.smac_search import SmacSearch  # an optional library
+
+    assert study is None, "SMAC knows no Optuna study"
+    return SmacSearch(recording, seed=seed, place=place)
+
+
+POLICIES: dict[str, PolicyKind] = {
+    "random": PolicyKind(make=_from_groups("random", "none")),
+    "random_cap": PolicyKind(make=_from_groups("random", "cap")),
+    "tpe": PolicyKind(make=_from_groups("tpe", "none")),
+    "tpe_cap": PolicyKind(make=_from_groups("tpe", "cap")),
+    "gp_cap": PolicyKind(make=_from_groups("gp", "cap")),
+    "tpe_asha_stock": PolicyKind(make=_asha_stock, takes_study=False),
+    "tpe_asha_pruned": PolicyKind(make=_asha_pruned),
+    "freeze_thaw": PolicyKind(make=_from_groups("freeze_thaw", "cap")),
+    "syne_tune_asha": PolicyKind(make=_syne_tune("asha"), library="syne_tune", takes_study=False),
+    "syne_tune_bohb": PolicyKind(make=_syne_tune("bohb"), library="syne_tune", takes_study=False),
+    "smac": PolicyKind(make=_smac, library="smac", takes_study=False),
+}
+
+
+@lru_cache
+def _composed(search: str, stopping: str) -> Composed:
+    return Composer([f"search={search}", f"stopping={stopping}", "search.num_trials=null"]).compose()
+
+
+def _sampler(recording: Recording, composed: Composed, seed: int) -> Any:
+    """The sampler of a configuration, as ``autotune.replay`` makes it."""
+    made = build_partial(composed.config.search.sampler, (), "search.sampler")
+    offered = {
+        "seed": derived_seed(seed, "sampler 0"),
+        "space": recording.space,
+        "target": recording.target,
+        "objective": AmortisedTime(num_trainings=1),
+    }
+    return call(made, "search.sampler", **accepted_arguments(made, offered))
+
+
+def _search_policy(
+    recording: Recording, sampler: Any, stopping: Any, *, seed: int, place: Place, study: optuna.Study | None
+) -> SearchPolicy:
+    """This package's policy, over a study of earlier trials where there is one."""
+    if study is None:
+        study = study_in_memory(sampler)
+    elif pausing_sampler(sampler) is None:
+        study.sampler = sampler
+    return SearchPolicy(
+        study=study,
+        space=recording.space,
+        baseline=None,
+        has_baseline=False,
+        stopping=stopping,
+        objective=AmortisedTime(num_trainings=1),
+        target=recording.target,
+        seed=seed,
+        num_trials=None,
+        max_errors_in_a_row=3,
+        pausing=pausing_sampler(sampler),
+        place=place,
+    )

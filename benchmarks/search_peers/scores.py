@@ -1,0 +1,195 @@
+"""What is said of a search over a recording, and of many searches by one policy.
+
+The **cost multiple** is the device seconds until a trial within 10% of the recording's best time to target has reached it, over
+that best time: how many of the best possible trainings the search costs. A search that ended without one, because its policy threw
+the last one away, is charged for a plain random search without cap on top of all it spent: someone who still wants the
+configuration would have to begin again.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.measurement import Outcome
+from autotune.recording import Recording
+from autotune.replay.simulation import Trace
+
+WITHIN = 0.1
+"""How far above the best recorded time to target a trial may be to end the search."""
+TOP_FRACTION = 0.05
+"""Share of a recording's trials, the fastest to the target, whose loss is counted."""
+BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+"""Budgets of the regret curve, in multiples of the best recorded time to target."""
+_NUM_RESAMPLES = 4000
+_THROWN_AWAY = (Outcome.CAPPED, Outcome.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchScore:
+    """One search over one recording."""
+
+    recording: str
+    policy: str
+    seed: int
+    num_workers: int
+    cost_multiple: float
+    threw_last_winner_away: bool
+    num_top_started: int
+    """Trials of the recording's top 5% that were begun."""
+    num_top_lost: int
+    """Of those, the ones that were stopped although they would have been the best so far."""
+    num_trials: int
+    best_ratios: tuple[float, ...]
+    """At each of ``BUDGETS``: the best time to target so far over the best recorded one; ``max_train_seconds`` where there is none yet."""
+    wall_seconds: float
+    """Of the computer that replayed it."""
+
+
+def score_trace(recording: Recording, trace: Trace, random_seconds: float) -> dict[str, Any]:
+    """The fields of a ``SearchScore`` that follow from a trace.
+
+    Args:
+        random_seconds: device seconds of a plain random search without cap; taken only where no winner was found.
+    """
+    best = recording.best_seconds
+    assert best is not None, "a recording in which no trial reaches the target says nothing"
+    found = trace.seconds_until(recording, WITHIN)
+    spent = max((each.stopped_seconds for each in trace.stretches), default=0.0) * trace.num_workers
+    started, lost = top_trials(recording, trace)
+    return {
+        "cost_multiple": (spent + random_seconds if found is None else found) / best,
+        "threw_last_winner_away": found is None,
+        "num_top_started": started,
+        "num_top_lost": lost,
+        "num_trials": len({each.trial for each in trace.stretches}),
+        "best_ratios": _best_ratios(recording, trace, best),
+    }
+
+
+def top_trials(recording: Recording, trace: Trace) -> tuple[int, int]:
+    """How many of the recording's fastest trials were begun, and how many of those a stop threw away.
+
+    Thrown away is a trial that ended CAPPED or STOPPED although its recorded time to target was below the best one at that
+    moment. A paused trial is not, nor one that was at work when the search ended because another had won.
+    """
+    times = {each.number: seconds for each in recording.trials if (seconds := each.time_to_target(recording.target)) is not None}
+    num_top = math.ceil(TOP_FRACTION * len(recording.trials))
+    top = set(sorted(times, key=lambda number: times[number])[:num_top])
+    enough = (1 + WITHIN) * min(times.values())
+    best, started, lost = math.inf, set(), 0
+    for each in trace.stretches:
+        if each.trial in top:
+            started.add(each.trial)
+            lost += each.outcome in _THROWN_AWAY and times[each.trial] < best
+        if each.outcome == Outcome.REACHED:
+            best = min(best, each.train_seconds)
+            if best <= enough:
+                break  # what was at work then is STOPPED, by nobody's decision
+    return len(started), lost
+
+
+def _best_ratios(recording: Recording, trace: Trace, best: float) -> tuple[float, ...]:
+    reached = [
+        (each.stopped_seconds * trace.num_workers, each.train_seconds) for each in trace.stretches if each.outcome == Outcome.REACHED
+    ]
+    none_yet = recording.target.max_train_seconds
+    return tuple(min((seconds for spent, seconds in reached if spent <= budget * best), default=none_yet) / best for budget in BUDGETS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySummary:
+    """All searches by one policy with one number of workers."""
+
+    policy: str
+    num_workers: int
+    num_recordings: int
+    num_searches: int
+    geometric_mean: float
+    """Of the cost multiples, over recordings and seeds, with its 95% interval."""
+    low: float
+    high: float
+    ninetieth_percentile: float
+    """Of the cost multiples of all searches."""
+    relative: float
+    """Geometric mean over that of random with cap on the same recordings and seeds, with its 95% interval."""
+    relative_low: float
+    relative_high: float
+    worst_recording: str
+    """Where the geometric mean is highest relative to random with cap."""
+    worst_relative: float
+    threw_last_winner_away_fraction: float
+    lost_winners_fraction: float | None
+    """Of the top 5% of trials that were begun; None where none was."""
+    regrets: tuple[float, ...]
+    """At each of ``BUDGETS``: geometric mean of the best time so far over the best recorded one, less 1."""
+    wall_seconds: float
+    """Median of a search."""
+
+
+def summarise(scores: Sequence[SearchScore], reference: Sequence[SearchScore]) -> PolicySummary:
+    """What is said of a policy.
+
+    Args:
+        scores: of one policy with one number of workers, every recording with the same seeds.
+        reference: of random with cap, for the same recordings and seeds.
+    """
+    logs, names = _logs(scores)
+    differences = logs - _logs(reference)[0]
+    by_recording = differences.mean(axis=1)
+    worst = int(by_recording.argmax())
+    low, high = interval(logs)
+    relative_low, relative_high = interval(differences)
+    started = sum(each.num_top_started for each in scores)
+    return PolicySummary(
+        policy=scores[0].policy,
+        num_workers=scores[0].num_workers,
+        num_recordings=len(names),
+        num_searches=len(scores),
+        geometric_mean=float(np.exp(logs.mean())),
+        low=low,
+        high=high,
+        ninetieth_percentile=float(np.exp(np.quantile(logs, 0.9))),
+        relative=float(np.exp(differences.mean())),
+        relative_low=relative_low,
+        relative_high=relative_high,
+        worst_recording=names[worst],
+        worst_relative=float(np.exp(by_recording[worst])),
+        threw_last_winner_away_fraction=float(np.mean([each.threw_last_winner_away for each in scores])),
+        lost_winners_fraction=sum(each.num_top_lost for each in scores) / started if started else None,
+        regrets=tuple(float(each) for each in np.exp(np.log([each.best_ratios for each in scores]).mean(axis=0)) - 1),
+        wall_seconds=float(np.median([each.wall_seconds for each in scores])),
+    )
+
+
+def geometric_means(scores: Sequence[SearchScore]) -> Mapping[str, float]:
+    """Geometric mean of the cost multiples over seeds, by recording."""
+    logs, names = _logs(scores)
+    return {name: float(value) for name, value in zip(names, np.exp(logs.mean(axis=1)), strict=True)}
+
+
+def interval(logs: np.ndarray) -> tuple[float, float]:
+    """95% interval of the exponential of a mean of ``[recordings, seeds]``, by the bootstrap.
+
+    Recordings are resampled, and seeds within each: both would be others another time. One search alone has no upper end.
+
+    Source: Davison and Hinkley, "Bootstrap Methods and their Application" (1997), section 3.8, on two stages.
+    """
+    if logs.size == 1:
+        return 0.0, math.inf
+    rng = np.random.default_rng(0)
+    num_recordings, num_seeds = logs.shape
+    recordings = rng.integers(num_recordings, size=(_NUM_RESAMPLES, num_recordings, 1))
+    seeds = rng.integers(num_seeds, size=(_NUM_RESAMPLES, num_recordings, num_seeds))
+    low, high = np.exp(np.quantile(logs[recordings, seeds].mean(axis=(1, 2)), [0.025, 0.975]))
+    return float(low), float(high)
+
+
+def _logs(scores: Sequence[SearchScore]) -> tuple[np.ndarray, list[str]]:
+    """Logarithms of the cost multiples ``[recordings, seeds]``, and the recordings' names."""
+    names = sorted({each.recording for each in scores})
+    by_place = {(each.recording, each.seed): math.log(each.cost_multiple) for each in scores}
+    seeds = sorted({each.seed for each in scores})
+    return np.array([[by_place[name, seed] for seed in seeds] for name in names]), names
