@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.config.build import accepted_arguments, build_partial, call
+from autotune.config.build import build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
@@ -173,12 +173,11 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
 
 
 def _open_storage(plan: StudyPlan) -> Study:
-    made = build_partial(plan.config.search.sampler, plan.trial.allowed_targets, "search.sampler")
     return open_study(
         plan.name,
         plan.folder,
         storage_url=plan.config.search.storage,
-        make_sampler=lambda seed: call(made, "search.sampler", **accepted_arguments(made, {"seed": seed})),
+        make_sampler=plan.sampler,
         seed=plan.config.study.seed,
         definition=plan.definition(),
     )

@@ -14,6 +14,7 @@ from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
 from autotune.search.stopping import StoppingRule
+from autotune.search.study import pausing_sampler, quiet_optuna
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.training.device import Capabilities, unsupported, uses_cuda
 from autotune.training.run import check_training
@@ -87,6 +88,23 @@ class StudyPlan:
             raise ConfigError(f"stopping: {self.config.stopping['_target_']} has no observe(trial, evaluation)")
         return rule  # type: ignore[no-any-return]  # has just been asked
 
+    def sampler(self, seed: int) -> object:
+        """A sampler of this study's own.
+
+        Raises:
+            ConfigError: it cannot be made, or it pauses trials.
+        """
+        quiet_optuna()
+        made = build_partial(self.config.search.sampler, self.trial.allowed_targets, "search.sampler")
+        offered = {"seed": seed, "space": self.space, "target": self.trial.target, "objective": self.objective}
+        sampler = call(made, "search.sampler", **accepted_arguments(made, offered))
+        if pausing_sampler(sampler) is not None:
+            raise ConfigError(
+                f"search.sampler: {type(sampler).__name__} pauses trials, which python -m autotune.replay does, but workers cannot yet; "
+                f"accepted is an Optuna sampler, as in search=tpe"
+            )
+        return sampler
+
 
 def workload_of(composed: Composed) -> str:
     """What is trained on what, such as ``simple_cnn-digits``."""
@@ -142,6 +160,7 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
         capabilities=capabilities,
     )
     plan.stopping()
+    plan.sampler(0)
     return plan
 
 

@@ -110,10 +110,9 @@ class FreezeThawSampler:
         self._curves = CurveModel(self._cube.num_features)
         self._rates = RateModel(self._cube.num_features)
         self._num_learnt_of = 0
-        self._num_promoted = 0
         self._is_hoped_for: bool | None = None
+        self._least_gap = 1.0
         self._hopes = {True: _Hopes(), False: _Hopes()}
-        self._unit: float | None = None
         self._chosen: int | Suggestion | None = None
         """What a decision about a running trial found to be better than going on with it."""
 
@@ -174,15 +173,13 @@ class FreezeThawSampler:
     def _note(self, trial: _Trial, evaluation: Evaluation) -> None:
         seconds = max(self._objective.lower_bound(evaluation), 1e-6)
         if math.isfinite(evaluation.metric):
+            if len(trial.curve) == 1:
+                self._least_gap = min(self._least_gap, seconds / trial.curve[0][1] - 1)
             trial.curve.append((max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
 
     def _next_seconds(self, trial: _Trial) -> float:
-        """When the trial's next evaluation is to be expected, as second evaluations came after first ones so far."""
-        pairs = [each.curve[:2] for each in self._trials.values() if len(each.curve) > 1]
-        gap = float(np.median([second[1] / first[1] - 1 for first, second in pairs])) if pairs else 1.0
-        seconds = trial.curve[-1][1] if trial.curve else 0.0
-        first = trial.curve[0][1] if trial.curve else 0.0
-        return seconds + min(gap, 1.0) * first
+        """The soonest that the trial's next evaluation is to be expected, as a second evaluation came after a first one so far."""
+        return trial.curve[-1][1] + self._least_gap * trial.curve[0][1] if trial.curve else 0.0
 
     def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
         """A new point, or the number of a paused trial or of the running one ``beside`` them."""
@@ -194,37 +191,31 @@ class FreezeThawSampler:
             return self._draw(rng, 1)[0]
         if not seen or not (new or waiting):
             return None
-        promoted = self._promoted(waiting, seen, rng)
+        promoted = self._promoted(waiting, seen)
         if promoted is not None:
             return promoted
         self._learn(seen, rng)
         smallest = min(step for trial in seen for step, _, _ in trial.curve)
         drawn = self._draw(rng, self._num_candidates) if new else []
-        points = (
-            np.concatenate([self._cube.encode(drawn), [self._trials[number].point for number in waiting]])
-            if waiting
-            else (self._cube.encode(drawn))
-        )
+        points = np.concatenate([self._cube.encode(drawn), *(self._trials[number].point[None] for number in waiting)])
+        is_drawn = np.arange(len(points)) < len(drawn)
         indices, soon = self._indices(points, [-1] * len(drawn) + waiting, smallest)
-        is_new = np.arange(len(points)) < len(drawn)
-        indices = indices + np.log(np.where(is_new, self._hopes[True].share, self._hopes[False].share))
+        indices += np.log(np.where(is_drawn, self._hopes[True].share, self._hopes[False].share))
         best = int(indices.argmax())
-        self._hopes[bool(is_new[best])].was_raised(float(soon[best]))
-        if is_new[best]:
+        self._hopes[bool(is_drawn[best])].was_raised(float(soon[best]))
+        if is_drawn[best]:
             self._is_hoped_for = True
             return drawn[best]
-        self._trials[waiting[best - len(drawn)]].is_hoped_for = False
-        return waiting[best - len(drawn)]
+        chosen = waiting[best - len(drawn)]
+        self._trials[chosen].is_hoped_for = False
+        return chosen
 
     def _draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
         by_chance = _Chance(rng)
         return [self._space.suggest(by_chance) for _ in range(count)]
 
-    def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial], rng: np.random.Generator) -> int | None:
-        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first.
-
-        Every other one is drawn by chance: where the best metrics are those of trainings that are stuck, others must be seen to rise.
-        """
+    def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial]) -> int | None:
+        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first."""
         first = min(trial.curve[0][1] for trial in seen)
         horizon = min(self._best, self._target.max_train_seconds)
         levels = [_level(trial.curve[-1][1], first) for trial in seen]
@@ -234,10 +225,7 @@ class FreezeThawSampler:
             if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
                 here = [number for number in waiting if _level(self._trials[number].curve[-1][1], first) == level]
                 if here:
-                    self._num_promoted += 1
-                    if self._num_promoted % 2:
-                        return min(here, key=lambda number: self._trials[number].curve[-1][2])
-                    return here[int(rng.integers(len(here)))]
+                    return min(here, key=lambda number: self._trials[number].curve[-1][2])
         return None
 
     def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
@@ -270,33 +258,32 @@ class FreezeThawSampler:
         """Shortfalls far above it are told apart by their ratio, those below by their difference: what the better trials lack."""
         least = np.array([min(shortfall for _, _, shortfall in trial.curve) for trial in seen])
         short = least[least > 0]
-        return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else self._unit or 1e-9
+        return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else 1e-9
 
     def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float) -> tuple[Array, Array]:
         """Of each point or waiting trial: the logarithm of what is expected to be won a second, and the chance to win soon."""
         features = self._cube.features(points)
         log_rates, deviations = self._rates.predict(features)
-        spent, steps = np.zeros(len(points)), np.zeros(len(points))
+        spent, soonest = np.zeros(len(points)), np.zeros(len(points))
         for row, number in enumerate(numbers):
             if number >= 0:
-                steps[row], spent[row], _ = self._trials[number].curve[-1]
-                log_rates[row], deviations[row] = math.log(spent[row] / steps[row]), _KNOWN_RATE
+                step, spent[row], _ = self._trials[number].curve[-1]
+                soonest[row] = self._next_seconds(self._trials[number])
+                log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
         has_best = math.isfinite(self._best)
         best = min(self._best, self._target.max_train_seconds)
         last = best * _WIN if has_best else best
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
         times = np.geomspace(first, last, _NUM_TIMES)
         log_steps = np.log(times)[:, None] - log_rates  # [times, points]
-        evaluations = np.maximum(np.floor(np.exp(log_steps) / smallest_step + 0.05), 1)  # metrics are known at whole ones only
-        rows = np.log(evaluations * smallest_step).ravel()
+        rows = np.maximum(log_steps, math.log(smallest_step)).ravel()
         means, spreads = self._curves.predict(np.tile(features, (_NUM_TIMES, 1)), rows, np.tile(np.array(numbers, dtype=float), _NUM_TIMES))
         by_then = log_ndtr(means / spreads).reshape(log_steps.shape)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
         cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5)
         index = by_then + evaluated + np.log(won)[:, None] - np.log(cost)
-        is_new = np.where(spent > 0, evaluations > np.floor(steps / smallest_step + 0.05), True)
-        counts = is_new & (times[:, None] > spent * 1.001)
+        counts = (times[:, None] > spent * 1.001) & (times[:, None] >= soonest * 0.999)
         soon = np.exp(by_then + evaluated)[counts.argmax(axis=0), np.arange(len(points))]
         return np.where(counts, index, -np.inf).max(axis=0), np.where(counts.any(axis=0), soon, 0.0)
 

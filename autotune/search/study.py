@@ -69,11 +69,6 @@ def open_study(
             f"study.name"
         )
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
-    if pausing_sampler(sampler) is not None:
-        raise ConfigError(
-            f"search.sampler: {type(sampler).__name__} pauses trials, which autotune.replay does, but workers cannot yet; "
-            f"accepted is an Optuna sampler, as in search=tpe"
-        )
     study.sampler = _optuna_sampler(sampler)
     return study
 
