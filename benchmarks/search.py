@@ -21,9 +21,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,17 @@ def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[Sea
     if num_processes == 0:
         yield from map(run_search, searches)
         return
-    for name in _THREAD_VARIABLES:  # read as the libraries are imported: in the new processes, before anything else is
-        os.environ[name] = "1"
-    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+    with _processes(num_processes) as pool:
         yield from pool.imap_unordered(run_search, searches)
 
 
-def measure_decisions(policies: Iterable[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:
+def _processes(number: int) -> Pool:
+    """New processes of one thread each; the variables are read as the libraries are imported in them."""
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    return multiprocessing.get_context("spawn").Pool(number)
+
+
+def measure_decisions(policies: Sequence[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:
     """Decision times of each policy, at each of ``NUM_FINISHED``; where one is not come to, larger ones are not tried."""
     quiet_optuna()
     found: dict[str, list[DecisionTime | None]] = {}
@@ -253,7 +258,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if not scores:
         console.print("the time ended before every policy had made its first search everywhere")
         return 2
-    decisions = {} if arguments.decision_seconds == 0 else measure_decisions(policies, arguments.decision_seconds)
+    decisions = {}
+    if arguments.decision_seconds > 0:
+        with _processes(1) as pool:
+            decisions = pool.apply(measure_decisions, (policies, arguments.decision_seconds))
     summaries = summaries_of(scores)
     print_summaries(console, summaries, scores, decisions)
     settings: dict[str, Any] = {**vars(arguments), "recordings": [folder.name for folder in folders], "policies": policies}

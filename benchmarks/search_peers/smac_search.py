@@ -7,6 +7,7 @@ at which it is to be cut off, here ``cap_seconds``. A trial that was cut off cos
 Source: SMAC3 2.4, Scenario.adaptive_capping and Intensifier; Hutter et al., "ParamILS" (JAIR 36, 2009), section 4, on capping.
 """
 
+import logging
 import math
 import tempfile
 import warnings
@@ -46,6 +47,7 @@ class SmacSearch:
         )
         intensifier = AlgorithmConfigurationFacade.get_intensifier(scenario, max_config_calls=1)
         self._smac = AlgorithmConfigurationFacade(scenario, intensifier=intensifier, logging_level=False, overwrite=True)
+        logging.getLogger("smac").setLevel(logging.CRITICAL)  # lines about each point of a finite space that it has had
         self._infos: list[TrialInfo] = []
         self._num_told = 0
 
@@ -55,7 +57,7 @@ class SmacSearch:
             warnings.simplefilter("ignore")
             try:
                 asked = self._smac.ask()
-            except (ConfigurationSpaceExhaustedException, StopIteration, RuntimeError):
+            except (ConfigurationSpaceExhaustedException, StopIteration):
                 asked = TrialInfo(self._space.sample_configuration(), seed=0)
         placed = self._place(self._flat.suggestion(dict(asked.config)))
         if placed is None:
