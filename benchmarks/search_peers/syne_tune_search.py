@@ -34,6 +34,7 @@ class SyneTuneSearch:
 
     def __init__(self, recording: Recording, scheduler: str, *, seed: int, place: Place) -> None:
         logging.getLogger("syne_tune").setLevel(logging.ERROR)  # a warning about an argument that its own ASHA passes
+        np.random.seed(derived_seed(seed, "syne tune"))  # its searchers draw from numpy's own generator too
         target = recording.target
         self._flat = FlatDomains(recording.space)
         self._place = place
