@@ -74,8 +74,9 @@ def read_recording(folder: Path) -> Recording:
     points = _read_table(folder / "trials.parquet", ("trial",))
     curves = _read_table(folder / "curves.parquet", ("trial", "step", "train_seconds", "metric"))
     rows: dict[int, list[tuple[float, float, float]]] = {}
-    for number, *row in zip(*(curves[name] for name in ("trial", "step", "train_seconds", "metric")), strict=True):
-        rows.setdefault(number, []).append(tuple(math.nan if each is None else float(each) for each in row))  # type: ignore[arg-type]
+    for number, *found in zip(*(curves[name] for name in ("trial", "step", "train_seconds", "metric")), strict=True):
+        step, second, metric = (math.nan if each is None else float(each) for each in found)
+        rows.setdefault(number, []).append((step, second, metric))
     trials = []
     for index, number in enumerate(points["trial"]):
         steps, seconds, metrics = zip(*sorted(rows[number], key=lambda row: row[:2]), strict=True) if number in rows else ((), (), ())

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -110,13 +111,21 @@ def _told(runs: Sequence[RunTime]) -> dict[str, Any]:
     }
 
 
+def _relative(settings: Any) -> Any:
+    """Settings with the paths of this machine as seen from here."""
+    if isinstance(settings, Mapping):
+        return {key: _relative(each) for key, each in settings.items()}
+    return settings.removeprefix(f"{Path.cwd()}/") if isinstance(settings, str) else settings
+
+
 def measure(name: str, *, num_pairs: int, num_picking_seeds: int) -> dict[str, Any]:
     """One comparison: with the experiment's settings, and with each side's best."""
     sides, said = COMPARISONS[name], list[str]()
     composer = Composer([*sides.common, "device=cpu", "target.max_train_seconds=600"])
     configs = {side: composer.compose(overrides).trial for side, overrides in (("without", sides.without), ("having", sides.having))}
     train_missing_sources(composer, said.append)
-    found: dict[str, Any] = {"sides": sides, "sources": said, "configs": {side: each.as_dict() for side, each in configs.items()}}
+    told = {side: _relative(each.as_dict()) for side, each in configs.items()}
+    found: dict[str, Any] = {"sides": sides, "sources": said, "configs": told}
     found["same_settings"] = compare(configs["without"], configs["having"], num_pairs)
     _print(name, "same settings", found["same_settings"])
     grids = {side: grid(composer, each, sides.beside_rate) for side, each in (("without", sides.without), ("having", sides.having))}

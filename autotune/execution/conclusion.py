@@ -22,7 +22,8 @@ from autotune.recording import write_recording
 from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
 from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
-from autotune.search.policy import LEAST_REACHED, SearchPolicy, importances
+from autotune.search.importances import LEAST_REACHED, importances
+from autotune.search.policy import SearchPolicy
 from autotune.training.versions import versions
 
 

@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.config.build import accepted_arguments, build_partial, call
+from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
+from autotune.search.parts import make_sampler, make_stopping
+from autotune.search.pausing import pausing_sampler
 from autotune.search.stopping import StoppingRule
-from autotune.search.study import pausing_sampler, quiet_optuna
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.training.device import Capabilities, unsupported, uses_cuda
 from autotune.training.run import check_training
@@ -82,11 +83,7 @@ class StudyPlan:
         Raises:
             ConfigError: it cannot be made, or has no ``observe``.
         """
-        made = build_partial(self.config.stopping, self.trial.allowed_targets, "stopping")
-        rule = call(made, "stopping", **accepted_arguments(made, {"objective": self.objective}))
-        if not callable(getattr(rule, "observe", None)):
-            raise ConfigError(f"stopping: {self.config.stopping['_target_']} has no observe(trial, evaluation)")
-        return rule  # type: ignore[no-any-return]  # has just been asked
+        return make_stopping(self.config.stopping, self.trial.allowed_targets, self.objective)
 
     def sampler(self, seed: int) -> object:
         """A sampler of this study's own.
@@ -94,10 +91,8 @@ class StudyPlan:
         Raises:
             ConfigError: it cannot be made, or it pauses trials.
         """
-        quiet_optuna()
-        made = build_partial(self.config.search.sampler, self.trial.allowed_targets, "search.sampler")
-        offered = {"seed": seed, "space": self.space, "target": self.trial.target, "objective": self.objective}
-        sampler = call(made, "search.sampler", **accepted_arguments(made, offered))
+        node, allowed = self.config.search.sampler, self.trial.allowed_targets
+        sampler = make_sampler(node, allowed, seed=seed, space=self.space, target=self.trial.target, objective=self.objective)
         if pausing_sampler(sampler) is not None:
             raise ConfigError(
                 f"search.sampler: {type(sampler).__name__} pauses trials, which python -m autotune.replay does, but workers cannot yet; "

@@ -43,10 +43,10 @@ def replay_command(arguments: Sequence[str]) -> int:
     line = parse_command_line("python -m autotune.replay", _PURPOSE, _EPILOG, arguments, takes="recording=DIR")
     request = _read(line.overrides)
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
-    from autotune.recording import read_recording  # noqa: PLC0415
+    from autotune.recording import read_recording  # noqa: PLC0415  # likewise
     from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
-    from autotune.replay.simulation import replay  # noqa: PLC0415
-    from autotune.replay.trace_file import write_trace  # noqa: PLC0415
+    from autotune.replay.simulation import replay  # noqa: PLC0415  # likewise
+    from autotune.replay.trace_file import write_trace  # noqa: PLC0415  # likewise
 
     import_user_code_from(line.config_dirs)
     composer = Composer(["search.num_trials=null", *request.overrides], line.config_dirs)

@@ -1,37 +1,53 @@
 """The search policy of a configuration, over a recording instead of a cluster."""
 
-from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.config.compose import Composed
-from autotune.errors import ConfigError
 from autotune.objective import AmortisedTime
 from autotune.recording import Recording
+from autotune.search.parts import make_sampler, make_stopping
+from autotune.search.pausing import pausing_sampler
 from autotune.search.policy import Place, SearchPolicy
 from autotune.search.seeds import derived_seed
-from autotune.search.study import pausing_sampler, quiet_optuna, study_in_memory
+from autotune.search.stopping import StoppingRule
+from autotune.search.study import Study, study_in_memory
 
 
-def replayed_policy(recording: Recording, composed: Composed, *, seed: int, place: Place) -> SearchPolicy:
+def replayed_policy(
+    recording: Recording,
+    composed: Composed,
+    *,
+    seed: int,
+    place: Place,
+    stopping: StoppingRule | None = None,
+    study: Study | None = None,
+) -> SearchPolicy:
     """The policy that ``search`` and ``stopping`` name, minimising recorded seconds to target.
+
+    Args:
+        stopping: in place of the rule that the configuration names.
+        study: of earlier trials, to go on from.
 
     Raises:
         ConfigError: a part of it cannot be made.
     """
-    quiet_optuna()
     config = composed.config
     objective = AmortisedTime(num_trainings=1)  # a recording has no build time
-    made = build_partial(config.search.sampler, config.allowed_targets, "search.sampler")
-    offered = {"seed": derived_seed(seed, "sampler 0"), "space": recording.space, "target": recording.target, "objective": objective}
-    sampler = call(made, "search.sampler", **accepted_arguments(made, offered))
-    made = build_partial(config.stopping, config.allowed_targets, "stopping")
-    stopping = call(made, "stopping", **accepted_arguments(made, {"objective": objective}))
-    if not callable(getattr(stopping, "observe", None)):
-        raise ConfigError(f"stopping: {config.stopping['_target_']} has no observe(trial, evaluation)")
+    sampler = make_sampler(
+        config.search.sampler,
+        config.allowed_targets,
+        seed=derived_seed(seed, "sampler 0"),
+        space=recording.space,
+        target=recording.target,
+        objective=objective,
+    )
+    made = study_in_memory(sampler)
+    if study is not None:
+        study.sampler = made.sampler
     return SearchPolicy(
-        study=study_in_memory(sampler),
+        study=study or made,
         space=recording.space,
         baseline=None,
         has_baseline=False,
-        stopping=stopping,
+        stopping=stopping or make_stopping(config.stopping, config.allowed_targets, objective),
         objective=objective,
         target=recording.target,
         seed=seed,

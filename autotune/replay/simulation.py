@@ -129,7 +129,7 @@ class _Replay:
             self._hand_out(now)
         for worker in sorted(self._at_work):  # the search ended while these were being trained
             training, since, seconds = self._at_work[worker]
-            training.seconds = seconds + now - since
+            training.seconds = seconds + (now - since)
             self._leave(worker, now, Outcome.STOPPED)
         return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
 
@@ -152,7 +152,7 @@ class _Replay:
         training = self._at_work[worker][0]
         stop, _ = training.next_stop(self._target.max_train_seconds)
         self._num_events += 1
-        heapq.heappush(self._events, (now + stop - training.seconds, self._num_events, worker))
+        heapq.heappush(self._events, (now + (stop - training.seconds), self._num_events, worker))
 
     def _step(self, worker: int, now: float) -> None:
         """What happens at a worker's next stop."""
@@ -220,7 +220,7 @@ def _evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
     return Evaluation(
         step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
         epoch=step,
-        samples=step,  # type: ignore[arg-type]
+        samples=step,  # type: ignore[arg-type]  # likewise
         build_seconds=0.0,
         prepare_seconds=0.0,
         train_seconds=seconds,

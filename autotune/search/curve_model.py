@@ -116,26 +116,26 @@ class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no t
     def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # as it is called
         return self.kernel(self._seen(X), self._seen(Y), eval_gradient)
 
-    def diag(self, X: Array) -> Array:  # noqa: N803
+    def diag(self, X: Array) -> Array:  # noqa: N803  # as it is called
         """The kernel's diagonal."""
-        return self.kernel.diag(self._seen(X))  # type: ignore[no-any-return]
+        return self.kernel.diag(self._seen(X))  # type: ignore[no-any-return]  # scikit-learn has no types
 
 
 def _on(columns: slice, kernel: Kernel) -> Kernel:
     return _OnColumns(kernel, (columns.start, columns.stop))
 
 
-class _SameTrial(Kernel):  # type: ignore[misc]
+class _SameTrial(Kernel):  # type: ignore[misc]  # scikit-learn has no types
     """One where two rows are of the same trial, zero elsewhere."""
 
     def __init__(self, column: slice) -> None:
         self.column = column
 
-    def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803
+    def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # as it is called
         same = (X[:, self.column] == (X if Y is None else Y)[:, self.column].T).astype(float)
         return (same, np.empty((len(X), len(X), 0))) if eval_gradient else same
 
-    def diag(self, X: Array) -> Array:  # noqa: N803
+    def diag(self, X: Array) -> Array:  # noqa: N803  # as it is called
         """Ones."""
         return np.ones(len(X))
 

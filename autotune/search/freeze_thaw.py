@@ -15,6 +15,7 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asyn
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -22,11 +23,12 @@ from scipy.special import log_ndtr
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
+from autotune.search.chance import Chance
 from autotune.search.curve_model import CurveModel, Indices, RateModel
 from autotune.search.encoding import Array, UnitCube
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
-from autotune.space import Scalar, SearchSpace, Suggestion
+from autotune.space import SearchSpace, Suggestion
 
 _LEAST_EVALUATIONS = 2
 """Evaluations of a trial before it may be paused: one alone says little of how its curve rises."""
@@ -50,14 +52,21 @@ _KNOWN_RATE = 0.02
 """Standard deviation of the logarithm of a step's seconds, for a trial that has been measured."""
 
 
+class _Seen(NamedTuple):
+    """One evaluation of a trial."""
+
+    step: float
+    seconds: float
+    shortfall: float
+
+
 @dataclass
 class _Trial:
     """What is known of one trial."""
 
     point: Array
     """Coordinates ``[parameters]``."""
-    curve: list[tuple[float, float, float]] = field(default_factory=list)
-    """Step, seconds and shortfall of its evaluations."""
+    curve: list[_Seen] = field(default_factory=list)
     decided_seconds: float = 0.0
     """Where in its training it was last decided whether it goes on."""
     is_paused: bool = False
@@ -135,10 +144,10 @@ class FreezeThawSampler:
         trial = self._trials[number]
         self._note(trial, evaluation)
         is_hopeless = self._next_seconds(trial) > self._best * _WIN
-        is_early = len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1][1] < trial.decided_seconds * _DECIDE_AGAIN
+        is_early = len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1].seconds < trial.decided_seconds * _DECIDE_AGAIN
         if is_early and not is_hopeless:
             return Decision.CONTINUE
-        trial.decided_seconds = trial.curve[-1][1]
+        trial.decided_seconds = trial.curve[-1].seconds
         chosen = self._choose(beside=number, new=True)
         if chosen == number:
             return Decision.CONTINUE
@@ -174,12 +183,12 @@ class FreezeThawSampler:
         seconds = max(self._objective.lower_bound(evaluation), 1e-6)
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:
-                self._least_gap = min(self._least_gap, seconds / trial.curve[0][1] - 1)
-            trial.curve.append((max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
+                self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
+            trial.curve.append(_Seen(max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
 
     def _next_seconds(self, trial: _Trial) -> float:
         """The soonest that the trial's next evaluation is to be expected, as a second evaluation came after a first one so far."""
-        return trial.curve[-1][1] + self._least_gap * trial.curve[0][1] if trial.curve else 0.0
+        return trial.curve[-1].seconds + self._least_gap * trial.curve[0].seconds if trial.curve else 0.0
 
     def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
         """A new point, or the number of a paused trial or of the running one ``beside`` them."""
@@ -195,7 +204,7 @@ class FreezeThawSampler:
         if promoted is not None:
             return promoted
         self._learn(seen, rng)
-        smallest = min(step for trial in seen for step, _, _ in trial.curve)
+        smallest = min(each.step for trial in seen for each in trial.curve)
         drawn = self._draw(rng, self._num_candidates) if new else []
         points = np.concatenate([self._cube.encode(drawn), *(self._trials[number].point[None] for number in waiting)])
         is_drawn = np.arange(len(points)) < len(drawn)
@@ -211,21 +220,21 @@ class FreezeThawSampler:
         return chosen
 
     def _draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
-        by_chance = _Chance(rng)
+        by_chance = Chance(rng)
         return [self._space.suggest(by_chance) for _ in range(count)]
 
     def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial]) -> int | None:
         """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first."""
-        first = min(trial.curve[0][1] for trial in seen)
+        first = min(trial.curve[0].seconds for trial in seen)
         horizon = min(self._best, self._target.max_train_seconds)
-        levels = [_level(trial.curve[-1][1], first) for trial in seen]
+        levels = [_level(trial.curve[-1].seconds, first) for trial in seen]
         highest = _level(horizon, first)
         numbers = [sum(level >= each for level in levels) for each in range(highest + 2)]
         for level in range(highest - 1, -1, -1):
             if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
-                here = [number for number in waiting if _level(self._trials[number].curve[-1][1], first) == level]
+                here = [number for number in waiting if _level(self._trials[number].curve[-1].seconds, first) == level]
                 if here:
-                    return min(here, key=lambda number: self._trials[number].curve[-1][2])
+                    return min(here, key=lambda number: self._trials[number].curve[-1].shortfall)
         return None
 
     def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
@@ -250,13 +259,13 @@ class FreezeThawSampler:
             values[kept],
             learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if grown else None,
         )
-        rates = np.array([math.log(trial.curve[-1][1] / trial.curve[-1][0]) for trial in seen])
+        rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen])
         recent = np.arange(len(rates))[-_MOST_ROWS:]
         self._rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MOST_ROWS_TO_LEARN, rng) if grown else None)
 
     def _shortfall_unit(self, seen: Sequence[_Trial]) -> float:
         """Shortfalls far above it are told apart by their ratio, those below by their difference: what the better trials lack."""
-        least = np.array([min(shortfall for _, _, shortfall in trial.curve) for trial in seen])
+        least = np.array([min(each.shortfall for each in trial.curve) for trial in seen])
         short = least[least > 0]
         return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else 1e-9
 
@@ -309,38 +318,16 @@ class _Hopes:
         return min(1.0, (self._came_true + 1) / (self._expected + 1))
 
 
-class _Chance:
-    """Draws values by chance, as an Optuna trial with a random sampler would."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
-        if step is not None:
-            return float(low + step * self._rng.integers(0, round((high - low) / step), endpoint=True))
-        value = math.exp(self._rng.uniform(math.log(low), math.log(high))) if log else self._rng.uniform(low, high)
-        return float(min(max(value, low), high))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        if log:
-            value = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
-            return int(min(max(value, low), high))
-        return int(low + step * self._rng.integers(0, (high - low) // step, endpoint=True))
-
-    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
-        return choices[int(self._rng.integers(len(choices)))]
-
-
 def _level(seconds: float, first: float) -> int:
     """How often a time has doubled since the first evaluation of any trial."""
     return int(math.log2(max(seconds / first, 1) * 1.0001))
 
 
-def _telling(curve: Sequence[tuple[float, float, float]]) -> list[int]:
+def _telling(curve: Sequence[_Seen]) -> list[int]:
     """Places of a curve that say most of it: first, last, and in a long one the middle and the best."""
     places = {0, len(curve) - 1}
     if len(curve) > 3:
-        places |= {len(curve) // 2, int(np.argmin([shortfall for _, _, shortfall in curve]))}
+        places |= {len(curve) // 2, int(np.argmin([each.shortfall for each in curve]))}
     return sorted(places)
 
 

@@ -10,9 +10,8 @@ and would propose them for ever. Only ERRORED, a fault in user code, is a failur
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.trial import TrialState
@@ -20,6 +19,7 @@ from optuna.trial import TrialState
 from autotune.errors import ConfigError, WorkerError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import Objective
+from autotune.search.pausing import PausingSampler
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision, StoppingRule
 from autotune.space import SearchSpace, Suggestion
@@ -42,33 +42,6 @@ class Trial:
     """Warm seconds after which it cannot win; infinite where nothing caps it."""
     is_baseline: bool
     """The configuration as the experiment states it, nothing varied."""
-    is_resumed: bool = False
-    """It was paused, and goes on from where it stood."""
-
-
-@runtime_checkable
-class PausingSampler(Protocol):
-    """A sampler that pauses trials and takes them up again: it is told of every trial and evaluation."""
-
-    def propose(self, *, new: bool = True) -> Suggestion | int | None:
-        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither."""
-        ...
-
-    def started(self, number: int, suggestion: Suggestion) -> None:
-        """A point is trained; not always the one that was proposed."""
-        ...
-
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
-        """Whether a running trial goes on or pauses."""
-        ...
-
-    def finish(self, result: TrialResult, score: float | None) -> None:
-        """A trial ended; ``score`` where it reached the target."""
-        ...
-
-    def forget(self, number: int) -> None:
-        """A trial was taken back."""
-        ...
 
 
 Place = Callable[[Suggestion], Suggestion | None]
@@ -118,7 +91,6 @@ class SearchPolicy:
         self._pausing = pausing
         self._place = place
         self._running: dict[int, optuna.Trial] = {}
-        self._paused: dict[int, Trial] = {}
         self._handed_out: dict[int, Trial] = {}
         self._errors: list[TrialResult] = []
         self.error: WorkerError | None = None
@@ -149,11 +121,6 @@ class SearchPolicy:
         """The objective of every trial that REACHED the target, by trial number."""
         return {number: self._objective.score(each) for number, each in self.results.items() if each.outcome is Outcome.REACHED}
 
-    @property
-    def paused(self) -> tuple[int, ...]:
-        """Numbers of the trials that wait to be taken up again."""
-        return tuple(self._paused)
-
     def suggest(self) -> Trial | None:
         """The next point to train, or a paused trial to go on with; None where the budget is spent or errors ended the search.
 
@@ -172,7 +139,8 @@ class SearchPolicy:
                 self._study.enqueue_trial(self._space.params_of(placed))
                 return self._ask()
             chosen = self._pausing.propose(new=False)
-        return self._resume(chosen) if isinstance(chosen, int) else None
+            assert not isinstance(chosen, Suggestion), "no new point was wanted"
+        return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds())
 
     @property
     def _is_waiting(self) -> bool:
@@ -219,11 +187,6 @@ class SearchPolicy:
             self._study.sampler = sampler
         return moved
 
-    def _resume(self, number: int) -> Trial:
-        trial = replace(self._paused.pop(number), cap_seconds=self._cap_seconds(), is_resumed=True)
-        self._handed_out[number] = trial
-        return trial
-
     def _cap_seconds(self) -> float:
         cap = getattr(self._stopping, "cap_seconds", None)
         return cap() if cap is not None else math.inf
@@ -231,6 +194,7 @@ class SearchPolicy:
     def reject(self, number: int, reason: str) -> None:
         """Take back a point that no training can run: the sampler learns it as infeasible, and it costs no budget."""
         trial = self._running.pop(number)
+        del self._handed_out[number]
         if self._pausing is not None:
             self._pausing.forget(number)
         trial.set_user_attr(_REJECTED, reason)
@@ -242,8 +206,6 @@ class SearchPolicy:
         decision = self._stopping.observe(number, evaluation)
         if decision is Decision.CONTINUE and self._pausing is not None and self._handed_out[number].suggestion.values:
             decision = self._pausing.observe(number, evaluation)
-        if decision is Decision.PAUSE:
-            self._paused[number] = self._handed_out[number]
         return decision
 
     def finish(self, result: TrialResult) -> float | None:
@@ -253,7 +215,7 @@ class SearchPolicy:
             Its score, None unless it REACHED the target.
         """
         trial = self._running.pop(result.trial)
-        self._paused.pop(result.trial, None)
+        del self._handed_out[result.trial]
         _note(trial, result, self._target)
         trial.set_user_attr(_RESULT, result.as_dict())  # from here on a process that dies loses nothing: _take_up tells it
         _tell(self._study, trial.number, result, self._objective)
@@ -262,7 +224,7 @@ class SearchPolicy:
 
     def interrupt(self, number: int) -> None:
         """Give up a running trial that says nothing about its configuration: its point is proposed again on resuming."""
-        self._paused.pop(number, None)
+        del self._handed_out[number]
         if self._pausing is not None:
             self._pausing.forget(number)
         _interrupt(self._study, self._running.pop(number).number)
@@ -290,48 +252,6 @@ def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
         for trial in study.get_trials(deepcopy=False)
         if _RESULT in trial.user_attrs and trial.state.is_finished()
     }
-
-
-def importances(results: Sequence[TrialResult], scores: Mapping[int, float], space: SearchSpace) -> dict[str, float]:
-    """How much each parameter decides about being among the better trials, by qualified name; empty where too little is known.
-
-    PED-ANOVA asks only which trials are better, so censored trials count as worse than every one that reached the target and no
-    value has to be made up for them. A parameter beneath a choice is judged among the trials that had it.
-
-    Source: Watanabe et al., "PED-ANOVA" (IJCAI 2023), as optuna.importance.PedAnovaImportanceEvaluator.
-    """
-    if len(scores) < LEAST_REACHED:
-        return {}
-    from optuna.importance import PedAnovaImportanceEvaluator  # noqa: PLC0415  # a second to import, and only the final report asks
-
-    highest = max(scores.values())
-    worse = highest + abs(highest) + 1
-    ranked = optuna.create_study()
-    for result in results:
-        if result.values and not result.outcome.is_infeasible and result.outcome is not Outcome.ERRORED:
-            value = scores.get(result.trial, worse)
-            point = Suggestion(result.values)
-            params, distributions = _as_optuna(space, point)
-            ranked.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
-    evaluator = PedAnovaImportanceEvaluator()
-    found: dict[str, float] = {}
-    for name in {name for trial in ranked.trials for name in trial.params}:
-        with_it = [trial for trial in ranked.trials if name in trial.params]
-        if len(with_it) < LEAST_REACHED or len({trial.params[name] for trial in with_it}) < 2:  # one value decides nothing
-            continue
-        found[name] = evaluator.evaluate(ranked, params=[name]).get(name, 0.0)
-    total = sum(found.values())
-    return {name: value / total for name, value in sorted(found.items(), key=lambda item: -item[1])} if total > 0 else {}
-
-
-LEAST_REACHED = 4
-"""Trials at the target below which importances are noise."""
-
-
-def _as_optuna(space: SearchSpace, point: Suggestion) -> tuple[dict[str, Any], dict[str, optuna.distributions.BaseDistribution]]:
-    fixed = optuna.trial.FixedTrial(space.params_of(point))
-    space.suggest(fixed)
-    return fixed.params, fixed.distributions
 
 
 def _take_up(study: optuna.Study, objective: Objective) -> None:

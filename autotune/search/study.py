@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
-from autotune.search.policy import PausingSampler
+from autotune.search.pausing import pausing_sampler
 from autotune.search.seeds import derived_seed
 
 JOURNAL = "study.log"
@@ -82,11 +82,6 @@ def study_in_memory(sampler: object) -> Study:
     quiet_optuna()
     made = optuna.samplers.RandomSampler() if pausing_sampler(sampler) is not None else _optuna_sampler(sampler)
     return optuna.create_study(sampler=made, direction="minimize")
-
-
-def pausing_sampler(sampler: object) -> PausingSampler | None:
-    """The sampler, where it is one that pauses trials."""
-    return sampler if isinstance(sampler, PausingSampler) else None
 
 
 def _optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:

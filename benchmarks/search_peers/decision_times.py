@@ -5,7 +5,7 @@ finish them itself, within a limit of time.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,10 +14,11 @@ import numpy as np
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import replay
+from autotune.search.chance import Chance
 from autotune.search.policy import Place, Trial
 from autotune.search.stopping import Decision
 from autotune.search.study import study_in_memory
-from autotune.space import Scalar, SearchSpace
+from autotune.space import SearchSpace
 from benchmarks.search_peers.policies import POLICIES, MakePolicy, Policy
 
 NUM_FINISHED = (100, 2000)
@@ -137,7 +138,7 @@ def made_up_recording(num_trials: int) -> Recording:
     )
     trials = []
     for number in range(num_trials):
-        suggestion = space.suggest(_Drawn(rng))
+        suggestion = space.suggest(Chance(rng))
         distances = [abs(np.log10(suggestion.values[f"rate_{index}"]) + 2.5) / 2.5 for index in range(4)]
         quality = 1.0 - float(np.mean(distances)) + 0.05 * float(rng.standard_normal())
         seconds = (1.0 + suggestion.values["width"] / 256) * np.arange(1, 9)
@@ -153,19 +154,3 @@ def made_up_recording(num_trials: int) -> Recording:
         )
     value = float(np.quantile([max(each.metrics) for each in trials], 0.9))
     return Recording(target=Target(metric="quality", value=value, mode="max", max_train_seconds=30.0), space=space, trials=tuple(trials))
-
-
-class _Drawn:
-    """Draws what a space asks for."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
-        return float(np.exp(self._rng.uniform(np.log(low), np.log(high))) if log else self._rng.uniform(low, high))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._rng.integers(low, high, endpoint=True))
-
-    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
-        return choices[int(self._rng.integers(len(choices)))]

@@ -9,19 +9,19 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import optuna
 
-from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.config.compose import Composed, Composer
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.recording import Recording
-from autotune.search.policy import Place, SearchPolicy, Trial
+from autotune.replay.replayed_policy import replayed_policy
+from autotune.search.parts import make_sampler
+from autotune.search.policy import Place, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
-from autotune.search.study import pausing_sampler, study_in_memory
 
 
 class Policy(Protocol):
@@ -65,11 +65,7 @@ def _from_groups(search: str, stopping: str) -> MakePolicy:
     """The policy of ``search=... stopping=...``."""
 
     def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
-        composed = _composed(search, stopping)
-        objective = AmortisedTime(num_trainings=1)
-        made = build_partial(composed.config.stopping, (), "stopping")
-        rule = call(made, "stopping", **accepted_arguments(made, {"objective": objective}))
-        return _search_policy(recording, _sampler(recording, composed, seed), rule, seed=seed, place=place, study=study)
+        return replayed_policy(recording, _composed(search, stopping), seed=seed, place=place, study=study)
 
     return make
 
@@ -77,15 +73,23 @@ def _from_groups(search: str, stopping: str) -> MakePolicy:
 def _asha_pruned(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
     from benchmarks.search_peers.asha import AshaStopping  # Ray takes seconds to import
 
-    sampler = _sampler(recording, _composed("tpe", "none"), seed)
-    return _search_policy(recording, sampler, AshaStopping(recording.target), seed=seed, place=place, study=study)
+    rule = AshaStopping(recording.target)
+    return replayed_policy(recording, _composed("tpe", "none"), seed=seed, place=place, stopping=rule, study=study)
 
 
 def _asha_stock(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
     from benchmarks.search_peers.asha import AshaStopping, StockSearch
 
     assert study is None, "a stock search tells elapsed seconds, which a study of this package's does not hold"
-    return StockSearch(recording, _sampler(recording, _composed("tpe", "none"), seed), AshaStopping(recording.target), place)
+    sampler = make_sampler(
+        _composed("tpe", "none").config.search.sampler,
+        (),
+        seed=derived_seed(seed, "sampler 0"),
+        space=recording.space,
+        target=recording.target,
+        objective=AmortisedTime(num_trainings=1),
+    )
+    return StockSearch(recording, sampler, AshaStopping(recording.target), place)
 
 
 def _syne_tune(scheduler: str) -> MakePolicy:
@@ -123,39 +127,3 @@ POLICIES: dict[str, PolicyKind] = {
 @lru_cache
 def _composed(search: str, stopping: str) -> Composed:
     return Composer([f"search={search}", f"stopping={stopping}", "search.num_trials=null"]).compose()
-
-
-def _sampler(recording: Recording, composed: Composed, seed: int) -> Any:
-    """The sampler of a configuration, as ``autotune.replay`` makes it."""
-    made = build_partial(composed.config.search.sampler, (), "search.sampler")
-    offered = {
-        "seed": derived_seed(seed, "sampler 0"),
-        "space": recording.space,
-        "target": recording.target,
-        "objective": AmortisedTime(num_trainings=1),
-    }
-    return call(made, "search.sampler", **accepted_arguments(made, offered))
-
-
-def _search_policy(
-    recording: Recording, sampler: Any, stopping: Any, *, seed: int, place: Place, study: optuna.Study | None
-) -> SearchPolicy:
-    """This package's policy, over a study of earlier trials where there is one."""
-    if study is None:
-        study = study_in_memory(sampler)
-    elif pausing_sampler(sampler) is None:
-        study.sampler = sampler
-    return SearchPolicy(
-        study=study,
-        space=recording.space,
-        baseline=None,
-        has_baseline=False,
-        stopping=stopping,
-        objective=AmortisedTime(num_trainings=1),
-        target=recording.target,
-        seed=seed,
-        num_trials=None,
-        max_errors_in_a_row=3,
-        pausing=pausing_sampler(sampler),
-        place=place,
-    )

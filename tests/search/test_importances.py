@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.measurement import Outcome, TrialResult
-from autotune.search.policy import importances
+from autotune.search.importances import importances
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace
 

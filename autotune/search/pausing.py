@@ -1,0 +1,37 @@
+"""What a sampler has that pauses trials and takes them up again, where an Optuna sampler only proposes points."""
+
+from typing import Protocol, runtime_checkable
+
+from autotune.measurement import Evaluation, TrialResult
+from autotune.search.stopping import Decision
+from autotune.space import Suggestion
+
+
+@runtime_checkable
+class PausingSampler(Protocol):
+    """A sampler that pauses trials and takes them up again: it is told of every trial and evaluation."""
+
+    def propose(self, *, new: bool = True) -> Suggestion | int | None:
+        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither."""
+        ...
+
+    def started(self, number: int, suggestion: Suggestion) -> None:
+        """A point is trained; not always the one that was proposed."""
+        ...
+
+    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+        """Whether a running trial goes on or pauses."""
+        ...
+
+    def finish(self, result: TrialResult, score: float | None) -> None:
+        """A trial ended; ``score`` where it reached the target."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """A trial was taken back."""
+        ...
+
+
+def pausing_sampler(sampler: object) -> PausingSampler | None:
+    """The sampler, where it is one that pauses trials."""
+    return sampler if isinstance(sampler, PausingSampler) else None
