@@ -211,6 +211,10 @@ class PhaseClock:
             self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
+    def reset(self) -> None:
+        """Forget what was counted: a paused training that is taken up again is not charged for being made anew."""
+        self._seconds = dict.fromkeys(Phase, 0.0)
+
     def add(self, phase: Phase, seconds: float) -> None:
         """Count seconds that were measured elsewhere, as by the process that a training goes on from."""
         self._seconds[phase] += seconds

@@ -2,15 +2,18 @@
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
+from autotune.execution.task_run import TrialTask
 from autotune.training.device import Capabilities, local_capabilities
 
 
@@ -25,6 +28,47 @@ class ClusterSize:
     def num_at_once(self, num_cpus: int, num_gpus: int) -> int:
         """How many trials of these resources fit, at least one."""
         return max(1, min(self.num_cpus // num_cpus, self.num_gpus // num_gpus if num_gpus else self.num_cpus))
+
+
+class Room:
+    """Whether the cluster has room for another trial, asked with the tasks of those that are being trained.
+
+    Args:
+        num_cpus, num_gpus: of a trial.
+        most: trials at once; None for as many as fit. On a running cluster so many are asked for even where they do not fit now, so that
+            a cluster which grows on demand starts machines for them.
+    """
+
+    def __init__(self, *, num_cpus: int, num_gpus: int, most: int | None, can_grow: bool) -> None:
+        self._num_cpus, self._num_gpus = num_cpus, num_gpus
+        self._most = most
+        self._can_grow = can_grow and most is not None
+        self._size = (0.0, 0.0)
+        self._asked_at = -math.inf
+
+    def __call__(self, tasks: Sequence[TrialTask]) -> bool:
+        """Whether another one fits."""
+        if not tasks:
+            return True
+        if self._most is not None and len(tasks) >= self._most:
+            return False
+        if self._can_grow:
+            return True
+        cpus, gpus = self._resources()
+        taken = sum(each.num_cpus for each in tasks), sum(each.num_gpus for each in tasks)
+        return taken[0] + self._num_cpus <= cpus and taken[1] + self._num_gpus <= gpus
+
+    def _resources(self) -> tuple[float, float]:
+        """CPUs and GPUs of the machines that are there now; nodes come and go."""
+        import ray  # noqa: PLC0415  # as in connected
+
+        if time.monotonic() - self._asked_at > _ASK_AGAIN_SECONDS:
+            resources = ray.cluster_resources()
+            self._size, self._asked_at = (resources.get("CPU", 0.0), resources.get("GPU", 0.0)), time.monotonic()
+        return self._size
+
+
+_ASK_AGAIN_SECONDS = 2.0
 
 
 def cluster_capabilities(config: ClusterConfig) -> Capabilities:

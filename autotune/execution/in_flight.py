@@ -1,9 +1,11 @@
 """The trials that are being trained: what passes between the policy that decides and the workers that run."""
 
 import math
+import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.config.compose import Composed, Composer
@@ -29,6 +31,10 @@ class Listener(Protocol):
         """A trial made an evaluation."""
         ...
 
+    def trial_paused(self, trial: int) -> None:
+        """A trial left its worker; it may be started again."""
+        ...
+
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended."""
         ...
@@ -42,13 +48,19 @@ class _Running:
     evaluations: list[Evaluation] = field(default_factory=list)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
+    handed_out_at: float = 0.0
+    """To the worker that trains it now."""
 
 
 class TrialsInFlight:
     """Trials handed out and not yet ended, by the key the execution knows them by.
 
+    A paused trial keeps its key: ``resumed`` says when it goes on. One that an earlier process paused comes as a new task.
+
     Args:
         make_task: a worker's task of a run's name, configuration, cap and deadline.
+        has_room: whether another trial can be trained beside those of these tasks.
+        state_folder: where the state of a trial is kept while it is paused.
         time_budget_seconds: of searching, from the first trial's start on; None for no limit.
     """
 
@@ -60,6 +72,8 @@ class TrialsInFlight:
         tracker: Tracker,
         listeners: tuple[Listener, ...],
         make_task: Callable[[str, TrialConfig, float, float], TrialTask],
+        has_room: Callable[[Sequence[TrialTask]], bool],
+        state_folder: Callable[[int], Path],
         trial_deadline_seconds: float,
         time_budget_seconds: float | None,
         unsupported: Callable[[TrialConfig], str | None],
@@ -69,49 +83,94 @@ class TrialsInFlight:
         self._tracker = tracker
         self._listeners = listeners
         self._make_task = make_task
+        self._has_room = has_room
+        self._state_folder = state_folder
         self._trial_deadline_seconds = trial_deadline_seconds
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf
+        self._has_no_more = False
         self._unsupported = unsupported
         self._running: dict[str, _Running] = {}
+        self._paused: dict[str, _Running] = {}
+        self._paused_before: set[str] = set()
+        """Keys of paused trials that the execution does not know: an earlier process paused them."""
+        self._resumed: dict[str, TrialTask] = {}
         self.refusal: AutotuneError | None = None
         """Set when a worker could not read the data, or make the baseline: every trial would meet the same."""
+
+        for trial, evaluations in policy.paused:
+            before = self._made(trial, composer.compose_suggestion(trial.suggestion, seed=trial.seed), is_paused=True)
+            before.evaluations += evaluations
+            self._paused[before.tracked.name] = before
+            self._paused_before.add(before.tracked.name)
 
     @property
     def is_over(self) -> bool:
         """Whether no trial should be started any more."""
         return time.monotonic() >= self._ends_at or self.refusal is not None or self._policy.error is not None
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the search has ended: no trial is being trained, and none will be."""
+        return self._has_no_more and not self._running
+
     def next_task(self, key: str) -> TrialTask | None:
-        """The next trial for a worker; None where the search has no more."""
+        """The next trial for a worker.
+
+        None where there is no worker for it, where a paused trial is to go on instead (see ``resumed``), or where the search has no
+        more: then paused trials are ended.
+        """
+        if not self._has_room([each.task for each in self._running.values()]):
+            return None
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = None if self.is_over else self._policy.suggest()
             if trial is None:
-                return None
+                break
+            paused = next((other for other, each in self._paused.items() if each.trial.number == trial.number), None)
+            if paused is not None:
+                return self._take_up(paused, trial, key)
             try:
                 composed = self._compose(trial)
             except InvalidTrialError as error:
                 self._policy.reject(trial.number, str(error))
                 continue
-            return self._hand_out(key, trial, composed)
-        self.refusal = ConfigError(f"search_space: {_MOST_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
+            self._running[key] = self._made(trial, composed)
+            return self._running[key].task
+        else:
+            self.refusal = ConfigError(f"search_space: {_MOST_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
+        if self.is_over or not self._running:
+            self._has_no_more = True
+            for paused in list(self._paused):
+                self._end(paused, Outcome.STOPPED, None)
         return None
+
+    def resumed(self) -> tuple[str, TrialTask] | None:
+        """A paused trial that is to go on, with its worker's new task; None where there is none."""
+        return next(iter(self._resumed.items()), None)
+
+    def is_alive(self, key: str) -> bool:
+        """Whether a trial is being trained, or paused and may go on."""
+        return key in self._paused or key in self._running
 
     def started(self, key: str) -> None:
         """A worker took the trial up."""
         running = self._running.get(key)
-        if running is not None:
-            running.started_at = time.time()
-            self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
+        if running is None:
+            return
+        self._resumed.pop(key, None)
+        running.handed_out_at = time.time()
+        self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
+        if not running.started_at:
+            running.started_at = running.handed_out_at
             self._tracker.start(running.tracked)
-            for listener in self._listeners:
-                listener.trial_started(running.trial.number, running.tracked.overrides)
+        for listener in self._listeners:
+            listener.trial_started(running.trial.number, running.tracked.overrides)
 
-    def reported(self, key: str, report: WorkerReport) -> bool:
+    def reported(self, key: str, report: WorkerReport) -> Decision:
         """Take a worker's report.
 
         Returns:
-            Whether the trial goes on.
+            Whether the trial goes on, is paused or stops.
         """
         running = self._running[key]
         running.fingerprint = report.fingerprint or running.fingerprint
@@ -123,32 +182,34 @@ class TrialsInFlight:
             for listener in self._listeners:
                 listener.evaluated(running.trial.number, evaluation)
             if report.outcome is None:
-                decision = self._policy.observe(running.trial.number, evaluation)
+                decision = self._policy.observe(running.trial.number, evaluation, may_pause=report.can_pause)
         outcome = report.outcome or _OUTCOME_OF[decision]
         if outcome is None and self.is_over:
             outcome = Outcome.STOPPED
+        if outcome is None and decision is Decision.PAUSE:
+            self._pause(key)
         if outcome is None:
-            return True
+            return decision
         if outcome is Outcome.INVALID and (report.is_data_missing or running.trial.is_baseline):
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(report.error or "refused")
         self._end(key, outcome, report.error)
-        return False
+        return Decision.STOP
 
     def died(self, key: str, reason: str) -> None:
-        """The trial's worker is gone before it said how the trial ended."""
-        running = self._running.get(key)
+        """The trial's worker is gone before it said how the trial ended, or before it had kept the state of a paused one."""
+        running = self._running.get(key) or self._paused.get(key)
         if running is None:
             return
-        self._end(key, *how_it_died(running.task, seconds=time.time() - running.started_at, reason=reason))
+        self._end(key, *how_it_died(running.task, seconds=time.time() - running.handed_out_at, reason=reason))
 
     def interrupt_all(self) -> None:
-        """Give up what is still running, because the study itself ends: resuming proposes it again."""
-        for key in list(self._running):
+        """Give up what is still running or paused, because the study itself ends: resuming goes on with it, or proposes it again."""
+        for key in [*self._running, *self._paused]:
             self.interrupted(key)
 
     def interrupted(self, key: str) -> None:
         """Give up one trial, as ``interrupt_all`` does."""
-        running = self._running.pop(key, None)
+        running = self._running.pop(key, None) or self._paused.pop(key, None)
         if running is not None:
             self._policy.interrupt(running.trial.number)
 
@@ -159,7 +220,7 @@ class TrialsInFlight:
             raise InvalidTrialError(reason)
         return composed
 
-    def _hand_out(self, key: str, trial: Trial, composed: Composed) -> TrialTask:
+    def _made(self, trial: Trial, composed: Composed, *, is_paused: bool = False) -> _Running:
         tracked = TrackedTrial(
             name=f"trial-{trial.number}",
             phase="search",
@@ -170,14 +231,36 @@ class TrialsInFlight:
             seed=trial.seed,
             started_at=time.time(),
         )
+        task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
+        task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=is_paused)
+        return _Running(trial, tracked, task, handed_out_at=time.time())
+
+    def _deadline_seconds(self) -> float:
         seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
-        deadline = min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
-        task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, deadline)
-        self._running[key] = _Running(trial, tracked, task, started_at=time.time())
-        return task
+        return min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
+
+    def _pause(self, key: str) -> None:
+        running = self._running.pop(key)
+        self._paused[key] = running
+        self._policy.pause(running.trial.number, running.evaluations)
+        for listener in self._listeners:
+            listener.trial_paused(running.trial.number)
+
+    def _take_up(self, paused: str, trial: Trial, key: str) -> TrialTask | None:
+        """Go on with a paused trial: under its own key, or as a new task where an earlier process paused it."""
+        running = self._paused.pop(paused)
+        running.trial = trial
+        running.task = replace(running.task, cap_seconds=trial.cap_seconds, deadline_seconds=self._deadline_seconds(), is_paused=True)
+        if paused in self._paused_before:
+            self._running[key] = running
+            return running.task
+        self._running[paused] = running
+        self._resumed[paused] = running.task
+        return None
 
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
-        running = self._running.pop(key)
+        running = self._running.pop(key, None) or self._paused.pop(key)
+        self._resumed.pop(key, None)
         result = TrialResult(
             trial=running.trial.number,
             values=running.trial.suggestion.values,
@@ -185,13 +268,14 @@ class TrialsInFlight:
             seed=running.trial.seed,
             outcome=outcome,
             evaluations=tuple(running.evaluations),
-            started_at=running.started_at,
+            started_at=running.started_at or running.handed_out_at,
             stopped_at=time.time(),
             fingerprint=running.fingerprint,
             error=error,
         )
         score = self._policy.finish(result)
         self._tracker.finish(running.tracked, result, score)
+        shutil.rmtree(self._state_folder(running.trial.number), ignore_errors=True)
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
@@ -199,4 +283,4 @@ class TrialsInFlight:
 _GRACE_SECONDS = 30.0
 """What a trial may run past the study's time budget before it counts as hung."""
 
-_OUTCOME_OF = {Decision.CONTINUE: None, Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
+_OUTCOME_OF = {Decision.CONTINUE: None, Decision.PAUSE: None, Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}

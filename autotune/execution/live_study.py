@@ -18,10 +18,12 @@ from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.report.terminal import StudyDisplay
+from autotune.search.pausing import PausingSampler
 from autotune.search.policy import SearchPolicy
 from autotune.search.study import Study, confirmations, open_study
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
+from autotune.training.place import is_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,8 @@ def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[st
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
-        study = _open_storage(plan)
-        policy = _policy(plan, study)
+        study, pausing = _open_storage(plan)
+        policy = _policy(plan, study, pausing)
         tracker = BackgroundTracker(background.submit(_open_tracker, plan, study, policy))
         live = LiveStudy(
             plan=plan,
@@ -172,7 +174,7 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
     return total
 
 
-def _open_storage(plan: StudyPlan) -> Study:
+def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
     return open_study(
         plan.name,
         plan.folder,
@@ -183,7 +185,7 @@ def _open_storage(plan: StudyPlan) -> Study:
     )
 
 
-def _policy(plan: StudyPlan, study: Study) -> SearchPolicy:
+def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> SearchPolicy:
     return SearchPolicy(
         study=study,
         space=plan.space,
@@ -194,6 +196,8 @@ def _policy(plan: StudyPlan, study: Study) -> SearchPolicy:
         seed=plan.config.study.seed,
         num_trials=plan.config.search.num_trials,
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
+        pausing=pausing,
+        is_kept=lambda trial: is_kept(plan.state_folder(trial)),
     )
 
 

@@ -14,7 +14,6 @@ from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
 from autotune.search.parts import make_sampler, make_stopping
-from autotune.search.pausing import pausing_sampler
 from autotune.search.stopping import StoppingRule
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.training.device import Capabilities, unsupported, uses_cuda
@@ -77,6 +76,10 @@ class StudyPlan:
         }
         return dict(json.loads(json.dumps(content, default=str)))
 
+    def state_folder(self, trial: int) -> Path:
+        """Where the state of a trial is kept while it is paused."""
+        return self.folder / "paused" / f"trial-{trial}"
+
     def stopping(self) -> StoppingRule:
         """A stopping rule of this study's own.
 
@@ -89,16 +92,10 @@ class StudyPlan:
         """A sampler of this study's own.
 
         Raises:
-            ConfigError: it cannot be made, or it pauses trials.
+            ConfigError: it cannot be made.
         """
         node, allowed = self.config.search.sampler, self.trial.allowed_targets
-        sampler = make_sampler(node, allowed, seed=seed, space=self.space, target=self.trial.target, objective=self.objective)
-        if pausing_sampler(sampler) is not None:
-            raise ConfigError(
-                f"search.sampler: {type(sampler).__name__} pauses trials, which python -m autotune.replay does, but workers cannot yet; "
-                f"accepted is an Optuna sampler, as in search=tpe"
-            )
-        return sampler
+        return make_sampler(node, allowed, seed=seed, space=self.space, target=self.trial.target, objective=self.objective)
 
 
 def workload_of(composed: Composed) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.execution.best_weights import keep_first, run_path
-from autotune.execution.cluster import ClusterSize, connected
+from autotune.execution.cluster import ClusterSize, Room, connected
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude, missing_runs
 from autotune.execution.interrupt import interruptible
@@ -82,17 +82,28 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
 
     plan, policy = live.plan, live.policy
     table = TrialsTable(plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores)
+    num_cpus, num_gpus = plan.resources(plan.trial)
     in_flight = TrialsInFlight(
         policy=policy,
         composer=plan.composer,
         tracker=live.tracker.wait(),
         listeners=(table, live.display),
         make_task=live.task,
+        has_room=Room(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            most=plan.config.search.max_concurrent_trials,
+            can_grow=plan.config.cluster.address not in (None, "local"),
+        ),
+        state_folder=plan.state_folder,
         trial_deadline_seconds=plan.trial_deadline_seconds,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
     )
-    run_search(in_flight, folder=plan.folder / ".ray", max_concurrent_trials=plan.config.search.max_concurrent_trials, interrupt=interrupt)
+    plan.state_folder(0).parent.mkdir(exist_ok=True)
+    run_search(in_flight, folder=plan.folder / ".ray", interrupt=interrupt)
+    with contextlib.suppress(OSError):  # trials that are still paused have their states there
+        plan.state_folder(0).parent.rmdir()
     if in_flight.refusal is not None:
         raise in_flight.refusal
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from autotune.execution.in_flight import TrialsInFlight
 from autotune.execution.worker import TrialWorker
+from autotune.search.stopping import Decision
 
 
-def run_search(in_flight: TrialsInFlight, *, folder: Path, max_concurrent_trials: int | None, interrupt: threading.Event) -> None:
+def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.Event) -> None:
     """Run trials until the policy suggests no more, or ``interrupt`` is set; what then still runs is given up.
 
     Args:
@@ -35,7 +37,6 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, max_concurrent_trials
             callbacks=[_StartCallback(in_flight)],
             stop=_InterruptStopper(in_flight, interrupt),
             reuse_actors=True,
-            max_concurrent_trials=max_concurrent_trials,
             storage_path=str(folder),
             trial_name_creator=str,
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -48,16 +49,18 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, max_concurrent_trials
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
-    """Asks the policy for Ray Tune's trials."""
+    """Asks the policy for Ray Tune's trials, when there is a worker for one: Ray itself would ask one trial ahead."""
 
     def __init__(self, in_flight: TrialsInFlight) -> None:
         super().__init__()
         self._in_flight = in_flight
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial's task, or that there is no more."""
+        """The next trial's task; None where there is none now, or that there is no more."""
         task = self._in_flight.next_task(trial_id)
-        return Searcher.FINISHED if task is None else {"task": task}
+        if task is not None:
+            return {"task": task}
+        return Searcher.FINISHED if self._in_flight.is_finished else None
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """A trial that ended here has ended for the policy already, unless Ray ended it with the whole search."""
@@ -65,18 +68,38 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
 
 
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
-    """Passes workers' reports to the policy and its decisions back."""
+    """Passes workers' reports to the policy and its decisions back, and takes paused trials up when the policy says so."""
 
     def __init__(self, in_flight: TrialsInFlight) -> None:
         super().__init__()
         self._in_flight = in_flight
+        self._paused: dict[str, Any] = {}
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """A paused trial that is to go on, with its new task, else the next new one; paused ones that have ended leave Ray too."""
+        for key, trial in list(self._paused.items()):
+            if trial.status == Trial.PAUSED and not self._in_flight.is_alive(key):
+                del self._paused[key]
+                tune_controller.stop_trial(trial)
+        resumed = self._in_flight.resumed()
+        if resumed is not None:
+            key, task = resumed
+            trial = self._paused[key]
+            if trial.status == Trial.PAUSED:  # else its state is still being written
+                trial.set_config({"task": task})
+            if trial.status in (Trial.PAUSED, Trial.PENDING):
+                return trial
+        return next((trial for trial in tune_controller.get_live_trials() if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Whether the trial goes on. An unfit worker is asked once more, which ends its process."""
         report = result["report"]
-        goes_on = self._in_flight.reported(trial.trial_id, report)
+        decision = self._in_flight.reported(trial.trial_id, report)
+        if decision is Decision.PAUSE:
+            self._paused[trial.trial_id] = trial
+            return str(TrialScheduler.PAUSE)
         unfit = report.outcome is not None and report.outcome.needs_new_worker
-        return str(TrialScheduler.CONTINUE if goes_on or unfit else TrialScheduler.STOP)
+        return str(TrialScheduler.CONTINUE if decision is Decision.CONTINUE or unfit else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """A worker is gone: for a trial that had not ended, that is its end."""

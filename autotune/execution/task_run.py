@@ -43,6 +43,10 @@ class TrialTask:
     score_test: bool = False
     weights_path: str | None = None
     """Where the weights are left at the end, where this machine has the folder; a training of the user's own leaves none."""
+    state_folder: str | None = None
+    """Where the state is kept while the trial is paused; None for one that is never paused."""
+    is_paused: bool = False
+    """The state is there: the training goes on from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class WorkerReport:
     """Once, with the first report."""
     test_metric: float | None = None
     is_first_in_process: bool = True
+    can_pause: bool = False
+    """The training can be kept where it stands, to go on later."""
     is_data_missing: bool = False
     """The error is that this machine cannot read the data set, which no other configuration would mend."""
 
@@ -77,7 +83,7 @@ class TaskRun:
         self._is_first = _num_trainings == 1
         self._task = task
         self._deadline = time.monotonic() + task.deadline_seconds
-        self._training: Generator[Evaluation, None, float | None] | None = None
+        self._training: Generator[Evaluation, Path | None, float | None] | None = None
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
@@ -89,6 +95,23 @@ class TaskRun:
             return self._advance()
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def keep(self) -> None:
+        """Write the training's state to the task's folder, for another process to go on from.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        assert self._training is not None, "nothing was trained yet"
+        assert self._task.state_folder is not None, "this trial is never paused"
+        folder = Path(self._task.state_folder)
+        folder.mkdir(exist_ok=True)
+        self._training.send(folder)
+
+    @property
+    def _can_pause(self) -> bool:
+        folder = self._task.state_folder
+        return folder is not None and self._task.config.training is None and Path(folder).parent.is_dir()
 
     def close(self) -> None:
         """End the training where it stands and free what it holds."""
@@ -124,9 +147,10 @@ class TaskRun:
             fingerprint=fingerprint,
             test_metric=report,
             is_first_in_process=self._is_first,
+            can_pause=self._can_pause,
         )
 
-    def _start(self) -> Generator[Evaluation, None, float | None]:
+    def _start(self) -> Generator[Evaluation, Path | None, float | None]:
         task = self._task
         if Path(task.working_folder).is_dir():
             os.chdir(task.working_folder)
@@ -137,6 +161,8 @@ class TaskRun:
         if task.weights_path is not None and Path(task.weights_path).parent.is_dir():
             origin = {"study": Path(task.hang_folder).name, "run": task.name}
             kept = {"weights_path": Path(task.weights_path), "origin": origin}
+        if task.is_paused and task.state_folder is not None:
+            kept["paused_folder"] = Path(task.state_folder)
         return start_training(task.config, cap_seconds=task.cap_seconds, num_threads=task.num_threads, score_test=task.score_test, **kept)
 
     def _test_report(self, evaluation: Evaluation) -> float | None:

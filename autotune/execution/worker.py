@@ -12,6 +12,12 @@ from ray import tune
 from autotune.execution.task_run import TaskRun, TrialTask
 
 
+class _Kept:
+    """What Ray is told of a state that was kept: that there is no checkpoint to restore."""
+
+    checkpoint = None
+
+
 class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
     """A worker as Ray Tune runs it."""
 
@@ -45,6 +51,11 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         report = self._run.next_report()
         self._is_unfit = report.outcome is not None and report.outcome.needs_new_worker
         return {"report": report}
+
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Keep the trial's state where its task says, before it is paused; Ray keeps no checkpoint of its own."""
+        self._run.keep()
+        return _Kept()
 
     def cleanup(self) -> None:
         """End what is still training."""

@@ -67,6 +67,7 @@ class StudyDisplay:
         self._best = best
         self._began = time.monotonic()
         self._running: dict[int, _Running] = {}
+        self._paused: dict[int, _Running] = {}
         self._outcomes: Counter[Outcome] = Counter()
         self._confirming: str | None = None
         self._live: Live | None = None
@@ -87,16 +88,23 @@ class StudyDisplay:
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
         """A trial was handed out."""
-        self._running[trial] = _Running(overrides=shorten_overrides(overrides), evaluation=None)
+        earlier = self._paused.pop(trial, None)
+        self._running[trial] = earlier or _Running(overrides=shorten_overrides(overrides), evaluation=None)
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
         """A running trial reported."""
         if trial in self._running:
             self._running[trial] = _Running(overrides=self._running[trial].overrides, evaluation=evaluation)
 
+    def trial_paused(self, trial: int) -> None:
+        """A running trial left its worker, and may go on later."""
+        if trial in self._running:
+            self._paused[trial] = self._running.pop(trial)
+
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended; ``score`` in seconds where it reached the target."""
         self._running.pop(result.trial, None)
+        self._paused.pop(result.trial, None)
         self._outcomes[result.outcome] += 1
         self._num_done += 1
         improved = score is not None and math.isfinite(score) and (self._best is None or score < self._best[1])
@@ -162,7 +170,7 @@ class StudyDisplay:
             lines.append(Text(f"and {len(running) - room} more running", style="dim"))
         if self._confirming is not None:
             lines.append(Text(self._confirming))
-        lines.append(_outcome_line(self._outcomes))
+        lines.append(_outcome_line(self._outcomes, len(self._paused)))
         lines.append(Text(f"{self._best_so_far()} · {self._budget()}"))
         return Group(*lines)
 
@@ -264,8 +272,10 @@ def _is_resolved_gain(summary: Summary) -> bool:
     return summary.best is not None and summary.best.all_reached and summary.speed_up is not None and summary.speed_up.low > 1
 
 
-def _outcome_line(outcomes: Mapping[Outcome, int]) -> Text:
+def _outcome_line(outcomes: Mapping[Outcome, int], num_paused: int) -> Text:
     parts = [Text(f"{outcome} {outcomes[outcome]}", style=style) for outcome, style in OUTCOME_STYLES.items() if outcomes.get(outcome)]
+    if num_paused:
+        parts.append(Text(f"paused {num_paused}", style="dim"))
     return Text(" · ").join(parts) if parts else Text("no trial has finished yet", style="dim")
 
 

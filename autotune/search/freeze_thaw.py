@@ -72,6 +72,8 @@ class _Trial:
     is_paused: bool = False
     is_hoped_for: bool | None = None
     """Whether it was last chosen by its index as a new point (True) or a waiting one (False)."""
+    resume_seconds: float = 0.0
+    """What making its training anew takes, apart from its steps."""
 
 
 class FreezeThawSampler:
@@ -80,6 +82,8 @@ class FreezeThawSampler:
     Args:
         space, target, objective, seed: of the study.
         num_startup_trials: points drawn by chance at first.
+        least_chance: of winning, below which paused trials are left where they are, once no new ones may be begun and one has reached
+            the target.
         num_candidates: points drawn by chance for each proposal, of which the most promising is trained.
         reduction_factor: of trials trained for some time, one in so many is trained on to twice that time at least.
 
@@ -97,11 +101,12 @@ class FreezeThawSampler:
         num_startup_trials: int = 6,
         num_candidates: int = 128,
         reduction_factor: float = 4,
+        least_chance: float = 0.01,
     ) -> None:
-        if num_startup_trials < 1 or num_candidates < 1 or not reduction_factor > 1:
+        if num_startup_trials < 1 or num_candidates < 1 or not reduction_factor > 1 or not 0 <= least_chance < 1:
             raise ConfigError(
                 f"search.sampler: found num_startup_trials {num_startup_trials}, num_candidates {num_candidates}, reduction_factor "
-                f"{reduction_factor}; accepted are at least 1, at least 1, above 1"
+                f"{reduction_factor}, least_chance {least_chance}; accepted are at least 1, at least 1, above 1, 0 to below 1"
             )
         if not isinstance(objective, BoundedObjective):
             raise ConfigError("search.sampler: FreezeThawSampler needs an objective with lower_bound; accepted with this one is search=tpe")
@@ -111,6 +116,7 @@ class FreezeThawSampler:
         self._num_startup_trials = num_startup_trials
         self._num_candidates = num_candidates
         self._reduction_factor = reduction_factor
+        self._least_chance = least_chance
         self._seed = seed
         self._num_draws = 0
         self._cube = UnitCube(space)
@@ -139,16 +145,27 @@ class FreezeThawSampler:
         self._trials[number] = _Trial(self._cube.encode([suggestion])[0], is_hoped_for=self._is_hoped_for)
         self._is_hoped_for = None
 
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+    def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
+        """A trial that an earlier process paused waits to be taken up again."""
+        self.started(number, suggestion)
+        trial = self._trials[number]
+        for evaluation in evaluations:
+            self._note(trial, evaluation)
+        trial.is_paused = True
+        trial.decided_seconds = trial.curve[-1].seconds if trial.curve else 0.0
+
+    def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
         """Whether a running trial goes on, or pauses because another one promises more."""
         trial = self._trials[number]
         self._note(trial, evaluation)
+        if not may_pause:
+            return Decision.CONTINUE
         is_hopeless = self._next_seconds(trial) > self._best * _WIN
         is_early = len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1].seconds < trial.decided_seconds * _DECIDE_AGAIN
         if is_early and not is_hopeless:
             return Decision.CONTINUE
         trial.decided_seconds = trial.curve[-1].seconds
-        chosen = self._choose(beside=number, new=True)
+        chosen = self._choose(beside=number, new=new)
         if chosen == number:
             return Decision.CONTINUE
         self._chosen = chosen
@@ -180,6 +197,8 @@ class FreezeThawSampler:
             self._chosen = None
 
     def _note(self, trial: _Trial, evaluation: Evaluation) -> None:
+        if not trial.curve:
+            trial.resume_seconds = evaluation.build_seconds + evaluation.prepare_seconds
         seconds = max(self._objective.lower_bound(evaluation), 1e-6)
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:
@@ -200,7 +219,7 @@ class FreezeThawSampler:
             return self._draw(rng, 1)[0]
         if not seen or not (new or waiting):
             return None
-        promoted = self._promoted(waiting, seen)
+        promoted = self._promoted(waiting, seen) if new else None
         if promoted is not None:
             return promoted
         self._learn(seen, rng)
@@ -208,7 +227,9 @@ class FreezeThawSampler:
         drawn = self._draw(rng, self._num_candidates) if new else []
         points = np.concatenate([self._cube.encode(drawn), *(self._trials[number].point[None] for number in waiting)])
         is_drawn = np.arange(len(points)) < len(drawn)
-        indices, soon = self._indices(points, [-1] * len(drawn) + waiting, smallest)
+        indices, soon, ever = self._indices(points, [-1] * len(drawn) + waiting, smallest, beside)
+        if not new and math.isfinite(self._best) and ever.max() < self._least_chance:
+            return None
         indices += np.log(np.where(is_drawn, self._hopes[True].share, self._hopes[False].share))
         best = int(indices.argmax())
         self._hopes[bool(is_drawn[best])].was_raised(float(soon[best]))
@@ -269,15 +290,16 @@ class FreezeThawSampler:
         short = least[least > 0]
         return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else 1e-9
 
-    def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float) -> tuple[Array, Array]:
-        """Of each point or waiting trial: the logarithm of what is expected to be won a second, and the chance to win soon."""
+    def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float, running: int | None) -> tuple[Array, Array, Array]:
+        """Of each point or waiting trial: the logarithm of what is expected to be won a second, the chances to win soon, and ever."""
         features = self._cube.features(points)
         log_rates, deviations = self._rates.predict(features)
-        spent, soonest = np.zeros(len(points)), np.zeros(len(points))
+        spent, soonest, resuming = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
         for row, number in enumerate(numbers):
             if number >= 0:
                 step, spent[row], _ = self._trials[number].curve[-1]
                 soonest[row] = self._next_seconds(self._trials[number])
+                resuming[row] = 0.0 if number == running else self._trials[number].resume_seconds
                 log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
         has_best = math.isfinite(self._best)
         best = min(self._best, self._target.max_train_seconds)
@@ -290,11 +312,13 @@ class FreezeThawSampler:
         by_then = log_ndtr(means / spreads).reshape(log_steps.shape)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
-        cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5)
+        cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5) + resuming
         index = by_then + evaluated + np.log(won)[:, None] - np.log(cost)
         counts = (times[:, None] > spent * 1.001) & (times[:, None] >= soonest * 0.999)
-        soon = np.exp(by_then + evaluated)[counts.argmax(axis=0), np.arange(len(points))]
-        return np.where(counts, index, -np.inf).max(axis=0), np.where(counts.any(axis=0), soon, 0.0)
+        chances = np.exp(by_then + evaluated)
+        soon = chances[counts.argmax(axis=0), np.arange(len(points))]
+        ever = np.where(counts, chances, 0.0).max(axis=0)
+        return np.where(counts, index, -np.inf).max(axis=0), np.where(counts.any(axis=0), soon, 0.0), ever
 
 
 class _Hopes:

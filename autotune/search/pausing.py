@@ -1,5 +1,6 @@
 """What a sampler has that pauses trials and takes them up again, where an Optuna sampler only proposes points."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from autotune.measurement import Evaluation, TrialResult
@@ -19,8 +20,12 @@ class PausingSampler(Protocol):
         """A point is trained; not always the one that was proposed."""
         ...
 
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
-        """Whether a running trial goes on or pauses."""
+    def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
+        """Whether a running trial goes on or pauses; for a ``new`` point only where one may be begun, and never where it may not."""
+        ...
+
+    def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
+        """A trial that an earlier process paused waits to be taken up again."""
         ...
 
     def finish(self, result: TrialResult, score: float | None) -> None:

@@ -10,7 +10,7 @@ and would propose them for ever. Only ERRORED, a fault in user code, is a failur
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import optuna
@@ -29,6 +29,7 @@ _BASELINE = "autotune:baseline"
 _REJECTED = "autotune:rejected"
 _RESULT = "autotune:result"
 _RETRY_OF = "autotune:retry_of"
+_PAUSED = "autotune:paused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class SearchPolicy:
         has_baseline: whether the first trial is the baseline.
         pausing: proposes points in place of the study's sampler, and pauses trials; None: trials run without a pause.
         place: where only some points can be trained, the one for a suggestion; what is told is that one.
+        is_kept: whether a trial that an earlier process paused can be taken up again; else its point is proposed again.
         seed: of the study; every trial's own is made from it.
         num_trials: trials to end in all, earlier ones included; None for no limit.
         max_errors_in_a_row: ERRORED trials in a row after which no more is suggested and ``error`` is set.
@@ -78,6 +80,7 @@ class SearchPolicy:
         has_baseline: bool = True,
         pausing: PausingSampler | None = None,
         place: Place | None = None,
+        is_kept: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._study = study
         self._space = space
@@ -95,12 +98,14 @@ class SearchPolicy:
         self._errors: list[TrialResult] = []
         self.error: WorkerError | None = None
         """Set once too many trials in a row failed in user code."""
-        _take_up(study, objective)
+        _take_up(study, objective, lambda number: pausing is not None and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         for result in self.results.values():
             self._learn(result)
         self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
+        self.paused = tuple(self._paused_before(frozen) for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
+        """Trials that an earlier process paused, with their evaluations: they are suggested again when their turn comes."""
         if has_baseline and not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
             study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
 
@@ -142,6 +147,10 @@ class SearchPolicy:
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
         return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds())
 
+    def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
+        """Keep in the storage that a trial is paused, so that another process can take it up again."""
+        self._running[number].set_user_attr(_PAUSED, [each.as_dict() for each in evaluations])
+
     @property
     def _is_waiting(self) -> bool:
         """Whether a point stands in line: the baseline, or one that was interrupted."""
@@ -163,9 +172,12 @@ class SearchPolicy:
                 return None
             if placed != suggestion:
                 trial, suggestion = self._moved(trial, placed), placed
-        self._running[trial.number] = trial
         if self._pausing is not None and suggestion.values:
             self._pausing.started(trial.number, suggestion)
+        return self._hand_out(trial, suggestion, is_baseline=is_baseline)
+
+    def _hand_out(self, trial: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
+        self._running[trial.number] = trial
         self._handed_out[trial.number] = Trial(
             number=trial.number,
             suggestion=suggestion,
@@ -174,6 +186,15 @@ class SearchPolicy:
             is_baseline=is_baseline,
         )
         return self._handed_out[trial.number]
+
+    def _paused_before(self, frozen: optuna.trial.FrozenTrial) -> tuple[Trial, tuple[Evaluation, ...]]:
+        """Wait with a trial that an earlier process paused, as if this one had."""
+        assert self._pausing is not None, "only a policy that pauses takes paused trials up"
+        trial = optuna.Trial(self._study, frozen._trial_id)  # noqa: SLF001  # there is no other way to a trial of another process
+        evaluations = tuple(Evaluation.from_dict(each) for each in frozen.user_attrs[_PAUSED])
+        suggestion = self._space.suggest(trial)
+        self._pausing.paused(frozen.number, suggestion, evaluations)
+        return self._hand_out(trial, suggestion, is_baseline=_BASELINE in frozen.user_attrs), evaluations
 
     def _moved(self, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
         """A trial at another point in place of one, which the sampler forgets."""
@@ -201,11 +222,11 @@ class SearchPolicy:
         trial.set_constraint(_INFEASIBLE, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+    def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
         """Whether a running trial goes on after an evaluation; a paused one is suggested again when its turn comes."""
         decision = self._stopping.observe(number, evaluation)
         if decision is Decision.CONTINUE and self._pausing is not None and self._handed_out[number].suggestion.values:
-            decision = self._pausing.observe(number, evaluation)
+            decision = self._pausing.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
         return decision
 
     def finish(self, result: TrialResult) -> float | None:
@@ -223,11 +244,16 @@ class SearchPolicy:
         return self._learn(result)
 
     def interrupt(self, number: int) -> None:
-        """Give up a running trial that says nothing about its configuration: its point is proposed again on resuming."""
+        """Give up a trial that says nothing about its configuration.
+
+        On resuming it goes on from where it was last paused, if it was; else its point is proposed again.
+        """
         del self._handed_out[number]
         if self._pausing is not None:
             self._pausing.forget(number)
-        _interrupt(self._study, self._running.pop(number).number)
+        trial = self._running.pop(number)
+        if _PAUSED not in trial.user_attrs:
+            _interrupt(self._study, trial.number)
 
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
@@ -254,14 +280,17 @@ def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
     }
 
 
-def _take_up(study: optuna.Study, objective: Objective) -> None:
-    """Bring trials that an earlier process left running to an end: told where their result was known, else proposed again."""
+def _take_up(study: optuna.Study, objective: Objective, is_kept: Callable[[int], bool]) -> None:
+    """Bring trials that an earlier process left running to an end: told where their result was known, else proposed again.
+
+    Those that were paused and can go on stay as they are.
+    """
     for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         known = frozen.user_attrs.get(_RESULT)
-        if known is None:
+        if known is not None:
+            _tell(study, frozen.number, TrialResult.from_dict(known), objective)
+        elif _PAUSED not in frozen.user_attrs or not is_kept(frozen.number):
             _interrupt(study, frozen.number)
-            continue
-        _tell(study, frozen.number, TrialResult.from_dict(known), objective)
 
 
 def _interrupt(study: optuna.Study, number: int) -> None:

@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
-from autotune.search.pausing import pausing_sampler
+from autotune.search.pausing import PausingSampler, pausing_sampler
 from autotune.search.seeds import derived_seed
 
 JOURNAL = "study.log"
@@ -38,18 +38,18 @@ def open_study(
     make_sampler: Callable[[int], object],
     seed: int,
     definition: Mapping[str, Any],
-) -> Study:
-    """The study of that name, made where there is none yet.
+) -> tuple[Study, PausingSampler | None]:
+    """The study of that name, made where there is none yet, and its sampler where that pauses trials.
 
     Args:
-        make_sampler: makes an Optuna sampler of a seed. A resumed sampler must not draw again what it drew at the start, so its
-            seed depends on how many trials there are.
+        make_sampler: makes a sampler of a seed, Optuna's or one that pauses. A resumed sampler must not draw again what it drew at
+            the start, so its seed depends on how many trials there are.
         seed: of the study.
         definition: what makes two runs the same study; plain data, kept in the storage.
 
     Raises:
         StudyError: there is one, and it was made for something else; the message names the first difference.
-        ConfigError: the storage cannot be opened, or the sampler is none of Optuna's.
+        ConfigError: the storage cannot be opened, or the sampler is neither.
     """
     quiet_optuna()
     study = optuna.create_study(
@@ -70,7 +70,7 @@ def open_study(
         )
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = _optuna_sampler(sampler)
-    return study
+    return study, pausing_sampler(sampler)
 
 
 def study_in_memory(sampler: object) -> Study:
@@ -80,11 +80,13 @@ def study_in_memory(sampler: object) -> Study:
         ConfigError: the sampler is neither.
     """
     quiet_optuna()
-    made = optuna.samplers.RandomSampler() if pausing_sampler(sampler) is not None else _optuna_sampler(sampler)
-    return optuna.create_study(sampler=made, direction="minimize")
+    return optuna.create_study(sampler=_optuna_sampler(sampler), direction="minimize")
 
 
 def _optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
+    """The sampler, or one that is never asked where points are proposed by one that pauses."""
+    if pausing_sampler(sampler) is not None:
+        return optuna.samplers.RandomSampler()
     if not isinstance(sampler, optuna.samplers.BaseSampler):
         raise ConfigError(f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler")
     return sampler

@@ -27,13 +27,17 @@ def train(
     num_threads: int = 1,
     score_test: bool = False,
     state_folder: Path | None = None,
+    paused_folder: Path | None = None,
     weights_path: Path | None = None,
     origin: Mapping[str, Any] = MappingProxyType({}),
-) -> Generator[Evaluation, None, float | None]:
+) -> Generator[Evaluation, Path | None, float | None]:
     """Train one configuration until it reaches its target or its time or schedule ends.
 
     Evaluations come at a fixed number of samples, the same for all batch sizes, and at the end. The first one at or past the
     target ends the training; its time, never an interpolation, is the time to target.
+
+    A caller that sends a folder instead of asking for the next evaluation has the state kept there, for ``paused_folder`` of another
+    process, and is given the last evaluation once more.
 
     Args:
         config: what to train.
@@ -41,6 +45,8 @@ def train(
         num_threads: CPU threads, where the configuration does not say a number.
         score_test: score the held-out test split at the end.
         state_folder: where the state is kept at every evaluation; a state found there is gone on from, its seconds counted.
+        paused_folder: of a state that was kept as above, to go on from as if there had been no pause: its clock goes on where it
+            stood, and what making the training anew takes is not counted.
         weights_path: the file that the weights are written to at the end.
         origin: what that file is to say of where they come from.
 
@@ -58,7 +64,11 @@ def train(
     clock = PhaseClock(synchronizer(device))
     run, step = set_up(config, device, clock, num_threads)
     parts, place = step.parts, Place()
-    if state_folder is not None and is_kept(state_folder):
+    if paused_folder is not None:
+        clock.enter(None)
+        clock.reset()
+        place = resume(paused_folder, run, parts, clock)
+    elif state_folder is not None and is_kept(state_folder):
         clock.enter(None)
         place = resume(state_folder, run, parts, clock)
         if place.has_ended:
@@ -77,7 +87,8 @@ def train(
             place.last = _evaluate(run, parts, place, clock, cap_seconds)
             if state_folder is not None:
                 keep(state_folder, run, parts, place)
-            yield place.evaluation
+            while (kept_in := (yield place.evaluation)) is not None:
+                keep(kept_in, run, parts, place)
             if not place.has_ended:
                 clock.enter(Phase.TRAIN)
     if (to_average := getattr(parts.optimizer, "eval", None)) is not None:

@@ -1,5 +1,6 @@
 """Running one training of either kind, and checking beforehand that it can run."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -25,18 +26,22 @@ from autotune.training.versions import versions
 
 def start_training(
     config: TrialConfig, *, cap_seconds: float = math.inf, num_threads: int = 1, score_test: bool = False, **kept: Any
-) -> Generator[Evaluation, None, float | None]:
+) -> Generator[Evaluation, Path | None, float | None]:
     """The configuration's training, by autotune's loop or by the user's own: see ``autotune.training.loop.train``.
 
-    What else that takes (``state_folder``, ``weights_path``, ``origin``) is for its own loop only.
+    What else that takes (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``) is for its own loop only, and so is keeping
+    a state.
     """
     if config.training is None:
         return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, **kept)
     return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))
 
 
-def _without_test(evaluations: Generator[Evaluation, None, None]) -> Generator[Evaluation, None, float | None]:
-    yield from evaluations
+def _without_test(evaluations: Generator[Evaluation, None, None]) -> Generator[Evaluation, Path | None, float | None]:
+    with contextlib.closing(evaluations):
+        for evaluation in evaluations:
+            kept_in = yield evaluation
+            assert kept_in is None, "a training function of the user's own keeps no state"
     return None
 
 

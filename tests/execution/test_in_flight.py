@@ -17,7 +17,7 @@ from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.search.policy import SearchPolicy
-from autotune.search.stopping import NeverStop
+from autotune.search.stopping import Decision, NeverStop
 from autotune.tracking.tracker import NoTracker, StudyInfo
 
 MakeTrials = Callable[..., tuple[TrialsInFlight, SearchPolicy]]
@@ -46,7 +46,13 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             max_errors_in_a_row=3,
         )
         info = StudyInfo(name="s", kind="study", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
-        settings = {"trial_deadline_seconds": 100.0, "time_budget_seconds": None, "unsupported": lambda config: None} | changes
+        settings = {
+            "trial_deadline_seconds": 100.0,
+            "time_budget_seconds": None,
+            "unsupported": lambda config: None,
+            "has_room": lambda tasks: True,
+            "state_folder": lambda trial: tmp_path / "paused" / f"trial-{trial}",
+        } | changes
         trials = TrialsInFlight(
             policy=policy,
             composer=composer,
@@ -84,8 +90,8 @@ def test_a_trial_goes_on_until_its_worker_says_how_it_ended(make_trials: MakeTri
     trials, policy = make_trials()
     task = begin(trials, "a")
     assert (task.name, task.config.batch_size, task.cap_seconds) == ("trial-0", 64, math.inf)
-    assert trials.reported("a", report())
-    assert not trials.reported("a", report(Outcome.REACHED))
+    assert trials.reported("a", report()) is Decision.CONTINUE
+    assert trials.reported("a", report(Outcome.REACHED)) is Decision.STOP
     assert (only(policy).outcome, len(only(policy).evaluations)) == (Outcome.REACHED, 2)
 
 
@@ -95,11 +101,11 @@ def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTri
     time.sleep(0.15)
     assert not trials.is_over, "Ray may take its time to start a worker"
     trials.started("a")
-    assert trials.reported("a", report())
+    assert trials.reported("a", report()) is Decision.CONTINUE
     time.sleep(0.15)
     assert trials.is_over
     assert trials.next_task("b") is None
-    assert not trials.reported("a", report())
+    assert trials.reported("a", report()) is Decision.STOP
     assert only(policy).outcome is Outcome.STOPPED
     assert only(policy).stopped_at - only(policy).started_at >= 0.1, "the same command again has no budget left"
     assert task is not None

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.measurement import Evaluation, Outcome, Target
+from autotune.measurement import Outcome, Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.points import RecordedPoints
 from autotune.replay.simulation import PAUSED, Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy
-from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop, StoppingRule
+from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
+from tests.pausing import PausesAtFirst
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=40.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -146,37 +147,12 @@ def test_categories_are_far_and_numbers_of_a_choice_go_by_rank() -> None:
     assert taken == [1, 3, 2, 0]  # sqrt(.25 + .0625), 0.75, sqrt(1 + .0625), another category
 
 
-class PausesAtFirst:
-    """Pauses every trial at its first evaluation, and takes them up in turn when there is no new point."""
-
-    def __init__(self) -> None:
-        self.paused: list[int] = []
-        self.values = iter([0.1, 0.5, 0.9])
-
-    def propose(self, *, new: bool = True) -> Suggestion | int | None:
-        value = next(self.values, None) if new else None
-        if value is not None:
-            return Suggestion({"x": value})
-        return self.paused.pop(0) if self.paused else None
-
-    def started(self, number: int, suggestion: Suggestion) -> None:
-        pass
-
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
-        if evaluation.step > 1:
-            return Decision.CONTINUE
-        self.paused.append(number)
-        return Decision.PAUSE
-
-    def finish(self, result: Any, score: float | None) -> None:
-        pass
-
-    def forget(self, number: int) -> None:
-        pass
-
-
 def test_a_paused_trial_goes_on_from_where_it_stood() -> None:
-    trace = replay(THREE, lambda place: policy(place, pausing=PausesAtFirst(), stopping=cap()), within=None)
+    trace = replay(
+        THREE,
+        lambda place: policy(place, pausing=PausesAtFirst([Suggestion({"x": value}) for value in (0.1, 0.5, 0.9)]), stopping=cap()),
+        within=None,
+    )
     assert [(each.trial, each.from_train_seconds, each.train_seconds, each.outcome) for each in trace.stretches] == [
         (10, 0.0, 10.0, PAUSED),
         (11, 0.0, 5.0, PAUSED),
@@ -209,7 +185,9 @@ def recordings(draw: st.DrawFn) -> Recording:
 @settings(max_examples=40)
 def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num_workers: int, seed: int) -> None:
     def make(place: Place) -> SearchPolicy:
-        sampler = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, num_startup_trials=2, num_candidates=4)
+        sampler = FreezeThawSampler(
+            space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, num_startup_trials=2, num_candidates=4, least_chance=0
+        )
         return policy(place, stopping=cap(), pausing=sampler if kind == "pausing" else None, seed=seed)
 
     trace = replay(made, make, num_workers=num_workers, within=None)

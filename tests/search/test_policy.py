@@ -49,7 +49,7 @@ def new_study(sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Stud
 
 def journal_study(folder: Path) -> optuna.Study:
     """The study in a folder, as a new process opens it: with a sampler whose seed counts the trials there are."""
-    study = open_study("study", folder, storage_url=None, make_sampler=optuna.samplers.RandomSampler, seed=0, definition={})
+    study, _ = open_study("study", folder, storage_url=None, make_sampler=optuna.samplers.RandomSampler, seed=0, definition={})
     study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))
     return study
 

@@ -23,7 +23,7 @@ DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.w
 
 
 def open_in(folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None) -> optuna.Study:
-    return open_study(name, folder, storage_url=url, make_sampler=optuna.samplers.RandomSampler, seed=0, definition=definition)
+    return open_study(name, folder, storage_url=url, make_sampler=optuna.samplers.RandomSampler, seed=0, definition=definition)[0]
 
 
 def database(folder: Path) -> str:

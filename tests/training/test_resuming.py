@@ -65,6 +65,37 @@ def test_a_training_goes_on_with_the_numbers_it_would_have_had(short: MakeConfig
     assert numbers(rest) == numbers(whole[2:])
 
 
+@pytest.mark.parametrize("overrides", ALL_PARTS)
+def test_a_paused_training_goes_on_with_the_numbers_it_would_have_had(
+    short: MakeConfig, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    config = short(*overrides)
+    whole = list(train(config))
+    first = train(config)
+    begun = [next(first), next(first)]
+    assert first.send(tmp_path) == begun[-1]
+    goes_on = next(first)
+    first.close()
+    again = train(config, paused_folder=tmp_path)
+    rest = [next(again)]
+    assert again.send(tmp_path) == rest[-1], "it can be paused again"
+    again.close()
+    rest += list(train(config, paused_folder=tmp_path))
+    assert numbers(begun) == numbers(whole[:2])
+    assert numbers([goes_on]) == numbers(whole[2:3]), "what kept it can go on itself"
+    assert numbers(rest) == numbers(whole[2:])
+
+
+def test_a_pause_costs_the_paused_training_nothing(short: MakeConfig, tmp_path: Path) -> None:
+    first = train(short())
+    begun = next(first)
+    first.send(tmp_path)
+    first.close()
+    rest = next(train(short(), paused_folder=tmp_path))
+    assert (rest.build_seconds, rest.prepare_seconds) == (begun.build_seconds, begun.prepare_seconds)
+    assert rest.train_seconds > begun.train_seconds
+
+
 def test_the_seconds_of_all_processes_count(short: MakeConfig, tmp_path: Path) -> None:
     first = train(short(), state_folder=tmp_path)
     begun = next(first)

@@ -1,0 +1,76 @@
+"""A whole study whose search pauses trials: killed in the middle, and gone on with."""
+
+import itertools
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.measurement import TrialResult
+from autotune.search.policy import finished_results
+from autotune.search.study import Study, read_study
+
+pytestmark = pytest.mark.ray
+
+_COMMAND = (
+    "experiment=cnn_smoke",
+    "search=freeze_thaw",
+    "study.name=paused",
+    "tracking=none",
+    "confirm=none",
+    "target.value=0.9",
+    "evaluate_every_samples=1000",
+    "epochs=10",
+    "optimizer.lr=interval(1e-3,1)",
+    "search.num_trials=10",
+)
+
+
+@pytest.fixture(scope="module")
+def ended(commands: Any, wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], Study]:
+    """The study's folder, the trials that were paused as its first process was killed, and the study at its end."""
+    folder = tmp_path_factory.mktemp("paused")
+    states = folder / "outputs/paused/paused"
+    process = commands.start(*_COMMAND, folder=folder)
+    wait_until(lambda: len(list(states.glob("trial-*/*"))) >= 3, timeout=90, process=process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    kept = {path.parent.name for path in states.glob("trial-*/state*")}
+    last = commands.run(*_COMMAND, folder=folder)
+    assert (last.returncode, last.stderr) == (0, "")
+    return folder, kept, read_study("paused", folder / "outputs/paused")
+
+
+def _results(ended: tuple[Path, set[str], Study]) -> dict[int, TrialResult]:
+    return finished_results(ended[2])
+
+
+def test_every_trial_ends_once(ended: tuple[Path, set[str], Study]) -> None:
+    results = _results(ended)
+    assert len(results) == 10
+    assert not [each for each in ended[2].trials if each.state.name in {"RUNNING", "WAITING"}]
+    assert {str(each.outcome) for each in results.values()} <= {"REACHED", "CAPPED", "STOPPED", "MISSED"}
+    assert any(each.outcome == "REACHED" for each in results.values())
+
+
+def test_what_was_paused_in_the_first_process_ends_in_the_second(ended: tuple[Path, set[str], Study]) -> None:
+    _, kept, study = ended
+    again = {f"trial-{each.user_attrs['autotune:retry_of']}" for each in study.trials if "autotune:retry_of" in each.user_attrs}
+    ended_trials = {f"trial-{number}" for number in _results(ended)}
+    assert kept
+    assert kept <= ended_trials | again
+    assert kept & ended_trials, "a state that was kept is gone on from"
+
+
+def test_curves_go_on_where_they_stood(ended: tuple[Path, set[str], Study]) -> None:
+    for result in _results(ended).values():
+        for one, other in itertools.pairwise(result.evaluations):
+            assert one.step < other.step
+            assert one.warm_seconds < other.warm_seconds
+            assert one.build_seconds == other.build_seconds
+
+
+def test_no_state_is_left_behind(ended: tuple[Path, set[str], Study]) -> None:
+    assert not (ended[0] / "outputs/paused/paused").exists()
