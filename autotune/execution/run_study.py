@@ -5,6 +5,7 @@ derived from it, so the same command goes on wherever an earlier one stood.
 """
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -102,8 +103,8 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
     run_search(in_flight, folder=plan.folder / ".ray", interrupt=interrupt)
-    with contextlib.suppress(OSError):  # trials that are still paused have their states there
-        plan.state_folder(0).parent.rmdir()
+    if in_flight.is_finished:  # else trials are still paused, and have their states there
+        shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
     if in_flight.refusal is not None:
         raise in_flight.refusal
 
