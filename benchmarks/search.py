@@ -36,7 +36,7 @@ from autotune.recording import Recording, read_recording
 from autotune.replay.simulation import Trace, replay
 from autotune.search.study import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
-from benchmarks.search_peers.decision_times import NUM_FINISHED, DecisionTime, decision_time
+from benchmarks.search_peers.decision_times import NUM_TRIALS, DecisionTime, decision_time
 from benchmarks.search_peers.figures import write_figures
 from benchmarks.search_peers.policies import POLICIES, missing_library
 from benchmarks.search_peers.scores import BUDGETS, WITHIN, PolicySummary, SearchScore, geometric_means, score_trace, summarise
@@ -111,12 +111,12 @@ def _processes(number: int) -> Pool:
 
 
 def measure_decisions(policies: Sequence[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:
-    """Decision times of each policy, at each of ``NUM_FINISHED``; where one is not come to, larger ones are not tried."""
+    """Decision times of each policy, at each of ``NUM_TRIALS``; where one is not come to, larger ones are not tried."""
     quiet_optuna()
     found: dict[str, list[DecisionTime | None]] = {}
     for policy in policies:
         times: list[DecisionTime | None] = []
-        for number in NUM_FINISHED:
+        for number in NUM_TRIALS:
             times.append(None if None in times else decision_time(policy, number, limit_seconds=limit_seconds))
         found[policy] = times
     return found
@@ -152,6 +152,7 @@ def print_summaries(
             "last winner lost",
             "top 5% lost",
             "ms at 100 / 2,000",
+            "longest",
             "wall s",
         ):
             table.add_column(name, justify="right")
@@ -166,6 +167,7 @@ def print_summaries(
                 f"{each.threw_last_winner_away_fraction:.1%}",
                 lost,
                 " / ".join("-" if one is None else f"{one.suggestion_milliseconds:.3g}" for one in decisions.get(each.policy, [])) or "-",
+                " / ".join("-" if one is None else f"{one.longest_milliseconds:.3g}" for one in decisions.get(each.policy, [])) or "-",
                 f"{each.wall_seconds:.2g}",
             )
         console.print(table)
@@ -289,7 +291,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to replay with; 0: in this one")
     parser.add_argument("--search-seconds", type=float, default=math.inf, help="most seconds to replay for; only whole seeds count")
     parser.add_argument(
-        "--decision-seconds", type=float, default=300, help="most seconds to bring a policy to 2,000 finished trials; 0: time no decisions"
+        "--decision-seconds", type=float, default=300, help="most seconds to bring a policy to 2,000 trials; 0: time no decisions"
     )
     return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 200))
 

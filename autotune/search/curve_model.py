@@ -1,4 +1,4 @@
-"""A model of learning curves over a search space: Gaussian processes of scikit-learn.
+"""A model of learning curves over a search space: Gaussian processes of scikit-learn, learnt in the background.
 
 One process is of the metric over a point's features, the logarithm of the step, and the trial: points that are alike have like
 curves, neighbouring steps like metrics, and what sets a trial apart from its neighbours lasts through its curve. The other is of
@@ -9,6 +9,8 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,12 @@ from autotune.search.encoding import Array
 Indices = np.ndarray[Any, np.dtype[np.int_]]
 
 _JITTER = 1e-6
+_FITS_UNTIL_LEARNT = 3
+"""How many fits later hyperparameters are used that began to be learnt at one."""
 _PRIOR_SPREAD = 1.4
 """Standard deviation of the logarithm of each hyperparameter around its first value; amplitudes are squared."""
-_MAX_ITERATIONS = 30
+_MAX_ITERATIONS = 5
+"""Of each time that hyperparameters are learnt: they go on from where they stood, so that none of them is long."""
 
 
 class CurveModel:
@@ -46,8 +51,16 @@ class CurveModel:
         self._process.fit(np.column_stack([features, log_steps, trials]), metrics, learn)
 
     def predict(self, features: Array, log_steps: Array, trials: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation ``[rows]`` of an evaluation, its noise included; a trial not seen before is -1."""
-        return self._process.predict(np.column_stack([features, log_steps, trials]))
+        """Mean and standard deviation of an evaluation, its noise included; a trial not seen before is -1.
+
+        Args:
+            features, trials: ``[points, ...]``.
+            log_steps: ``[..., points]``, as what is returned.
+        """
+        times = log_steps.size // len(features)
+        rows = np.column_stack([np.tile(features, (times, 1)), log_steps.ravel(), np.tile(trials, times)])
+        means, deviations = self._process.predict(rows)
+        return means.reshape(log_steps.shape), deviations.reshape(log_steps.shape)
 
 
 class RateModel:
@@ -67,21 +80,29 @@ class RateModel:
 
 
 class _Process:
-    """A Gaussian process of standardised values whose hyperparameters stay near their first ones where rows are few."""
+    """A Gaussian process of standardised values whose hyperparameters stay near their first ones where rows are few.
+
+    They are learnt in the background, since a device may be waiting, and used from a later fit on that does not depend on how long
+    that takes: the same trials give the same decisions.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._prior: Array = kernel.theta
         self._mean, self._scale = 0.0, 1.0
+        self._learning: Future[GaussianProcessRegressor] | None = None
+        self._fits_until_learnt = 0
 
     def fit(self, rows: Array, values: Array, learn: Indices | None) -> None:
         self._mean, self._scale = float(values.mean()), float(values.std()) or 1.0
         scaled = (values - self._mean) / self._scale
+        self._fits_until_learnt -= 1
+        if self._learning is not None and (learn is not None or self._fits_until_learnt <= 0):
+            self._kernel, self._learning = self._learning.result().kernel_, None
         if learn is not None:
             learner = GaussianProcessRegressor(self._kernel, alpha=_JITTER, optimizer=self._most_likely)
-            with warnings.catch_warnings():  # a hyperparameter at its bound is as good as any
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                self._kernel = learner.fit(rows[learn], scaled[learn]).kernel_
+            self._learning = _background().submit(_learnt, learner, rows[learn], scaled[learn])
+            self._fits_until_learnt = _FITS_UNTIL_LEARNT
         self._regressor = GaussianProcessRegressor(self._kernel, alpha=_JITTER, optimizer=None).fit(rows, scaled)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
@@ -98,6 +119,17 @@ class _Process:
 
         found = minimize(posterior, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MAX_ITERATIONS})
         return found.x, found.fun
+
+
+def _learnt(learner: GaussianProcessRegressor, rows: Array, values: Array) -> GaussianProcessRegressor:
+    with warnings.catch_warnings():  # a hyperparameter at its bound is as good as any
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return learner.fit(rows, values)
+
+
+@cache
+def _background() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="hyperparameters")
 
 
 def _squared(amplitude: float) -> ConstantKernel:

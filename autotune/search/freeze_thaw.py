@@ -40,8 +40,12 @@ _MOST_ROWS = 300
 """Evaluations that the model is conditioned on."""
 _MOST_ROWS_TO_LEARN = 160
 """Evaluations that its hyperparameters are learnt of."""
-_LEARN_AGAIN = 1.4
-"""Growth in the number of trials after which hyperparameters are learnt again."""
+_LEARN_ON = 1.06
+"""Growth in the number of trials after which hyperparameters are learnt a little further."""
+_MOST_WAITING = 128
+"""Waiting trials that are weighed against each other and new points in one decision."""
+_MOST_PROMISING = 96
+"""Of those, the ones that promised most when they were last weighed; the others are drawn by chance."""
 _NUM_TIMES = 6
 """Times by which a trial may have reached the target that are weighed against each other."""
 _WIN = 0.97
@@ -67,11 +71,15 @@ class _Trial:
     point: Array
     """Coordinates ``[parameters]``."""
     curve: list[_Seen] = field(default_factory=list)
+    best_place: int = 0
+    """Of the evaluation nearest to the target."""
     decided_seconds: float = 0.0
     """Where in its training it was last decided whether it goes on."""
     is_paused: bool = False
     is_hoped_for: bool | None = None
     """Whether it was last chosen by its index as a new point (True) or a waiting one (False)."""
+    index: float = math.inf
+    """What it promised when it was last weighed, since its last evaluation; infinite where it has not been."""
     resume_seconds: float = 0.0
     """What making its training anew takes, apart from its steps."""
 
@@ -204,6 +212,9 @@ class FreezeThawSampler:
             if len(trial.curve) == 1:
                 self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
             trial.curve.append(_Seen(max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
+            trial.index = math.inf
+            if trial.curve[-1].shortfall < trial.curve[trial.best_place].shortfall:
+                trial.best_place = len(trial.curve) - 1
 
     def _next_seconds(self, trial: _Trial) -> float:
         """The soonest that the trial's next evaluation is to be expected, as a second evaluation came after a first one so far."""
@@ -223,11 +234,14 @@ class FreezeThawSampler:
         if promoted is not None:
             return promoted
         self._learn(seen, rng)
-        smallest = min(each.step for trial in seen for each in trial.curve)
+        waiting = self._worth_weighing(waiting, rng)
+        smallest = min(trial.curve[0].step for trial in seen)
         drawn = self._draw(rng, self._num_candidates) if new else []
         points = np.concatenate([self._cube.encode(drawn), *(self._trials[number].point[None] for number in waiting)])
         is_drawn = np.arange(len(points)) < len(drawn)
         indices, soon, ever = self._indices(points, [-1] * len(drawn) + waiting, smallest, beside)
+        for number, index in zip(waiting, indices[len(drawn) :], strict=True):
+            self._trials[number].index = float(index)
         if not new and math.isfinite(self._best) and ever.max() < self._least_chance:
             return None
         indices += np.log(np.where(is_drawn, self._hopes[True].share, self._hopes[False].share))
@@ -248,9 +262,9 @@ class FreezeThawSampler:
         """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first."""
         first = min(trial.curve[0].seconds for trial in seen)
         horizon = min(self._best, self._target.max_train_seconds)
-        levels = [_level(trial.curve[-1].seconds, first) for trial in seen]
         highest = _level(horizon, first)
-        numbers = [sum(level >= each for level in levels) for each in range(highest + 2)]
+        levels = np.sort([_level(trial.curve[-1].seconds, first) for trial in seen])
+        numbers = len(levels) - np.searchsorted(levels, np.arange(highest + 2))
         for level in range(highest - 1, -1, -1):
             if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
                 here = [number for number in waiting if _level(self._trials[number].curve[-1].seconds, first) == level]
@@ -258,10 +272,18 @@ class FreezeThawSampler:
                     return min(here, key=lambda number: self._trials[number].curve[-1].shortfall)
         return None
 
+    def _worth_weighing(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
+        """At most so many waiting trials as a decision has time for: those that promised most, and of the others some by chance."""
+        if len(waiting) <= _MOST_WAITING:
+            return waiting
+        order = sorted(waiting, key=lambda number: -self._trials[number].index)
+        best, rest = order[:_MOST_PROMISING], order[_MOST_PROMISING:]
+        return best + [int(each) for each in rng.choice(rest, _MOST_WAITING - _MOST_PROMISING, replace=False)]
+
     def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
         """Condition both models on what has been seen."""
         unit = self._shortfall_unit(seen)
-        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in _telling(trial.curve)]
+        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in _telling(trial)]
         index, steps, _, shortfalls = (np.array(each) for each in zip(*rows, strict=True))
         values = -np.arcsinh(shortfalls / unit)
         if len(values) > 10:  # how bad the worst are says nothing of the best
@@ -269,7 +291,7 @@ class FreezeThawSampler:
         kept = _some(values, rng)
         features = self._cube.features(np.array([trial.point for trial in seen]))
         numbers = np.array([number for number, trial in self._trials.items() if trial.curve], dtype=float)
-        grown = len(seen) >= _LEARN_AGAIN * self._num_learnt_of
+        grown = len(seen) >= _LEARN_ON * self._num_learnt_of
         if grown:
             self._num_learnt_of = len(seen)
         picked = index[kept].astype(int)
@@ -286,7 +308,7 @@ class FreezeThawSampler:
 
     def _shortfall_unit(self, seen: Sequence[_Trial]) -> float:
         """Shortfalls far above it are told apart by their ratio, those below by their difference: what the better trials lack."""
-        least = np.array([min(each.shortfall for each in trial.curve) for trial in seen])
+        least = np.array([trial.curve[trial.best_place].shortfall for trial in seen])
         short = least[least > 0]
         return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else 1e-9
 
@@ -307,9 +329,8 @@ class FreezeThawSampler:
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
         times = np.geomspace(first, last, _NUM_TIMES)
         log_steps = np.log(times)[:, None] - log_rates  # [times, points]
-        rows = np.maximum(log_steps, math.log(smallest_step)).ravel()
-        means, spreads = self._curves.predict(np.tile(features, (_NUM_TIMES, 1)), rows, np.tile(np.array(numbers, dtype=float), _NUM_TIMES))
-        by_then = log_ndtr(means / spreads).reshape(log_steps.shape)
+        means, spreads = self._curves.predict(features, np.maximum(log_steps, math.log(smallest_step)), np.array(numbers, dtype=float))
+        by_then = log_ndtr(means / spreads)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
         cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5) + resuming
@@ -347,12 +368,10 @@ def _level(seconds: float, first: float) -> int:
     return int(math.log2(max(seconds / first, 1) * 1.0001))
 
 
-def _telling(curve: Sequence[_Seen]) -> list[int]:
-    """Places of a curve that say most of it: first, last, and in a long one the middle and the best."""
-    places = {0, len(curve) - 1}
-    if len(curve) > 3:
-        places |= {len(curve) // 2, int(np.argmin([each.shortfall for each in curve]))}
-    return sorted(places)
+def _telling(trial: _Trial) -> list[int]:
+    """Places of a trial's curve that say most of it: first, last, and in a long one the middle and the best."""
+    last = len(trial.curve) - 1
+    return sorted({0, last, (last + 1) // 2, trial.best_place}) if last > 2 else sorted({0, last})
 
 
 def _some(values: Array, rng: np.random.Generator) -> Indices:

@@ -1,6 +1,7 @@
-"""How long a policy takes to decide, with 100 and with 2,000 trials finished: on a recording that is made up.
+"""How long a policy takes to decide, with 100 and with 2,000 trials behind it: on a recording that is made up.
 
-A policy over an Optuna study goes on from a study in which a random search with cap has finished so many trials; any other has to
+A policy over an Optuna study goes on from a study in which a random search with cap has finished so many trials. One that pauses has
+begun so many itself, drawn by chance, and paused each at its second evaluation; then it is left to its model. Any other has to
 finish them itself, within a limit of time.
 """
 
@@ -21,43 +22,49 @@ from autotune.search.study import study_in_memory
 from autotune.space import SearchSpace
 from benchmarks.search_peers.policies import POLICIES, MakePolicy, Policy
 
-NUM_FINISHED = (100, 2000)
-_NUM_MEASURED = 15
+NUM_TRIALS = (100, 2000)
+_NUM_MEASURED = 50
 _MOST_SECONDS_MEASURED = 30.0
-"""Of measuring, once so many trials are finished; at least one suggestion is measured."""
+"""Of measuring, once so many trials are behind it; at least one suggestion is measured."""
 _SPARE_TRIALS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionTime:
-    """Median milliseconds of a policy's decisions with so many trials finished."""
+    """Milliseconds of a policy's decisions with so many trials finished, or paused."""
 
-    num_finished: int
+    num_trials: int
     suggestion_milliseconds: float
-    """From the evaluation at which a trial left its worker to the next one handed out, all verbs in between."""
+    """Median, from the evaluation at which a trial left its worker to the next one handed out, all verbs in between."""
     evaluation_milliseconds: float | None
-    """Of a decision that a trial goes on; None where there was none."""
+    """Median of a decision that a trial goes on; None where there was none."""
+    longest_milliseconds: float
+    """The longest decision of either kind."""
     num_suggestions: int
+    num_evaluations: int
 
 
-def decision_time(name: str, num_finished: int, *, limit_seconds: float) -> DecisionTime | None:
-    """Measure a policy; None where it has not finished so many trials within ``limit_seconds``."""
-    recording = made_up_recording(num_finished + _SPARE_TRIALS)
-    kind, timed = POLICIES[name], _Timed(num_finished, limit_seconds)
+def decision_time(name: str, num_trials: int, *, limit_seconds: float) -> DecisionTime | None:
+    """Measure a policy; None where it has not come to so many trials within ``limit_seconds``."""
+    recording = made_up_recording(num_trials + _SPARE_TRIALS)
+    kind, timed = POLICIES[name], _Timed(num_trials, limit_seconds, counts_begun=POLICIES[name].make_with_paused is not None)
+    make = kind.make if kind.make_with_paused is None else kind.make_with_paused(num_trials)
     try:
-        if kind.takes_study:
-            _warm(recording, kind.make, timed)
+        if kind.takes_study and kind.make_with_paused is None:
+            _warm(recording, make, timed)
         else:
-            replay(recording, lambda place: timed.around(kind.make(recording, seed=0, place=place)), within=None)  # type: ignore[arg-type,return-value]  # it has the verbs
+            replay(recording, lambda place: timed.around(make(recording, seed=0, place=place)), within=None)  # type: ignore[arg-type,return-value]  # it has the verbs
     except _MeasuredError:
         pass
     if not timed.suggestions:
         return None
     return DecisionTime(
-        num_finished=num_finished,
+        num_trials=num_trials,
         suggestion_milliseconds=1e3 * median(timed.suggestions),
         evaluation_milliseconds=1e3 * median(timed.evaluations) if timed.evaluations else None,
+        longest_milliseconds=1e3 * max(timed.suggestions + timed.evaluations),
         num_suggestions=len(timed.suggestions),
+        num_evaluations=len(timed.evaluations),
     )
 
 
@@ -79,10 +86,12 @@ class _MeasuredError(Exception):
 
 
 class _Timed:
-    """A policy whose verbs are timed from a number of finished trials on."""
+    """A policy whose verbs are timed from a number of trials on: finished ones, or where it ``counts_begun`` those."""
 
-    def __init__(self, num_finished: int, limit_seconds: float) -> None:
-        self._num_left = num_finished
+    def __init__(self, num_trials: int, limit_seconds: float, *, counts_begun: bool) -> None:
+        self._num_left = num_trials
+        self._counts_begun = counts_begun
+        self._begun: set[int] = set()
         self._limit = time.perf_counter() + limit_seconds
         self._waiting = 0.0
         self.suggestions: list[float] = []
@@ -107,6 +116,9 @@ class _Timed:
         if self._num_left == 0:
             self.suggestions.append(self._waiting)
         self._waiting = 0.0
+        if self._counts_begun and trial is not None and trial.number not in self._begun:
+            self._begun.add(trial.number)
+            self._count()
         return trial
 
     def observe(self, number: int, evaluation: Evaluation) -> Decision:
@@ -125,6 +137,10 @@ class _Timed:
         began = time.perf_counter()
         self._policy.finish(result)
         self._waiting += time.perf_counter() - began
+        if not self._counts_begun:
+            self._count()
+
+    def _count(self) -> None:
         self._num_left = max(0, self._num_left - 1)
 
 

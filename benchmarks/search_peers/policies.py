@@ -53,6 +53,8 @@ class PolicyKind:
     """Module that it needs besides this package, as it is imported."""
     takes_study: bool = True
     """Whether it can go on from an Optuna study that another search made."""
+    make_with_paused: Callable[[int], MakePolicy] | None = None
+    """For a search that pauses: makes one whose first so many trials are drawn by chance, and paused as soon as they may be."""
 
 
 def missing_library(name: str) -> str | None:
@@ -61,13 +63,18 @@ def missing_library(name: str) -> str | None:
     return library if library is not None and importlib.util.find_spec(library) is None else None
 
 
-def _from_groups(search: str, stopping: str) -> MakePolicy:
-    """The policy of ``search=... stopping=...``."""
+def _from_groups(search: str, stopping: str, *overrides: str) -> MakePolicy:
+    """The policy of ``search=... stopping=...`` and what is set besides."""
 
     def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
-        return replayed_policy(recording, _composed(search, stopping), seed=seed, place=place, study=study)
+        return replayed_policy(recording, _composed(search, stopping, *overrides), seed=seed, place=place, study=study)
 
     return make
+
+
+def _with_paused(number: int) -> MakePolicy:
+    """Freeze-thaw that is left to its model when it has paused so many trials: none of them is due to be trained on."""
+    return _from_groups("freeze_thaw", "cap", f"+search.sampler.num_startup_trials={number}", "+search.sampler.reduction_factor=1e9")
 
 
 def _asha_pruned(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
@@ -117,7 +124,7 @@ POLICIES: dict[str, PolicyKind] = {
     "gp_cap": PolicyKind(make=_from_groups("gp", "cap")),
     "tpe_asha_stock": PolicyKind(make=_asha_stock, takes_study=False),
     "tpe_asha_pruned": PolicyKind(make=_asha_pruned),
-    "freeze_thaw": PolicyKind(make=_from_groups("freeze_thaw", "cap")),
+    "freeze_thaw": PolicyKind(make=_from_groups("freeze_thaw", "cap"), make_with_paused=_with_paused),
     "syne_tune_asha": PolicyKind(make=_syne_tune("asha"), library="syne_tune", takes_study=False),
     "syne_tune_bohb": PolicyKind(make=_syne_tune("bohb"), library="syne_tune", takes_study=False),
     "smac": PolicyKind(make=_smac, library="smac", takes_study=False),
@@ -125,5 +132,5 @@ POLICIES: dict[str, PolicyKind] = {
 
 
 @lru_cache
-def _composed(search: str, stopping: str) -> Composed:
-    return Composer([f"search={search}", f"stopping={stopping}", "search.num_trials=null"]).compose()
+def _composed(search: str, stopping: str, *overrides: str) -> Composed:
+    return Composer([f"search={search}", f"stopping={stopping}", "search.num_trials=null", *overrides]).compose()

@@ -18,7 +18,8 @@ def model() -> CurveModel:
     points = np.repeat(rng.random((25, 2)), 3, axis=0)
     log_steps = np.tile([0.0, 0.7, 1.4], 25)
     made = CurveModel(2)
-    made.fit(points, log_steps, np.repeat(np.arange(25.0), 3), curves(points, log_steps), learn=np.arange(75))
+    for _ in range(6):  # a little at a time
+        made.fit(points, log_steps, np.repeat(np.arange(25.0), 3), curves(points, log_steps), learn=np.arange(75))
     return made
 
 
@@ -51,7 +52,10 @@ def test_what_sets_a_trial_apart_lasts() -> None:
 def test_hyperparameters_stay_where_nothing_is_to_be_learnt_of(model: CurveModel) -> None:
     made = RateModel(2)
     points = np.random.default_rng(0).random((20, 2))
-    made.fit(points, points[:, 1], learn=np.arange(20))
+    for _ in range(6):
+        made.fit(points, points[:, 1], learn=np.arange(20))
+    for _ in range(3):  # what was begun is taken
+        made.fit(points, points[:, 1], learn=None)
     learnt = made._process._kernel
     made.fit(points[:5], points[:5, 1], learn=None)
     assert made._process._kernel is learnt
@@ -63,3 +67,27 @@ def test_equal_values_are_no_trouble() -> None:
     points = np.random.default_rng(0).random((4, 2))
     made.fit(points, np.full(4, 2.5), learn=np.arange(4))
     assert made.predict(points)[0] == pytest.approx(np.full(4, 2.5))
+
+
+def test_hyperparameters_are_used_a_fixed_number_of_fits_after_they_began_to_be_learnt() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((60, 2))
+    values = np.sin(9 * points[:, 0])
+    made, kernels = RateModel(2), []
+    for learn in (np.arange(60), None, None, None, None):
+        made.fit(points, values, learn=learn)
+        kernels.append(made._process._kernel)
+    assert [each is kernels[0] for each in kernels] == [True, True, True, False, False]
+    assert kernels[3] is kernels[4]
+
+
+def test_hyperparameters_are_learnt_a_little_further_each_time() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((60, 2))
+    values = np.sin(9 * points[:, 0])
+    made, found = RateModel(2), []
+    for _ in range(5):
+        made.fit(points, values, learn=np.arange(60))
+        found.append(made._process._kernel.theta)
+    assert np.abs(found[2] - found[1]).max() > np.abs(found[4] - found[3]).max()
+    assert found[4][1] < found[4][2] - 1, "the second feature says nothing, so its scale is long"

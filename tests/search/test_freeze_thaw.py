@@ -13,6 +13,7 @@ from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import PAUSED, Trace, replay
+from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent
@@ -115,6 +116,13 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
         longer = sum(seconds >= first * 2 ** (doublings + 1) for seconds in stood.values())
         assert longer >= sum(seconds >= first * 2**doublings for seconds in stood.values()) / 4 - 2
     assert any(each.outcome == PAUSED for each in trace.stretches)
+
+
+def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freeze_thaw, "_MOST_WAITING", 6)
+    monkeypatch.setattr(freeze_thaw, "_MOST_PROMISING", 4)
+    recorded = recording()
+    assert searched(recorded, seed=0).seconds_until(recorded, 0.1) is not None
 
 
 @pytest.mark.parametrize(
