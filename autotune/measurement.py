@@ -66,6 +66,10 @@ class Outcome(StrEnum):
         return self in (Outcome.OUT_OF_MEMORY, Outcome.ERRORED)
 
 
+PAUSED = "PAUSED"
+"""In place of an outcome where a trial may go on later."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What "trained" means: ``metric`` at or past ``value``, within ``max_train_seconds`` of training."""
@@ -152,6 +156,8 @@ class TrialResult:
     """The worker's traceback for ERRORED, a reason for other ends without an evaluation."""
     test_metric: float | None = None
     """The metric on the held-out test split; only confirmation runs score it."""
+    cap_seconds: float | None = None
+    """Warm seconds at which its worker was told to end it; None for no limit."""
 
     @property
     def last(self) -> Evaluation | None:

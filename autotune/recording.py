@@ -2,11 +2,14 @@
 
 A folder of four files:
 
-* ``study.yaml``: metric, mode, target, max_train_seconds, num_trials, clock (what the seconds mean), source;
+* ``study.yaml``: metric, mode, target, max_train_seconds, num_trials, clock (what the seconds mean), source; of a study of autotune's
+  also baseline (its trial) and outcomes (of each trial);
 * ``space.yaml``: the search space, in the syntax of ``search_spaces/``, or nothing where it is not known;
 * ``trials.parquet``: ``trial`` and one column a parameter, by config key; empty where the trial's branch does not have it;
 * ``curves.parquet``: ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began), ``metric`` (not finite where
-  training diverged); one row an evaluation.
+  training diverged); one row an evaluation. Of a study of autotune's also ``build_seconds`` and ``prepare_seconds`` (the latter within
+  ``train_seconds``), ``outcome``, where the evaluation ended the trial, and ``limit_seconds``, where it was made because the trial was
+  past that limit and not because one was due.
 
 A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds.
 """
@@ -22,7 +25,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from autotune.errors import AutotuneError, DataError
-from autotune.measurement import Target, TrialResult
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
 
 
@@ -37,6 +40,15 @@ class RecordedTrial:
     """Since the trial began."""
     metrics: tuple[float, ...]
     """Not finite where training diverged."""
+    build_seconds: tuple[float, ...] = ()
+    prepare_seconds: tuple[float, ...] = ()
+    """Within ``train_seconds``; both are empty where the recording does not tell them apart."""
+    ends: tuple[Outcome | None, ...] = ()
+    """Which evaluation ended the trial, and how; empty where the recording does not say."""
+    limit_seconds: tuple[float, ...] = ()
+    """The limit that an evaluation was made past, NaN where one was due; empty where the recording does not say."""
+    outcome: Outcome | None = None
+    """How the trial ended; None where the recording does not say."""
 
     def time_to_target(self, target: Target) -> float | None:
         """Train seconds of the first evaluation at or past the target; None where there is none within its ``max_train_seconds``."""
@@ -51,6 +63,8 @@ class Recording:
     target: Target
     space: SearchSpace
     trials: tuple[RecordedTrial, ...]
+    baseline: int | None = None
+    """Number of the trial that was the experiment's own configuration; its point is empty where the space does not contain it."""
 
     @property
     def best_seconds(self) -> float | None:
@@ -66,28 +80,58 @@ def read_recording(folder: Path) -> Recording:
     """
     if not folder.is_dir():
         raise DataError(f"recording={folder}: no such folder; accepted is one with study.yaml, space.yaml, trials.parquet, curves.parquet")
-    target = _read_target(folder / "study.yaml")
+    study = _read_yaml(folder / "study.yaml")
+    target = _read_target(study, folder / "study.yaml")
     try:
         space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
     except AutotuneError as error:
         raise DataError(str(error)) from error
     points = _read_table(folder / "trials.parquet", ("trial",))
     curves = _read_table(folder / "curves.parquet", ("trial", "step", "train_seconds", "metric"))
-    rows: dict[int, list[tuple[float, float, float]]] = {}
-    for number, *found in zip(*(curves[name] for name in ("trial", "step", "train_seconds", "metric")), strict=True):
-        step, second, metric = (math.nan if each is None else float(each) for each in found)
-        rows.setdefault(number, []).append((step, second, metric))
+    order = sorted(range(len(curves["trial"])), key=lambda row: [_number(curves[name][row]) for name in ("step", "train_seconds")])
+    rows: dict[int, list[int]] = {}
+    for row in order:
+        rows.setdefault(curves["trial"][row], []).append(row)
+    baseline, outcomes = study.get("baseline"), study.get("outcomes") or {}
     trials = []
     for index, number in enumerate(points["trial"]):
-        steps, seconds, metrics = zip(*sorted(rows[number], key=lambda row: row[:2]), strict=True) if number in rows else ((), (), ())
+        where = f"{folder / 'trials.parquet'}: trial {number}"
         values = {key: column[index] for key, column in points.items() if key != "trial"}
-        suggestion = Suggestion(_recorded_values(space, values, f"{folder / 'trials.parquet'}: trial {number}"))
-        trials.append(RecordedTrial(number=number, suggestion=suggestion, steps=steps, train_seconds=seconds, metrics=metrics))
-    return Recording(target=target, space=space, trials=tuple(trials))
+        is_outside = number == baseline and all(each is None for each in values.values())
+        own = rows.get(number, [])
+
+        def column(name: str, own: list[int] = own) -> tuple[float, ...]:
+            return tuple(_number(curves[name][row]) for row in own) if name in curves else ()
+
+        trials.append(
+            RecordedTrial(
+                number=number,
+                suggestion=Suggestion({} if is_outside else _recorded_values(space, values, where)),
+                steps=column("step"),
+                train_seconds=column("train_seconds"),
+                metrics=column("metric"),
+                build_seconds=column("build_seconds"),
+                prepare_seconds=column("prepare_seconds"),
+                ends=tuple(_outcome(curves["outcome"][row], where) for row in own) if "outcome" in curves else (),
+                limit_seconds=column("limit_seconds"),
+                outcome=_outcome(outcomes.get(number), where),
+            )
+        )
+    return Recording(target=target, space=space, trials=tuple(trials), baseline=baseline)
 
 
-def _read_target(path: Path) -> Target:
-    study = _read_yaml(path)
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _outcome(value: Any, where: str) -> Outcome | None:
+    try:
+        return None if value is None else Outcome(value)
+    except ValueError as error:
+        raise DataError(f"{where}: found outcome {value!r}, accepted are {', '.join(Outcome)}") from error
+
+
+def _read_target(study: Mapping[str, Any], path: Path) -> Target:
     names = {"metric": "metric", "value": "target", "mode": "mode", "max_train_seconds": "max_train_seconds"}
     missing = [name for name in names.values() if name not in study]
     if missing:
@@ -152,10 +196,19 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
     raise DataError(f"{where}: found {found!r}, accepted is a value of the space")
 
 
-def write_recording(folder: Path, *, results: Sequence[TrialResult], target: Target, space: Mapping[str, Any], source: str) -> None:
+def write_recording(
+    folder: Path,
+    *,
+    results: Sequence[TrialResult],
+    target: Target,
+    space: Mapping[str, Any],
+    source: str,
+    baseline: int | None = None,
+) -> None:
     """Write a study's ended trials, in order of their numbers; each file is replaced as a whole.
 
-    ``space`` is the search space as plain data; ``source`` says where the numbers come from, for a reader.
+    ``space`` is the search space as plain data; ``source`` says where the numbers come from, for a reader; ``baseline`` is the number
+    of its trial.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ended = sorted(results, key=lambda each: each.trial)
@@ -167,6 +220,8 @@ def write_recording(folder: Path, *, results: Sequence[TrialResult], target: Tar
         "num_trials": len(ended),
         "clock": "seconds of preparing and training, measured",
         "source": source,
+        "baseline": baseline,
+        "outcomes": {each.trial: str(each.outcome) for each in ended},
     }
     _replace(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False).encode())
     _replace(folder / "space.yaml", yaml.safe_dump(dict(space), sort_keys=False).encode())
@@ -174,15 +229,25 @@ def write_recording(folder: Path, *, results: Sequence[TrialResult], target: Tar
     columns: dict[str, Any] = {"trial": pa.array([each.trial for each in ended], pa.int64())}
     columns |= {key: _column([each.values.get(key) for each in ended]) for key in keys}
     _write_table(folder / "trials.parquet", pa.table(columns))
-    rows = [(each.trial, point.step, point.warm_seconds, point.metric) for each in ended for point in each.evaluations]
-    trial, step, seconds, metric = zip(*rows, strict=True) if rows else ((), (), (), ())
+    rows = [(each, point) for each in ended for point in each.evaluations]
     curves = {
-        "trial": pa.array(trial, pa.int64()),
-        "step": pa.array(step, pa.int64()),
-        "train_seconds": pa.array(seconds, pa.float64()),
-        "metric": pa.array(metric, pa.float64()),
+        "trial": pa.array([each.trial for each, _ in rows], pa.int64()),
+        "step": pa.array([point.step for _, point in rows], pa.int64()),
+        "train_seconds": pa.array([point.warm_seconds for _, point in rows], pa.float64()),
+        "metric": pa.array([point.metric for _, point in rows], pa.float64()),
+        "build_seconds": pa.array([point.build_seconds for _, point in rows], pa.float64()),
+        "prepare_seconds": pa.array([point.prepare_seconds for _, point in rows], pa.float64()),
+        "outcome": pa.array([None if point.outcome is None else str(point.outcome) for _, point in rows], pa.string()),
+        "limit_seconds": pa.array([_limit_seconds(each, point, target) for each, point in rows], pa.float64()),
     }
     _write_table(folder / "curves.parquet", pa.table(curves))
+
+
+def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) -> float | None:
+    """The limit that a trial was past when an evaluation was made; None where it was not."""
+    cap_seconds = math.inf if result.cap_seconds is None else result.cap_seconds
+    limit = min(cap_seconds, target.max_train_seconds + evaluation.prepare_seconds)
+    return limit if evaluation.warm_seconds > limit else None
 
 
 def _column(values: list[Any]) -> pa.Array:

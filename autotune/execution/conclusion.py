@@ -60,7 +60,14 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
     folder, results = plan.folder, list(policy.results.values())
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores)
     source = f"autotune study {plan.name}"
-    write_recording(folder / "recording", results=results, target=plan.trial.target, space=plan.space.as_mapping(), source=source)
+    write_recording(
+        folder / "recording",
+        results=results,
+        target=plan.trial.target,
+        space=plan.space.as_mapping(),
+        source=source,
+        baseline=policy.baseline_trial,
+    )
     if confirmation is not None and confirmation.best is not None:
         write_json(folder / "best.json", best_json(plan, policy, confirmation))
         (folder / "best.yaml").write_text(best_yaml(plan, policy, confirmation), encoding="utf-8")

@@ -272,6 +272,7 @@ class TrialsInFlight:
             stopped_at=time.time(),
             fingerprint=running.fingerprint,
             error=error,
+            cap_seconds=running.task.cap_seconds if math.isfinite(running.task.cap_seconds) else None,
         )
         score = self._policy.finish(result)
         self._tracker.finish(running.tracked, result, score)

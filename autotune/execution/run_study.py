@@ -23,6 +23,7 @@ from autotune.execution.live_study import LiveStudy, confirmation_config, opened
 from autotune.execution.plan import StudyPlan
 from autotune.measurement import Outcome
 from autotune.report.study_files import TrialsTable
+from autotune.report.trace_file import TraceFile
 from autotune.search.study import confirmations, store_confirmation
 from autotune.training.device import unsupported
 
@@ -83,12 +84,13 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
 
     plan, policy = live.plan, live.policy
     table = TrialsTable(plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores)
+    trace = TraceFile(plan.folder / "trace.csv", began_at=min((each.started_at for each in policy.results.values()), default=time.time()))
     num_cpus, num_gpus = plan.resources(plan.trial)
     in_flight = TrialsInFlight(
         policy=policy,
         composer=plan.composer,
         tracker=live.tracker.wait(),
-        listeners=(table, live.display),
+        listeners=(table, trace, live.display),
         make_task=live.task,
         has_room=Room(
             num_cpus=num_cpus,

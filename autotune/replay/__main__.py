@@ -20,10 +20,10 @@ _EPILOG = """keys of its own:
   output=trace.csv             where the trace goes
 
 what is replayed:
-  search=tpe stopping=cap      the same groups as of a study, and their keys, as in stopping.cap_margin=1.1
+  search=tpe stopping=cap      the same groups as of a study (objective too), and their keys, as in stopping.cap_margin=1.1
   search.num_trials=40         trials to end; else all that the recording has
 """
-_SEARCH_KEYS = ("search", "stopping", "allowed_targets")
+_SEARCH_KEYS = ("search", "stopping", "objective", "allowed_targets")
 
 
 @dataclass(kw_only=True)
@@ -87,7 +87,8 @@ def _read(overrides: Sequence[str]) -> _Request:
             passed.append(text)
         else:
             raise ConfigError(
-                f"{text}: accepted are recording=DIR, seed, num_workers, within, output, and keys of search and stopping; --help shows them"
+                f"{text}: accepted are recording=DIR, seed, num_workers, within, output, and keys of search, stopping and objective; "
+                f"--help shows them"
             )
     if "recording" not in given:
         raise ConfigError("no recording; accepted is recording=DIR, a folder such as outputs/STUDY/recording")

@@ -20,7 +20,8 @@ class RecordedPoints:
     """
 
     def __init__(self, space: SearchSpace, trials: Sequence[RecordedTrial]) -> None:
-        self._trials = trials
+        self._outside = next((each for each in trials if not each.suggestion.values), None)
+        self._trials = trials = [each for each in trials if each is not self._outside]
         self._cube = UnitCube(space)
         self._encoded = self._cube.encode([each.suggestion for each in trials])
         self._is_category = np.array(self._cube.num_options) > 0
@@ -28,7 +29,13 @@ class RecordedPoints:
         self._taken: list[RecordedTrial] = []
 
     def place(self, suggestion: Suggestion) -> Suggestion | None:
-        """The point of the nearest trial not yet used, which is used from now on; None where all are."""
+        """The point of the nearest trial not yet used, which is used from now on; None where all are.
+
+        An empty suggestion is the baseline that the space does not contain.
+        """
+        if not suggestion.values and self._outside is not None:
+            self._taken.append(self._outside)
+            return suggestion
         if self._is_used.all():
             return None
         away = self._encoded - self._cube.encode([suggestion])

@@ -1,7 +1,7 @@
 """The search policy of a configuration, over a recording instead of a cluster."""
 
+from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed
-from autotune.objective import AmortisedTime
 from autotune.recording import Recording
 from autotune.search.parts import make_sampler, make_stopping
 from autotune.search.pausing import pausing_sampler
@@ -20,7 +20,7 @@ def replayed_policy(
     stopping: StoppingRule | None = None,
     study: Study | None = None,
 ) -> SearchPolicy:
-    """The policy that ``search`` and ``stopping`` name, minimising recorded seconds to target.
+    """The policy that ``search``, ``stopping`` and ``objective`` name.
 
     Args:
         stopping: in place of the rule that the configuration names.
@@ -30,7 +30,8 @@ def replayed_policy(
         ConfigError: a part of it cannot be made.
     """
     config = composed.config
-    objective = AmortisedTime(num_trainings=1)  # a recording has no build time
+    objective = call(build_partial(config.objective, config.allowed_targets, "objective"), "objective")
+    baseline = next((each.suggestion for each in recording.trials if each.number == recording.baseline), None)
     sampler = make_sampler(
         config.search.sampler,
         config.allowed_targets,
@@ -45,8 +46,8 @@ def replayed_policy(
     return SearchPolicy(
         study=study or made,
         space=recording.space,
-        baseline=None,
-        has_baseline=False,
+        baseline=baseline if baseline is not None and baseline.values else None,
+        has_baseline=baseline is not None,
         stopping=stopping or make_stopping(config.stopping, config.allowed_targets, objective),
         objective=objective,
         target=recording.target,

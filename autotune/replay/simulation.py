@@ -10,13 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import PAUSED, Evaluation, Outcome, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.points import RecordedPoints
 from autotune.search.policy import Place, SearchPolicy, Trial
 from autotune.search.stopping import Decision
 
-PAUSED = "PAUSED"
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
 
 
@@ -81,12 +80,36 @@ class _Training:
     def next_stop(self, max_train_seconds: float) -> tuple[float, Outcome | None]:
         """Train seconds at which something happens next, and the outcome where that is the trial's end without an evaluation."""
         curve = self.recorded.train_seconds
-        limits = [(self.trial.cap_seconds, Outcome.CAPPED), (max_train_seconds, Outcome.TIMED_OUT)]
-        limits.append((curve[-1] if curve else 0.0, Outcome.MISSED))
+        preparing = self.recorded.prepare_seconds[0] if self.recorded.prepare_seconds else 0.0
+        limits = [(self.trial.cap_seconds, Outcome.CAPPED), (max_train_seconds + preparing, Outcome.TIMED_OUT)]
+        limits.append((curve[-1] if curve else 0.0, self._end))
         limit, outcome = min(limits, key=lambda each: each[0])
-        if self.place < len(curve) and curve[self.place] <= limit:
+        if self.place < len(curve) and (curve[self.place] <= limit or self._is_made_at(limit)):
             return max(curve[self.place], self.seconds), None
         return max(limit, self.seconds), outcome
+
+    def outcome(self, target: Target, max_train_seconds: float) -> Outcome | None:
+        """How the next evaluation ends the trial; None where it does not."""
+        recorded, place = self.recorded, self.place
+        if recorded.ends:
+            limit = min(self.trial.cap_seconds, max_train_seconds + recorded.prepare_seconds[place])
+            is_in_time = recorded.train_seconds[place] <= limit
+            return None if is_in_time and recorded.ends[place] in (Outcome.CAPPED, Outcome.TIMED_OUT) else recorded.ends[place]
+        if not math.isfinite(recorded.metrics[place]):
+            return Outcome.DIVERGED
+        if target.reached_by(recorded.metrics[place]):
+            return Outcome.REACHED
+        return Outcome.MISSED if place + 1 == len(recorded.steps) else None
+
+    def _is_made_at(self, limit: float) -> bool:
+        """Whether the next evaluation is what a worker makes when it is past this limit."""
+        return bool(self.recorded.limit_seconds) and limit >= self.recorded.limit_seconds[self.place] * (1 - 1e-9)
+
+    @property
+    def _end(self) -> Outcome:
+        """What becomes of a trial whose curve has ended."""
+        outcome = self.recorded.outcome
+        return outcome if outcome is not None and (outcome.is_infeasible or outcome is Outcome.ERRORED) else Outcome.MISSED
 
 
 def replay(
@@ -162,13 +185,8 @@ class _Replay:
             self._end(worker, now, outcome)
             return
         evaluation = _evaluation(training.recorded, training.place)
+        outcome = training.outcome(self._target, self._target.max_train_seconds)
         training.place += 1
-        if not math.isfinite(evaluation.metric):
-            outcome = Outcome.DIVERGED
-        elif self._target.reached_by(evaluation.metric):
-            outcome = Outcome.REACHED
-        elif training.place == len(training.recorded.steps):
-            outcome = Outcome.MISSED
         training.evaluations.append(Evaluation(**{**vars(evaluation), "outcome": outcome}))
         if outcome is not None:
             self._end(worker, now, outcome)
@@ -217,13 +235,14 @@ class _Replay:
 def _evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
     """A recorded evaluation, as a worker would send it."""
     seconds, step = recorded.train_seconds[place], recorded.steps[place]
+    prepare_seconds = recorded.prepare_seconds[place] if recorded.prepare_seconds else 0.0
     return Evaluation(
         step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
         epoch=step,
         samples=step,  # type: ignore[arg-type]  # likewise
-        build_seconds=0.0,
-        prepare_seconds=0.0,
-        train_seconds=seconds,
+        build_seconds=recorded.build_seconds[place] if recorded.build_seconds else 0.0,
+        prepare_seconds=prepare_seconds,
+        train_seconds=seconds - prepare_seconds,
         evaluate_seconds=0.0,
         metric=recorded.metrics[place],
         loss=math.nan,

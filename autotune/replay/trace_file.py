@@ -5,8 +5,7 @@ import io
 from pathlib import Path
 
 from autotune.replay.simulation import Trace
-
-COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
+from autotune.report.trace_file import COLUMNS
 
 
 def write_trace(path: Path, trace: Trace) -> None:

@@ -142,7 +142,7 @@ class SearchPolicy:
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:
                 self._study.enqueue_trial(self._space.params_of(placed))
-                return self._ask()
+                return self._ask(is_placed=True)
             chosen = self._pausing.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
         return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds())
@@ -156,7 +156,7 @@ class SearchPolicy:
         """Whether a point stands in line: the baseline, or one that was interrupted."""
         return bool(self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
 
-    def _ask(self) -> Trial | None:
+    def _ask(self, *, is_placed: bool = False) -> Trial | None:
         """The study's next point."""
         try:
             trial = self._study.ask()
@@ -165,7 +165,7 @@ class SearchPolicy:
         except (TypeError, ValueError) as error:
             sampler = type(self._study.sampler).__name__
             raise ConfigError(f"search.sampler: {sampler} cannot propose with its settings: {' '.join(str(error).split())}") from error
-        if self._place is not None and self._pausing is None:
+        if self._place is not None and not is_placed:
             placed = self._place(suggestion)
             if placed is None:
                 self._study.tell(trial, state=TrialState.FAIL)

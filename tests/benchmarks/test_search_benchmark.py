@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import benchmarks.measuring
+from autotune.measurement import PAUSED
 from autotune.recording import Recording, read_recording
-from autotune.replay.simulation import PAUSED, Stretch, Trace
+from autotune.replay.simulation import Stretch, Trace
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.search import Search, complete_seeds, main, run_search, summaries_of
 from benchmarks.search_peers.domains import FlatDomains, Options

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.measurement import Outcome, Target
+from autotune.measurement import PAUSED, Outcome, Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.points import RecordedPoints
-from autotune.replay.simulation import PAUSED, Trace, replay
+from autotune.replay.simulation import Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule

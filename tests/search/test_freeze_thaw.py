@@ -9,10 +9,10 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import Target
+from autotune.measurement import PAUSED, Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.simulation import PAUSED, Trace, replay
+from autotune.replay.simulation import Trace, replay
 from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy
