@@ -10,10 +10,12 @@ import yaml
 from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
+from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.record import record_command
 from autotune.recording import read_recording, target_fields, write_recording
 from autotune.space import SearchSpace
+from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
@@ -133,6 +135,29 @@ def test_what_mlflow_kept_is_the_studys_own_recording(folder: Path, tmp_path: Pa
     for name in ("trials.parquet", "curves.parquet"):
         assert str(pq.read_table(output / name).to_pydict()) == str(pq.read_table(folder / "own" / name).to_pydict())  # NaN is NaN
     assert [each.number for each in read_recording(output).trials] == [1, 2, 3]  # a baseline outside the space is no point of it
+
+
+def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(folder: Path, tmp_path: Path) -> None:
+    own = read_recording(folder / "own")
+    studies = tmp_path / "outputs"
+    write_recording(studies / "cnn-2" / "recording", results=RESULTS, target=TARGET, space=own.space.as_mapping(), source="a test")
+    entries = ["cnn-2", str(folder / "own"), str(studies / "cnn-2"), str(studies / "cnn-2" / "recording"), run_named(folder, "cnn-1")]
+    found = earlier_recordings(entries, studies, uri_of(folder))
+    assert [name for name, _ in found] == ["cnn-2", "own", "cnn-2", "cnn-2", "cnn-1"]
+    for _, each in found:
+        assert (each.target, each.space, str(each.trials)) == (own.target, own.space, str(own.trials))  # NaN is NaN
+
+
+def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    write_recording(tmp_path / "mine" / "recording", results=RESULTS, target=TARGET, space={}, source="a test")
+    with pytest.raises(ConfigError) as refused:
+        earlier_recordings(["other"], tmp_path, None)
+    assert str(refused.value) == (
+        f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), no folder with study.yaml, and no id of "
+        f"an MLflow run; accepted is one of these"
+    )
+    with pytest.raises(ConfigError, match=r"^mlflow_run=0{32}: no such run in "):
+        earlier_recordings(["0" * 32], tmp_path, uri_of(folder))
 
 
 @pytest.mark.parametrize(

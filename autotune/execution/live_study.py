@@ -19,6 +19,7 @@ from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.recording import target_fields
 from autotune.report.terminal import StudyDisplay
+from autotune.search.earlier_trials import first_points
 from autotune.search.policy import SearchPolicy
 from autotune.search.study import Study, confirmations, open_study
 from autotune.space import Suggestion
@@ -189,6 +190,7 @@ def _policy(plan: StudyPlan, study: Study) -> SearchPolicy:
         study=study,
         space=plan.space,
         baseline=plan.baseline,
+        first=first_points(plan.earlier, plan.space, seed=plan.config.study.seed),
         stopping=plan.stopping(),
         objective=plan.objective,
         target=plan.trial.target,

@@ -10,7 +10,7 @@ and would propose them for ever. Only ERRORED, a fault in user code, is a failur
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import optuna
@@ -56,6 +56,7 @@ class SearchPolicy:
         space: what may vary.
         baseline: the point that the experiment itself stands for, None where the space does not contain it.
         has_baseline: whether the first trial is the baseline.
+        first: points that a new study tries before its sampler is asked, after the baseline; a pausing one has its own.
         pausing: proposes points in place of the study's sampler, and pauses trials; None: trials run without a pause.
         place: where only some points can be trained, the one for a suggestion; what is told is that one.
         seed: of the study; every trial's own is made from it.
@@ -76,6 +77,7 @@ class SearchPolicy:
         num_trials: int | None,
         max_errors_in_a_row: int,
         has_baseline: bool = True,
+        first: Sequence[Suggestion] = (),
         pausing: PausingSampler | None = None,
         place: Place | None = None,
     ) -> None:
@@ -101,8 +103,11 @@ class SearchPolicy:
         for result in self.results.values():
             self._learn(result)
         self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
+        is_new = not study.get_trials(deepcopy=False)
         if has_baseline and not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
             study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
+        for point in first if is_new and pausing is None else ():
+            study.enqueue_trial(space.params_of(point))
 
     @property
     def num_trials_left(self) -> int | None:
