@@ -112,17 +112,22 @@ def run_search(search: Search) -> Score:
 
 def _earlier(folder: Path, kind: str, recording: Recording, rng: np.random.Generator) -> EarlierStudy:
     found = _recording(folder)
+    return earlier_study(folder.name, replace(found, trials=tuple(changed(found, kind, recording, rng))), recording.space)
+
+
+def changed(found: Recording, kind: str, recording: Recording, rng: np.random.Generator) -> list[RecordedTrial]:
+    """The trials of an earlier study as its kind has them, for a search over ``recording``."""
     trials = list(found.trials)
     if kind == "thinned":
         winners = _winners(recording)
         others = [each for each in trials if each.suggestion not in winners]
-        trials = [others[place] for place in sorted(rng.choice(len(others), min(_NUM_THINNED, len(others)), replace=False))]
-    elif kind == "shuffled":
-        trials = [_with_curve(each, trials[place]) for each, place in zip(trials, rng.permutation(len(trials)), strict=True)]
-    elif kind == "inverted":
+        return [others[place] for place in sorted(rng.choice(len(others), min(_NUM_THINNED, len(others)), replace=False))]
+    if kind == "shuffled":
+        return [_with_curve(each, trials[place]) for each, place in zip(trials, rng.permutation(len(trials)), strict=True)]
+    if kind == "inverted":
         ranked = sorted(trials, key=lambda each: _rank(each, found))
-        trials = [_with_curve(each, other) for each, other in zip(ranked, reversed(ranked), strict=True)]
-    return earlier_study(folder.name, replace(found, trials=tuple(trials)), recording.space)
+        return [_with_curve(each, other) for each, other in zip(ranked, reversed(ranked), strict=True)]
+    return trials
 
 
 def _winners(recording: Recording) -> list[Any]:

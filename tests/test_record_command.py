@@ -129,7 +129,9 @@ def test_what_mlflow_kept_is_the_studys_own_recording(folder: Path, tmp_path: Pa
     output = tmp_path / "recording"
     line = [f"mlflow_run={run_named(folder, 'cnn-1')}", f"tracking.uri={uri_of(folder)}", f"output={output}"]
     assert run_command(record_command, line) == 0
-    assert capsys.readouterr().out == f"wrote {output}: study cnn-1, 4 trials, 7 evaluations\n"
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out == f"wrote {output}: study cnn-1, 4 trials, 7 evaluations\n"
     for name in ("study.yaml", "space.yaml"):
         assert yaml.safe_load((output / name).read_text()) == yaml.safe_load((folder / "own" / name).read_text())
     for name in ("trials.parquet", "curves.parquet"):

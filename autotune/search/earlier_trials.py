@@ -85,11 +85,17 @@ def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, A
             return found, key
         found[key] = int(value) if isinstance(parameter, Int) else value
         if isinstance(parameter, Choice):
+            found[key] = _option(parameter, value)
             beneath, misfit = _fitting(parameter.beneath(value), values)
             if misfit is not None:
                 return found, misfit
             found |= beneath
     return found, None
+
+
+def _option(choice: Choice, value: Any) -> Any:
+    """The choice's own value that one is: 20 where it is 20.0."""
+    return next(each for each, _ in choice.options if repr(choice.as_param(each)) == repr(choice.as_param(value)))
 
 
 def _ranked(study: EarlierStudy) -> Sequence[RecordedTrial]:

@@ -65,6 +65,13 @@ def test_a_branch_that_the_space_does_not_have_leaves_the_trial_out() -> None:
     assert "1 left out, whose lr this" in found.summary
 
 
+def test_a_number_is_the_choice_that_it_equals() -> None:
+    space = SearchSpace.from_mapping({"epochs": [20, 40, True]}, "")
+    recorded = study_of({"epochs": {"type": "float", "low": 0.5, "high": 50.0}}, {"epochs": 20.0}, {"epochs": 1.0})
+    (kept,) = earlier_study("old", recorded, space).trials
+    assert repr(kept.suggestion.values) == "{'epochs': 20}"
+
+
 def test_a_study_of_which_nothing_fits_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^warm_start: old: 0 of 1 trials; .*; accepted is a study of which a trial fits") as refused:
         earlier_study("old", study_of({"width": [1, 2]}, {"width": 1}), SPACE)
