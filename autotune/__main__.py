@@ -26,6 +26,7 @@ keys that people change most:
   target.value=0.97                what counts as trained; target.max_train_seconds=60 is a trial's limit
   search.num_trials=100            how much to search; search.time_budget_seconds=600 limits it by time
   search=tpe|random|gp|cmaes       who proposes
+  warm_start=[NAME,DIR]            earlier studies that the search learns from
   study.name=NAME                  name a study; the same name goes on with it
   data.root=DIR data.download=true where a data set lies, and to fetch it there
   cluster.address=auto             run on the Ray cluster this machine belongs to
@@ -37,6 +38,7 @@ other commands:
   python -m autotune.compare experiment=NAME a=[...] b=[...]       compare two configurations
   python -m autotune.profile experiment=NAME                      where a step's time goes, and which key to try
   python -m autotune.export study=NAME as=NAME --config-dir DIR   write what a study found as an experiment
+  python -m autotune.record mlflow_run=RUN_ID output=DIR           write a study that MLflow keeps as a recording
 """
 
 

@@ -73,7 +73,7 @@ class Recording:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a recording.
+    """Read a recording; a trial without any parameter, which is a baseline that the space does not contain, is left out.
 
     Raises:
         DataError: with the file, what was found and what is accepted.
@@ -96,8 +96,10 @@ def read_recording(folder: Path) -> Recording:
     trials = []
     for index, number in enumerate(points["trial"]):
         where = f"{folder / 'trials.parquet'}: trial {number}"
-        values = {key: column[index] for key, column in points.items() if key != "trial"}
-        is_outside = number == baseline and all(each is None for each in values.values())
+        values = {key: column[index] for key, column in points.items() if key != "trial" and column[index] is not None}
+        is_outside = not values and not all(_may_be_null(parameter) for parameter in space.parameters.values())
+        if is_outside and number != baseline:
+            continue
         own = rows.get(number, [])
 
         def column(name: str, own: list[int] = own) -> tuple[float, ...]:
@@ -132,16 +134,25 @@ def _outcome(value: Any, where: str) -> Outcome | None:
 
 
 def _read_target(study: Mapping[str, Any], path: Path) -> Target:
+    return target_of(study, str(path))
+
+
+def target_of(study: Mapping[str, Any], where: str) -> Target:
+    """The target that a recording's ``study.yaml`` states.
+
+    Raises:
+        DataError: a field is missing or none that a target can have; it begins with ``where``.
+    """
     names = {"metric": "metric", "value": "target", "mode": "mode", "max_train_seconds": "max_train_seconds"}
     missing = [name for name in names.values() if name not in study]
     if missing:
-        raise DataError(f"{path}: has no {missing[0]}; accepted are {', '.join(names.values())}")
+        raise DataError(f"{where}: has no {missing[0]}; accepted are {', '.join(names.values())}")
     if study["mode"] not in ("max", "min"):
-        raise DataError(f"{path}: mode: found {study['mode']!r}, accepted are max, min")
+        raise DataError(f"{where}: mode: found {study['mode']!r}, accepted are max, min")
     try:
         numbers = {field: float(study[names[field]]) for field in ("value", "max_train_seconds")}
     except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: {error}; accepted are numbers for target and max_train_seconds") from error
+        raise DataError(f"{where}: {error}; accepted are numbers for target and max_train_seconds") from error
     return Target(metric=str(study["metric"]), mode=study["mode"], **numbers)
 
 
@@ -170,12 +181,16 @@ def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> 
     """A point of the space from a row; what lies past a bound by its rounding is taken as the bound."""
     values: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
-        if row.get(key) is None:
+        if row.get(key) is None and not _may_be_null(parameter):
             raise DataError(f"{where}: has no {key}; accepted is a value for every parameter that its choices open")
-        values[key] = _recorded_value(parameter, row[key], f"{where}: {key}")
+        values[key] = _recorded_value(parameter, row.get(key), f"{where}: {key}")
         if isinstance(parameter, Choice):
             values |= _recorded_values(parameter.beneath(values[key]), row, where)
     return values
+
+
+def _may_be_null(parameter: Parameter) -> bool:
+    return isinstance(parameter, Choice) and parameter.as_param(None) is not None
 
 
 def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
@@ -196,6 +211,11 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
     raise DataError(f"{where}: found {found!r}, accepted is a value of the space")
 
 
+def target_fields(target: Target) -> dict[str, Any]:
+    """The fields of ``study.yaml`` that ``target_of`` reads."""
+    return {"metric": target.metric, "mode": target.mode, "target": target.value, "max_train_seconds": target.max_train_seconds}
+
+
 def write_recording(
     folder: Path,
     *,
@@ -208,15 +228,12 @@ def write_recording(
     """Write a study's ended trials, in order of their numbers; each file is replaced as a whole.
 
     ``space`` is the search space as plain data; ``source`` says where the numbers come from, for a reader; ``baseline`` is the number
-    of its trial.
+    of its trial. Evaluations whose ``build_seconds`` are not known (NaN) are written without all that only autotune's own say.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ended = sorted(results, key=lambda each: each.trial)
     study = {
-        "metric": target.metric,
-        "mode": target.mode,
-        "target": target.value,
-        "max_train_seconds": target.max_train_seconds,
+        **target_fields(target),
         "num_trials": len(ended),
         "clock": "seconds of preparing and training, measured",
         "source": source,
@@ -235,11 +252,15 @@ def write_recording(
         "step": pa.array([point.step for _, point in rows], pa.int64()),
         "train_seconds": pa.array([point.warm_seconds for _, point in rows], pa.float64()),
         "metric": pa.array([point.metric for _, point in rows], pa.float64()),
+    }
+    details = {
         "build_seconds": pa.array([point.build_seconds for _, point in rows], pa.float64()),
         "prepare_seconds": pa.array([point.prepare_seconds for _, point in rows], pa.float64()),
         "outcome": pa.array([None if point.outcome is None else str(point.outcome) for _, point in rows], pa.string()),
         "limit_seconds": pa.array([_limit_seconds(each, point, target) for each, point in rows], pa.float64()),
     }
+    if all(math.isfinite(point.build_seconds) for _, point in rows):
+        curves |= details
     _write_table(folder / "curves.parquet", pa.table(curves))
 
 

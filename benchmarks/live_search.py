@@ -175,9 +175,8 @@ def run(arguments: argparse.Namespace) -> int:
     studies = confirm(sorted(studies, key=lambda each: (each.seed, each.side)), composer, arguments.runs)
     for side in sides:
         own = [each.seconds for each in studies if each.side == side]
-        print(
-            f"{side}: {geometric_mean(own):.3g} s to target on fresh seeds (geometric mean of {len(own)} studies; {min(own):.3g} to {max(own):.3g})"
-        )
+        spread = f"{min(own):.3g} to {max(own):.3g}"
+        print(f"{side}: {geometric_mean(own):.3g} s to target on fresh seeds (geometric mean of {len(own)} studies; {spread})")
     comparisons = [compare(studies, STOCK, side) for side in sides[:-1]]
     for each in comparisons:
         print(f"{each.numerator} / {each.denominator}: {each.ratio:.3g} [{each.low:.3g}, {each.high:.3g}] (n={each.num_studies})")

@@ -31,7 +31,7 @@ from autotune.search.stopping import Decision
 from autotune.search.study import quiet_optuna
 from autotune.space import Suggestion
 from benchmarks.measuring import circumstances, write_result
-from benchmarks.search import RECORDINGS_VARIABLE, processes, recording_folders
+from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders
 from benchmarks.search_peers.policies import from_groups
 from benchmarks.search_peers.scores import WITHIN, PolicySummary, SearchScore, score_trace, summarise
 
@@ -49,41 +49,40 @@ class NoPromotion(FreezeThawSampler):
 class NoDoubt(FreezeThawSampler):
     """The model's chances are believed, whatever came of them."""
 
-    def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
-        self._hopes = {True: _Trusted(), False: _Trusted()}  # type: ignore[dict-item]  # it has the verbs
-        return super()._choose(beside=beside, new=new)
+    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
+        self._hopes = dict.fromkeys(self._hopes, _Trusted())  # type: ignore[arg-type]  # it has the verbs
+        return super()._choose(beside=beside, new=new, ending=ending)
 
 
 class NoRates(FreezeThawSampler):
     """A step takes as long at one new point as at another: the mean of those seen."""
 
-    def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
+    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         self._rates = _EqualRates()  # type: ignore[assignment]  # it has the verbs
-        return super()._choose(beside=beside, new=new)
+        return super()._choose(beside=beside, new=new, ending=ending)
 
 
 class NoPausing(FreezeThawSampler):
     """A trial runs until it reaches the target or is capped; the model only proposes new points."""
 
-    def observe(self, number: int, evaluation: Evaluation) -> Decision:
+    def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
         """Goes on."""
-        self._note(self._trials[number], evaluation)
-        return Decision.CONTINUE
+        return super().observe(number, evaluation, new=new, may_pause=False)
 
 
 class NoLearning(FreezeThawSampler):
     """Hyperparameters stay as they are at first."""
 
-    def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
+    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         self._num_learnt_of = sys.maxsize
-        return super()._choose(beside=beside, new=new)
+        return super()._choose(beside=beside, new=new, ending=ending)
 
 
 class PlainShortfall(FreezeThawSampler):
     """The model is of the distance from the target as it is: its ratios far from the target count for nothing."""
 
-    def _shortfall_unit(self, *seen: object) -> float:
-        return 1e9  # far above any, where asinh is straight
+    def _goodness(self, shortfalls: Array, least: Array) -> Array:
+        return -shortfalls
 
 
 class _Trusted:
@@ -160,7 +159,7 @@ def run_parts(searches: Sequence[PartSearch], num_processes: int) -> Iterator[Se
     if num_processes == 0:
         yield from map(run_part, searches)
         return
-    with processes(num_processes) as pool:
+    with one_thread_processes(num_processes) as pool:
         yield from pool.imap_unordered(run_part, searches)
 
 

@@ -143,6 +143,7 @@ class Config:
     target: TargetConfig = field(default_factory=TargetConfig)
 
     search_space: list[Any] = MISSING
+    warm_start: list[str] = MISSING
     search: SearchConfig = field(default_factory=SearchConfig)
     stopping: dict[str, Any] = MISSING
     objective: dict[str, Any] = MISSING
@@ -157,8 +158,8 @@ class Config:
 
 STUDY_KEYS = frozenset(
     {
-        "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "checkpoint", "allowed_targets",
-        "dry_run", "experiment",
+        "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "checkpoint",
+        "allowed_targets", "warm_start", "dry_run", "experiment",
     }
 )  # fmt: skip
 """What a study is run with: never part of a trial, never searchable."""

@@ -17,7 +17,9 @@ from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
+from autotune.recording import target_fields
 from autotune.report.terminal import StudyDisplay
+from autotune.search.earlier_trials import first_points
 from autotune.search.pausing import PausingSampler
 from autotune.search.policy import SearchPolicy
 from autotune.search.study import Study, confirmations, open_study
@@ -190,6 +192,7 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
         study=study,
         space=plan.space,
         baseline=plan.baseline,
+        first=first_points(plan.earlier, plan.space, seed=plan.config.study.seed),
         stopping=plan.stopping(),
         objective=plan.objective,
         target=plan.trial.target,
@@ -218,6 +221,7 @@ def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracke
         folder=str(plan.folder),
         settings=_settings(plan),
         tags={"autotune.device": plan.capabilities.device_name},
+        files={"study.yaml": target_fields(plan.trial.target), "space.yaml": plan.space.as_mapping()},
     )
     made = build_partial(plan.config.tracking, plan.trial.allowed_targets, "tracking")
     return call(made, "tracking", info, finished=finished)  # type: ignore[no-any-return]  # the contract of tracking:

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective
+from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.parts import make_sampler, make_stopping
 from autotune.search.stopping import StoppingRule
 from autotune.space import SearchSpace, Suggestion, override_text
+from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.training.device import Capabilities, unsupported, uses_cuda
 from autotune.training.run import check_training
 
@@ -39,6 +42,8 @@ class StudyPlan:
     """The point that the experiment itself stands for, None where the space does not contain it."""
     objective: Objective
     capabilities: Capabilities
+    earlier: tuple[EarlierStudy, ...] = ()
+    """Studies that this one learns from."""
 
     @property
     def config(self) -> Config:
@@ -95,7 +100,9 @@ class StudyPlan:
             ConfigError: it cannot be made.
         """
         node, allowed = self.config.search.sampler, self.trial.allowed_targets
-        return make_sampler(node, allowed, seed=seed, space=self.space, target=self.trial.target, objective=self.objective)
+        return make_sampler(
+            node, allowed, seed=seed, space=self.space, target=self.trial.target, objective=self.objective, earlier=self.earlier
+        )
 
 
 def workload_of(composed: Composed) -> str:
@@ -150,10 +157,17 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
         baseline=space.point_of(composed.lookup),
         objective=call(objective, "objective"),
         capabilities=capabilities,
+        earlier=tuple(_earlier(config, space)),
     )
     plan.stopping()
     plan.sampler(0)
     return plan
+
+
+def _earlier(config: Config, space: SearchSpace) -> Iterator[EarlierStudy]:
+    """The studies that ``warm_start`` names, as far as they fit the space."""
+    for name, recording in earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri")):
+        yield earlier_study(name, recording, space)
 
 
 def check_plan(plan: StudyPlan) -> None:
@@ -187,6 +201,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     lines += [f"  {name:<{width}}  {_describe_domain(domain)}" for name, _, domain in plan.space.items()]
     lines += [f"  left out: {line}" for line in plan.dropped]
     values = plan.baseline.as_overrides() if plan.baseline else ["as the experiment states it (outside the space)"]
+    lines += [f"earlier   {study.summary}" for study in plan.earlier]
     lines.append(f"baseline  {' '.join(values)}")
     limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
     limits += [f"{config.search.time_budget_seconds:g} s"] if config.search.time_budget_seconds is not None else []

@@ -70,6 +70,8 @@ def _search_and_confirm(live: LiveStudy, interrupt: threading.Event) -> Confirma
         with live.display:
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")
+            for study in plan.earlier:
+                live.display.note(f"warm start: {study.summary}")
             if live.has_search_budget and not interrupt.is_set():
                 _search(live, interrupt)
             if interrupt.is_set() or policy.error is not None or not policy.scores or plan.config.confirm.num_seeds == 0:

@@ -22,8 +22,9 @@ _EPILOG = """keys of its own:
 what is replayed:
   search=tpe stopping=cap      the same groups as of a study (objective too), and their keys, as in stopping.cap_margin=1.1
   search.num_trials=40         trials to end; else all that the recording has
+  warm_start=[DIR2,NAME]       recordings, studies or MLflow runs that the search learns from
 """
-_SEARCH_KEYS = ("search", "stopping", "objective", "allowed_targets")
+_SEARCH_KEYS = ("search", "stopping", "objective", "warm_start", "study", "tracking", "allowed_targets")
 
 
 @dataclass(kw_only=True)
@@ -47,6 +48,8 @@ def replay_command(arguments: Sequence[str]) -> int:
     from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
     from autotune.replay.simulation import replay  # noqa: PLC0415  # likewise
     from autotune.replay.trace_file import write_trace  # noqa: PLC0415  # likewise
+    from autotune.search.earlier_trials import earlier_study  # noqa: PLC0415  # likewise
+    from autotune.tracking.earlier_recordings import earlier_recordings  # noqa: PLC0415  # likewise
 
     import_user_code_from(line.config_dirs)
     composer = Composer(["search.num_trials=null", *request.overrides], line.config_dirs)
@@ -55,9 +58,14 @@ def replay_command(arguments: Sequence[str]) -> int:
     recording = read_recording(request.recording)
     if not request.output.parent.is_dir():
         raise ConfigError(f"output={request.output}: there is no folder {request.output.parent}")
+    config = composed.config
+    named = earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri"))
+    earlier = [earlier_study(name, each, recording.space) for name, each in named]
+    for each in earlier:
+        print(f"warm start: {each.summary}")
     trace = replay(
         recording,
-        lambda place: replayed_policy(recording, composed, seed=request.seed, place=place),
+        lambda place: replayed_policy(recording, composed, seed=request.seed, place=place, earlier=earlier),
         num_workers=request.num_workers,
         within=request.within,
     )
@@ -87,8 +95,8 @@ def _read(overrides: Sequence[str]) -> _Request:
             passed.append(text)
         else:
             raise ConfigError(
-                f"{text}: accepted are recording=DIR, seed, num_workers, within, output, and keys of search, stopping and objective; "
-                f"--help shows them"
+                f"{text}: accepted are recording=DIR, seed, num_workers, within, output, warm_start, and keys of search, stopping and "
+                f"objective; --help shows them"
             )
     if "recording" not in given:
         raise ConfigError("no recording; accepted is recording=DIR, a folder such as outputs/STUDY/recording")

@@ -1,8 +1,11 @@
 """The search policy of a configuration, over a recording instead of a cluster."""
 
+from collections.abc import Sequence
+
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed
 from autotune.recording import Recording
+from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.parts import make_sampler, make_stopping
 from autotune.search.pausing import pausing_sampler
 from autotune.search.policy import Place, SearchPolicy
@@ -19,12 +22,14 @@ def replayed_policy(
     place: Place,
     stopping: StoppingRule | None = None,
     study: Study | None = None,
+    earlier: Sequence[EarlierStudy] = (),
 ) -> SearchPolicy:
     """The policy that ``search``, ``stopping`` and ``objective`` name.
 
     Args:
         stopping: in place of the rule that the configuration names.
         study: of earlier trials, to go on from.
+        earlier: studies to learn from.
 
     Raises:
         ConfigError: a part of it cannot be made.
@@ -39,6 +44,7 @@ def replayed_policy(
         space=recording.space,
         target=recording.target,
         objective=objective,
+        earlier=earlier,
     )
     made = study_in_memory(sampler)
     if study is not None:
@@ -48,6 +54,7 @@ def replayed_policy(
         space=recording.space,
         baseline=baseline if baseline is not None and baseline.values else None,
         has_baseline=baseline is not None,
+        first=first_points(earlier, recording.space, seed=seed),
         stopping=stopping or make_stopping(config.stopping, config.allowed_targets, objective),
         objective=objective,
         target=recording.target,

@@ -7,6 +7,7 @@ the logarithm of seconds a step over the features alone, which every trial tells
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with a step's seconds apart from what steps bring.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Exponentiation, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Exponentiation, Kernel, Matern, WhiteKernel
 
 from autotune.search.encoding import Array
 
@@ -30,6 +31,24 @@ _PRIOR_SPREAD = 1.4
 """Standard deviation of the logarithm of each hyperparameter around its first value; amplitudes are squared."""
 _MAX_ITERATIONS = 5
 """Of each time that hyperparameters are learnt: they go on from where they stood, so that none of them is long."""
+_MERIT_SHARE = 0.7
+"""How much of the mean merit by earlier studies is taken for true before anything is known."""
+_MERIT_SPREAD = 0.7
+"""Standard deviation of what the merits count in all, around that."""
+_UNIT_QUANTILE = 0.1
+_WORST_QUANTILE = 0.05
+
+
+def goodness(shortfalls: Array, least: Array) -> Array:
+    """Distances from the target as the model takes them, higher is better: ratios far from the target, differences near it.
+
+    ``least`` holds the least of each trial; what the better trials lack is the unit.
+    """
+    short = least[least > 0]
+    unit = max(float(np.quantile(short, _UNIT_QUANTILE)), 1e-9) if len(short) else 1e-9
+    values = -np.arcsinh(shortfalls / unit)
+    # How bad the worst are says nothing of the best.
+    return np.maximum(values, np.quantile(values, _WORST_QUANTILE)) if len(values) > 10 else values
 
 
 class CurveModel:
@@ -44,22 +63,33 @@ class CurveModel:
         alike = _on(features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
         near = _on(log_step, Matern(1.5, (0.2, 20), nu=2.5))
         kernel = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * _on(log_step, Matern(1.5, (0.2, 20), nu=2.5))
-        self._process = _Process(kernel + _squared(0.25) * _SameTrial(trial) + WhiteKernel(0.01, (1e-5, 1)))
+        kernel = kernel + _squared(0.25) * _SameTrial(trial) + WhiteKernel(0.01, (1e-5, 1))
+        self._process = _Process(kernel)
 
-    def fit(self, features: Array, log_steps: Array, trials: Array, metrics: Array, *, learn: Indices | None) -> None:
-        """Take the rows ``[rows, ...]``; ``learn`` are the indices of those that hyperparameters are learnt of, None to keep them."""
-        self._process.fit(np.column_stack([features, log_steps, trials]), metrics, learn)
+    @property
+    def uses_merits(self) -> bool:
+        """Whether the rows speak for what an earlier study expects."""
+        return self._process.uses_merits
 
-    def predict(self, features: Array, log_steps: Array, trials: Array) -> tuple[Array, Array]:
+    def fit(
+        self, features: Array, log_steps: Array, trials: Array, metrics: Array, *, learn: Indices | None, merits: Array | None = None
+    ) -> None:
+        """Take the rows ``[rows, ...]``, with the merits ``[rows, studies]`` that earlier studies give to their points.
+
+        ``learn`` are the indices of those that hyperparameters are learnt of, None to keep them.
+        """
+        self._process.fit(np.column_stack([features, log_steps, trials]), metrics, learn, merits)
+
+    def predict(self, features: Array, log_steps: Array, trials: Array, *, merits: Array | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of an evaluation, its noise included; a trial not seen before is -1.
 
         Args:
-            features, trials: ``[points, ...]``.
+            features, trials, merits: ``[points, ...]``.
             log_steps: ``[..., points]``, as what is returned.
         """
         times = log_steps.size // len(features)
         rows = np.column_stack([np.tile(features, (times, 1)), log_steps.ravel(), np.tile(trials, times)])
-        means, deviations = self._process.predict(rows)
+        means, deviations = self._process.predict(rows, None if merits is None else np.tile(merits, (times, 1)))
         return means.reshape(log_steps.shape), deviations.reshape(log_steps.shape)
 
 
@@ -84,30 +114,61 @@ class _Process:
 
     They are learnt in the background, since a device may be waiting, and used from a later fit on that does not depend on how long
     that takes: the same trials give the same decisions.
+
+    Merits by earlier studies come in linearly: a share of their mean is the process's mean, and each one's weight around it is as
+    uncertain as the rows leave it. Whenever hyperparameters were learnt, a study whose weight comes out negative is left out, and all
+    are where the rows are likelier without them.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._prior: Array = kernel.theta
-        self._mean, self._scale = 0.0, 1.0
-        self._learning: Future[GaussianProcessRegressor] | None = None
+        self._learning: Future[Array] | None = None
         self._fits_until_learnt = 0
+        self._believed: list[int] | None = None
 
-    def fit(self, rows: Array, values: Array, learn: Indices | None) -> None:
-        self._mean, self._scale = float(values.mean()), float(values.std()) or 1.0
-        scaled = (values - self._mean) / self._scale
+    @property
+    def uses_merits(self) -> bool:
+        return bool(self._believed)
+
+    def fit(self, rows: Array, values: Array, learn: Indices | None, merits: Array | None = None) -> None:
+        merits = np.zeros((len(rows), 0)) if merits is None else merits
+        if self._believed is None:
+            self._believed = list(range(merits.shape[1]))
         self._fits_until_learnt -= 1
         if self._learning is not None and (learn is not None or self._fits_until_learnt <= 0):
-            self._kernel, self._learning = self._learning.result().kernel_, None
+            self._kernel, self._learning = self._kernel.clone_with_theta(self._learning.result()), None
+            self._believed = self._choose_studies(rows, values, merits)
         if learn is not None:
-            learner = GaussianProcessRegressor(self._kernel, alpha=_JITTER, optimizer=self._most_likely)
-            self._learning = _background().submit(_learnt, learner, rows[learn], scaled[learn])
+            view = _View(values, merits, self._believed)
+            learner = GaussianProcessRegressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=self._most_likely)
+            self._learning = _background().submit(_learnt, learner, view.columns(rows, merits)[learn], view.scaled[learn])
             self._fits_until_learnt = _FITS_UNTIL_LEARNT
-        self._regressor = GaussianProcessRegressor(self._kernel, alpha=_JITTER, optimizer=None).fit(rows, scaled)
+        self._view = _View(values, merits, self._believed)
+        self._regressor = self._regressor_of(self._view, rows, merits)
 
-    def predict(self, rows: Array) -> tuple[Array, Array]:
-        mean, deviation = self._regressor.predict(rows, return_std=True)
-        return mean * self._scale + self._mean, deviation * self._scale
+    def predict(self, rows: Array, merits: Array | None = None) -> tuple[Array, Array]:
+        merits = np.zeros((len(rows), 0)) if merits is None else merits
+        mean, deviation = self._regressor.predict(self._view.columns(rows, merits), return_std=True)
+        return self._view.unscaled(mean, merits), deviation * self._view.scale
+
+    def _choose_studies(self, rows: Array, values: Array, merits: Array) -> list[int]:
+        """Those studies whose merits the rows speak for."""
+        studies = list(range(merits.shape[1]))
+        while studies:
+            view = _View(values, merits, studies)
+            regressor = self._regressor_of(view, rows, merits)
+            weights = view.weights(regressor.X_train_, regressor.alpha_)
+            if (weights > 0).all():
+                none = _View(values, merits, [])
+                without = none.log_likelihood(self._regressor_of(none, rows, merits))
+                return studies if view.log_likelihood(regressor) > without else []
+            studies = [study for study, weight in zip(studies, weights, strict=True) if weight > 0]
+        return []
+
+    def _regressor_of(self, view: "_View", rows: Array, merits: Array) -> GaussianProcessRegressor:
+        made = GaussianProcessRegressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=None)
+        return made.fit(view.columns(rows, merits), view.scaled)
 
     def _most_likely(self, loss: Callable[..., Any], first: Array, bounds: Array) -> tuple[Array, float]:
         """Hyperparameters at the highest posterior density, as the regressor's optimizer."""
@@ -121,15 +182,55 @@ class _Process:
         return found.x, found.fun
 
 
-def _learnt(learner: GaussianProcessRegressor, rows: Array, values: Array) -> GaussianProcessRegressor:
+def _learnt(learner: GaussianProcessRegressor, rows: Array, values: Array) -> Array:
+    """Logarithms of the hyperparameters."""
     with warnings.catch_warnings():  # a hyperparameter at its bound is as good as any
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return learner.fit(rows, values)
+        return learner.fit(rows, values).kernel_.theta  # type: ignore[no-any-return]  # scikit-learn has no types
 
 
 @cache
 def _background() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="hyperparameters")
+
+
+class _View:
+    """Values less what the merits by some studies alone make of them, standardised; where there are no such studies, the values."""
+
+    def __init__(self, values: Array, merits: Array, studies: list[int]) -> None:
+        self._studies = studies
+        self._share = _MERIT_SHARE / max(1, len(studies))
+        self._variance = _MERIT_SPREAD**2 / max(1, len(studies))
+        self._usual = merits[:, studies].mean(axis=0)
+        rest = values - self._of_merits(merits)
+        self._mean, self.scale = float(rest.mean()), float(rest.std()) or 1.0
+        self.scaled = (rest - self._mean) / self.scale
+
+    def kernel(self, kernel: Kernel, rows: Array) -> Kernel:
+        """The kernel of the rows, and of the merits beside them; what those add has no hyperparameters."""
+        if not self._studies:
+            return kernel
+        columns = slice(rows.shape[1], rows.shape[1] + len(self._studies))
+        return kernel + ConstantKernel(self._variance, "fixed") * _on(columns, DotProduct(0.0, "fixed"))
+
+    def columns(self, rows: Array, merits: Array) -> Array:
+        """Rows with the merits beside them."""
+        return np.column_stack([rows, (merits[:, self._studies] - self._usual) / self.scale])
+
+    def unscaled(self, mean: Array, merits: Array) -> Array:
+        """Expected values."""
+        return mean * self.scale + self._mean + self._of_merits(merits)
+
+    def weights(self, columns: Array, alpha: Array) -> Array:
+        """What each study's merits count ``[studies]``, given the process's columns and dual coefficients."""
+        return self._share + self._variance * columns[:, -len(self._studies) :].T @ alpha
+
+    def log_likelihood(self, regressor: GaussianProcessRegressor) -> float:
+        """Of the values, given the process of what ``scaled`` holds."""
+        return float(regressor.log_marginal_likelihood_value_) - len(self.scaled) * math.log(self.scale)
+
+    def _of_merits(self, merits: Array) -> Array:
+        return self._share * (merits[:, self._studies] - self._usual).sum(axis=1)  # type: ignore[no-any-return]  # NumPy says Any
 
 
 def _squared(amplitude: float) -> ConstantKernel:

@@ -96,6 +96,8 @@ class _Option:
 
 def _fill(row: Array, coordinates: "list[_Number | _Option]", values: Mapping[str, Any]) -> None:
     for each in coordinates:
+        if each.key not in values:
+            continue
         value = values[each.key]
         if isinstance(each, _Number):
             row[each.index] = each.of(value)

@@ -15,6 +15,7 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asyn
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.search.chance import Chance
-from autotune.search.curve_model import CurveModel, Indices, RateModel
+from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness
+from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.encoding import Array, UnitCube
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
+from autotune.search.warm_start import WarmStart
 from autotune.space import SearchSpace, Suggestion
 
 _LEAST_EVALUATIONS = 2
@@ -74,14 +77,16 @@ class _Trial:
 
     point: Array
     """Coordinates ``[parameters]``."""
+    merits: Array
+    """What earlier studies expect of it ``[studies]``."""
     curve: list[_Seen] = field(default_factory=list)
     best_place: int = 0
     """Of the evaluation nearest to the target."""
     decided_seconds: float = 0.0
     """Where in its training it was last decided whether it goes on."""
     is_paused: bool = False
-    is_hoped_for: bool | None = None
-    """Whether it was last chosen by its index as a new point (True) or a waiting one (False)."""
+    hoped_as: "_Origin | None" = None
+    """As what it was last chosen by its index."""
     index: float = math.inf
     """What it promised when it was last weighed, since its last evaluation; infinite where it has not been."""
     resume_seconds: float = 0.0
@@ -93,11 +98,12 @@ class FreezeThawSampler:
 
     Args:
         space, target, objective, seed: of the study.
-        num_startup_trials: points drawn by chance at first.
-        least_chance: of winning, below which paused trials are left where they are, once no new ones may be begun and one has reached
-            the target.
+        num_startup_trials: points drawn by chance at first, or taken from earlier studies.
+        least_chance: of winning, below which paused trials are left where they are, once no new ones will be begun and one has
+            reached the target.
         num_candidates: points drawn by chance for each proposal, of which the most promising is trained.
         reduction_factor: of trials trained for some time, one in so many is trained on to twice that time at least.
+        earlier: studies to learn from.
 
     Raises:
         ConfigError: a number out of range, or an objective that does not grow with the time a trial has spent.
@@ -114,6 +120,7 @@ class FreezeThawSampler:
         num_candidates: int = 128,
         reduction_factor: float = 4,
         least_chance: float = 0.01,
+        earlier: Sequence[EarlierStudy] = (),
     ) -> None:
         if num_startup_trials < 1 or num_candidates < 1 or not reduction_factor > 1 or not 0 <= least_chance < 1:
             raise ConfigError(
@@ -134,28 +141,34 @@ class FreezeThawSampler:
         self._cube = UnitCube(space)
         self._trials: dict[int, _Trial] = {}
         self._best = math.inf
+        self._earlier = WarmStart(earlier, space, seed)
         self._curves = CurveModel(self._cube.num_features)
         self._rates = RateModel(self._cube.num_features)
         self._num_learnt_of = 0
-        self._is_hoped_for: bool | None = None
+        self._hoped_as: _Origin | None = None
         self._least_gap = 1.0
-        self._hopes = {True: _Hopes(), False: _Hopes()}
+        self._hopes = {each: _Hopes() for each in _Origin}
         self._chosen: int | Suggestion | None = None
         """What a decision about a running trial found to be better than going on with it."""
 
-    def propose(self, *, new: bool = True) -> Suggestion | int | None:
-        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither."""
+    def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
+        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither.
+
+        ``ending`` says that no new one will be wanted: then paused trials with less than ``least_chance`` are left where they are.
+        """
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
-            chosen = self._choose(beside=None, new=new)
+            chosen = self._choose(beside=None, new=new, ending=ending)
         if isinstance(chosen, int):
             self._trials[chosen].is_paused = False
         return chosen
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """A new point is trained; not always the one that was proposed."""
-        self._trials[number] = _Trial(self._cube.encode([suggestion])[0], is_hoped_for=self._is_hoped_for)
-        self._is_hoped_for = None
+        point = self._cube.encode([suggestion])
+        self._trials[number] = _Trial(point[0], self._earlier.merits(point)[0], hoped_as=self._hoped_as)
+        self._earlier.take(suggestion)
+        self._hoped_as = None
 
     def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
         """A trial that an earlier process paused waits to be taken up again."""
@@ -177,7 +190,7 @@ class FreezeThawSampler:
         if is_early and not is_hopeless:
             return Decision.CONTINUE
         trial.decided_seconds = trial.curve[-1].seconds
-        chosen = self._choose(beside=number, new=new)
+        chosen = self._choose(beside=number, new=new, ending=not new)
         if chosen == number:
             return Decision.CONTINUE
         self._chosen = chosen
@@ -197,8 +210,8 @@ class FreezeThawSampler:
         trial.is_paused = False
         if score is not None:
             self._best = min(self._best, score)
-            if trial.is_hoped_for is not None:
-                self._hopes[trial.is_hoped_for].came_true()
+            if trial.hoped_as is not None:
+                self._hopes[trial.hoped_as].came_true()
         if self._chosen == result.trial:
             self._chosen = None
 
@@ -224,14 +237,14 @@ class FreezeThawSampler:
         """The soonest that the trial's next evaluation is to be expected, as a second evaluation came after a first one so far."""
         return trial.curve[-1].seconds + self._least_gap * trial.curve[0].seconds if trial.curve else 0.0
 
-    def _choose(self, *, beside: int | None, new: bool) -> Suggestion | int | None:
+    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         """A new point, or the number of a paused trial or of the running one ``beside`` them."""
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
         waiting = [number for number, trial in self._trials.items() if (trial.is_paused or number == beside) and trial.curve]
         seen = [trial for trial in self._trials.values() if trial.curve]
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < _LEAST_CURVES):
-            return self._draw(rng, 1)[0]
+            return self._proposed(self._earlier.first() or self._draw(rng, 1)[0])
         if not seen or not (new or waiting):
             return None
         promoted = self._promoted(waiting, seen) if new else None
@@ -241,22 +254,30 @@ class FreezeThawSampler:
         waiting = self._worth_weighing(waiting, rng)
         smallest = min(trial.curve[0].step for trial in seen)
         drawn = self._draw(rng, self._num_candidates) if new else []
+        origins = [_Origin.CHANCE] * len(drawn)
+        if new and self._curves.uses_merits:
+            drawn = drawn + self._earlier.points
+            origins += [_Origin.EARLIER] * len(self._earlier.points)
+        origins += [_Origin.WAITING] * len(waiting)
         points = np.concatenate([self._cube.encode(drawn), *(self._trials[number].point[None] for number in waiting)])
-        is_drawn = np.arange(len(points)) < len(drawn)
         indices, soon, ever = self._indices(points, [-1] * len(drawn) + waiting, smallest, beside)
         for number, index in zip(waiting, indices[len(drawn) :], strict=True):
             self._trials[number].index = float(index)
-        if not new and math.isfinite(self._best) and ever.max() < self._least_chance:
+        if ending and math.isfinite(self._best) and ever.max() < self._least_chance:
             return None
-        indices += np.log(np.where(is_drawn, self._hopes[True].share, self._hopes[False].share))
+        indices += np.log([self._hopes[each].share for each in origins])
         best = int(indices.argmax())
-        self._hopes[bool(is_drawn[best])].was_raised(float(soon[best]))
-        if is_drawn[best]:
-            self._is_hoped_for = True
-            return drawn[best]
+        self._hopes[origins[best]].was_raised(float(soon[best]))
+        if best < len(drawn):
+            self._hoped_as = origins[best]
+            return self._proposed(drawn[best])
         chosen = waiting[best - len(drawn)]
-        self._trials[chosen].is_hoped_for = False
+        self._trials[chosen].hoped_as = _Origin.WAITING
         return chosen
+
+    def _proposed(self, point: Suggestion) -> Suggestion:
+        self._earlier.take(point)  # here, since another one may be trained in its place
+        return point
 
     def _draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
         by_chance = Chance(rng)
@@ -290,39 +311,38 @@ class FreezeThawSampler:
 
     def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
         """Condition both models on what has been seen."""
-        unit = self._shortfall_unit(seen)
         rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in _telling(trial)]
         index, steps, _, shortfalls = (np.array(each) for each in zip(*rows, strict=True))
-        values = -np.arcsinh(shortfalls / unit)
-        if len(values) > 10:  # how bad the worst are says nothing of the best
-            values = np.maximum(values, np.quantile(values, 0.05))
+        values = self._goodness(shortfalls, np.array([trial.curve[trial.best_place].shortfall for trial in seen]))
         kept = _some(values, rng)
         features = self._cube.features(np.array([trial.point for trial in seen]))
         numbers = np.array([number for number, trial in self._trials.items() if trial.curve], dtype=float)
         grown = len(seen) >= _LEARN_ON * self._num_learnt_of
         if grown:
             self._num_learnt_of = len(seen)
+        merits = np.array([trial.merits for trial in seen])
         picked = index[kept].astype(int)
         self._curves.fit(
             features[picked],
             np.log(steps[kept]),
             numbers[picked],
             values[kept],
+            merits=merits[picked],
             learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if grown else None,
         )
         rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen])
         recent = np.arange(len(rates))[-_MOST_ROWS:]
         self._rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MOST_ROWS_TO_LEARN, rng) if grown else None)
 
-    def _shortfall_unit(self, seen: Sequence[_Trial]) -> float:
-        """Shortfalls far above it are told apart by their ratio, those below by their difference: what the better trials lack."""
-        least = np.array([trial.curve[trial.best_place].shortfall for trial in seen])
-        short = least[least > 0]
-        return max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else 1e-9
+    def _goodness(self, shortfalls: Array, least: Array) -> Array:
+        return goodness(shortfalls, least)
 
     def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float, running: int | None) -> tuple[Array, Array, Array]:
         """Of each point or waiting trial: the logarithm of what is expected to be won a second, the chances to win soon, and ever."""
         features = self._cube.features(points)
+        merits = np.concatenate(
+            [self._earlier.merits(points[np.array(numbers) < 0]), *(self._trials[number].merits[None] for number in numbers if number >= 0)]
+        )
         log_rates, deviations = self._rates.predict(features)
         spent, soonest, resuming = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
         for row, number in enumerate(numbers):
@@ -337,7 +357,8 @@ class FreezeThawSampler:
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
         times = np.geomspace(first, last, _NUM_TIMES)
         log_steps = np.log(times)[:, None] - log_rates  # [times, points]
-        means, spreads = self._curves.predict(features, np.maximum(log_steps, math.log(smallest_step)), np.array(numbers, dtype=float))
+        steps, of_trial = np.maximum(log_steps, math.log(smallest_step)), np.array(numbers, dtype=float)
+        means, spreads = self._curves.predict(features, steps, of_trial, merits=merits)
         by_then = log_ndtr(means / spreads)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
@@ -348,6 +369,16 @@ class FreezeThawSampler:
         soon = chances[counts.argmax(axis=0), np.arange(len(points))]
         ever = np.where(counts, chances, 0.0).max(axis=0)
         return np.where(counts, index, -np.inf).max(axis=0), np.where(counts.any(axis=0), soon, 0.0), ever
+
+
+class _Origin(Enum):
+    """Where a candidate comes from."""
+
+    CHANCE = auto()
+    EARLIER = auto()
+    """A good point of an earlier study."""
+    WAITING = auto()
+    """A paused trial, or the running one beside them."""
 
 
 class _Hopes:

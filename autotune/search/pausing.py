@@ -12,8 +12,11 @@ from autotune.space import Suggestion
 class PausingSampler(Protocol):
     """A sampler that pauses trials and takes them up again: it is told of every trial and evaluation."""
 
-    def propose(self, *, new: bool = True) -> Suggestion | int | None:
-        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither."""
+    def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
+        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither.
+
+        ``ending`` says that no new one will be wanted: paused trials that promise nothing may be left where they are.
+        """
         ...
 
     def started(self, number: int, suggestion: Suggestion) -> None:

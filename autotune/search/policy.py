@@ -57,6 +57,7 @@ class SearchPolicy:
         space: what may vary.
         baseline: the point that the experiment itself stands for, None where the space does not contain it.
         has_baseline: whether the first trial is the baseline.
+        first: points that a new study tries before its sampler is asked, after the baseline; a pausing one has its own.
         pausing: proposes points in place of the study's sampler, and pauses trials; None: trials run without a pause.
         place: where only some points can be trained, the one for a suggestion; what is told is that one.
         is_kept: whether a trial that an earlier process paused can be taken up again; else its point is proposed again.
@@ -78,6 +79,7 @@ class SearchPolicy:
         num_trials: int | None,
         max_errors_in_a_row: int,
         has_baseline: bool = True,
+        first: Sequence[Suggestion] = (),
         pausing: PausingSampler | None = None,
         place: Place | None = None,
         is_kept: Callable[[int], bool] = lambda number: False,
@@ -106,8 +108,11 @@ class SearchPolicy:
         self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
         self.paused = tuple(self._paused_before(frozen) for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         """Trials that an earlier process paused, with their evaluations: they are suggested again when their turn comes."""
+        is_new = not study.get_trials(deepcopy=False)
         if has_baseline and not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
             study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
+        for point in first if is_new and pausing is None else ():
+            study.enqueue_trial(space.params_of(point))
 
     @property
     def num_trials_left(self) -> int | None:
@@ -137,7 +142,7 @@ class SearchPolicy:
         may_start = self.num_trials_left != 0
         if self._pausing is None or (may_start and self._is_waiting):
             return self._ask() if may_start else None
-        chosen = self._pausing.propose(new=may_start)
+        chosen = self._pausing.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:

@@ -37,6 +37,7 @@ EVALUATION_METRICS = (
     "metric",
     "loss",
     "train_seconds",
+    "warm_seconds",
     "evaluate_seconds",
     "samples",
     "epoch",
@@ -120,7 +121,6 @@ def result_points(result: TrialResult, score: float | None) -> list[Point]:
         values |= {
             "build_seconds": last.build_seconds,
             "prepare_seconds": last.prepare_seconds,
-            "warm_seconds": last.warm_seconds,
             "cold_seconds": last.build_seconds + last.warm_seconds,
         }
     return list(_points(values.items(), result.stopped_at, last.step if last else 0))
@@ -140,7 +140,12 @@ def _points(values: Iterable[tuple[str, float | None]], at: float, step: int) ->
 
 def params(values: Mapping[str, Any]) -> dict[str, str]:
     """Values as MLflow's params: text as it is, all else as JSON, so that a value read back from a file is the same."""
-    return {plain_key(key): _cut(_text(value), MAX_PARAM_CHARACTERS) for key, value in values.items()}
+    return {plain_key(key): param_text(value) for key, value in values.items()}
+
+
+def param_text(value: Any) -> str:
+    """One value as a param."""
+    return _cut(value if isinstance(value, str) else json.dumps(plain(value)), MAX_PARAM_CHARACTERS)
 
 
 def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:
@@ -162,10 +167,6 @@ def plain(value: Any) -> Any:
     if type(value) in (str, bool, int, float, type(None)):
         return value
     return str(value)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(plain(value))
 
 
 def _cut(text: str, max_characters: int) -> str:

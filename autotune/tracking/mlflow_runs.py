@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 
 from autotune.measurement import TrialResult
@@ -59,6 +61,8 @@ class MlflowRuns:
             kept = {}
             run_id = self._create(info.name, tags, time.time())
         self._log(run_id, params={key: value for key, value in settings.items() if key not in kept}, tags=tags)
+        for name, content in info.files.items():
+            self._client.log_text(run_id, yaml.safe_dump(dict(content), sort_keys=False), name)
         return run_id
 
     def _find_parent(self, tags: Mapping[str, str]) -> Run | None:
@@ -154,16 +158,20 @@ class MlflowRuns:
             self._client.log_batch(run_id, metrics=metrics, params=some_params, tags=some_tags)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
-        """The experiment's runs that have all these tags."""
-        query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
-        runs: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self._client.search_runs([self._experiment], query, max_results=_PAGE, page_token=token)
-            runs += page
-            token = page.token
-            if not token:
-                return runs
+        return tagged_runs(self._client, self._experiment, tags)
+
+
+def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:
+    """An experiment's runs that have all these tags."""
+    query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs([experiment], query, max_results=_PAGE, page_token=token)
+        runs += page
+        token = page.token
+        if not token:
+            return runs
 
 
 def _is_open(run: Run) -> bool:

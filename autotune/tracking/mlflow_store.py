@@ -62,6 +62,15 @@ def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
     return client, _experiment_id(client, uri, name)
 
 
+def open_store(uri: str) -> MlflowClient:
+    """A client of a store that is there, to read; none is made."""
+    database = sqlalchemy.make_url(uri).database if uri.startswith("sqlite") else None
+    if database is not None and not Path(database).is_file():
+        raise FileNotFoundError(f"there is no file {database}")
+    _check_database(uri)
+    return MlflowClient(uri)
+
+
 def without_password(uri: str) -> str:
     """A URI that can be shown."""
     parts = urlsplit(uri)

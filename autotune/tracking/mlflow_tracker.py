@@ -6,7 +6,6 @@ its own record and never the study, and resuming the study writes what is missin
 """
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
+from autotune.tracking.mlflow_environment import set_environment
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
@@ -24,13 +24,6 @@ WRITE_EVERY_SECONDS = 5.0
 """How long the evaluations of a running trial may wait to be seen."""
 RETRY_AFTER_SECONDS = 30.0
 _MAX_FAILURES_AT_CLOSE = 2
-_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-"""What MLflow finds where the user set nothing: short patience, since what fails is tried again, and no word to others."""
 
 
 class MlflowTracker:
@@ -44,8 +37,7 @@ class MlflowTracker:
     """
 
     def __init__(self, info: StudyInfo, *, uri: str | None = None, finished: Sequence[FinishedRun] = ()) -> None:
-        for variable, value in _ENVIRONMENT.items():
-            os.environ.setdefault(variable, value)
+        set_environment()
         # Imported here because MLflow takes seconds to import, and reads part of its environment as it is.
         from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415
 

@@ -6,7 +6,7 @@ study was resumed, so that it can fill in what it missed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ class StudyInfo:
     settings: Mapping[str, Any]
     """What the study was asked for, flat: target, sampler, number of trials, ..."""
     tags: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Plain data kept beside it as YAML, by file name: what a recording says of a study besides its trials."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("search.num_trials=many", ["search.num_trials", "many"]),
         ("search.time_budget_seconds=-5", ["search.time_budget_seconds: found -5"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
+        ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
         ("search.storage=nonsense", ["search.storage: nonsense", "cannot be opened"]),
         ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
         ("confirm.num_seeds=0", ["confirm", "num_seeds 0"]),

@@ -10,6 +10,8 @@ from autotune.config.command_line import run_command
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.plan import StudyPlan, check_plan, describe_plan, plan_study
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.recording import write_recording
 from autotune.training.device import Capabilities
 
 _CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
@@ -69,6 +71,44 @@ def test_a_source_of_any_branch_is_found_and_said_and_trained_only_in_earnest(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first ")]
     assert line.startswith(f"first     digits_source is trained, once, for {tmp_path}/outputs/checkpoints/digits_source-")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
+    tried = TrialResult(
+        trial=0,
+        values={"optimizer.lr": 0.1, "depth": 2},
+        overrides=(),
+        seed=0,
+        outcome=Outcome.REACHED,
+        evaluations=(evaluation(),),
+        started_at=0.0,
+        stopped_at=1.0,
+        fingerprint={},
+    )
+    space = {"optimizer.lr": {"type": "float", "low": 0.01, "high": 1.0}, "depth": [1, 2]}
+    plan = make_plan()
+    write_recording(tmp_path / "old" / "recording", results=[tried], target=plan.trial.target, space=space, source="a test")
+    warm = make_plan("warm_start=[old]", f"study.folder={tmp_path}")
+    (line,) = [line for line in describe_plan(warm) if line.startswith("earlier ")]
+    assert line == "earlier   old: 1 of 1 trials; left out: depth, not in this search space"
+    assert warm.definition() == plan.definition()  # a study may go on with more to learn from
+
+
+def evaluation() -> Evaluation:
+    return Evaluation(
+        step=1,
+        epoch=1.0,
+        samples=1,
+        build_seconds=0.0,
+        prepare_seconds=0.0,
+        train_seconds=1.0,
+        evaluate_seconds=0.0,
+        metric=0.99,
+        loss=0.1,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
 
 
 def test_a_budget_of_time_alone_is_enough() -> None:

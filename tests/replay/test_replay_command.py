@@ -74,11 +74,15 @@ def test_a_budget_of_trials_ends_the_search(folder: Path, tmp_path: Path) -> Non
     [
         ([], "no recording; accepted is recording=DIR"),
         (["recording=nope"], "recording=nope: no such folder"),
-        (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, output, and keys of search"),
+        (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, output, warm_start, and keys"),
         (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
         (["recording={folder}", "num_workers=0"], "num_workers: found '0', accepted is a whole number from 1"),
         (["recording={folder}", "within=-1"], "within: found '-1', accepted is a number from 0, or null"),
         (["recording={folder}", "search=tpee"], "search=tpee: accepted are cmaes, freeze_thaw, gp, random, tpe"),
+        (
+            ["recording={folder}", "warm_start=[nope]"],
+            "warm_start: nope: is no study that has a recording in outputs (there is none), no folder",
+        ),
         (["recording={folder}", "output=nope/trace.csv"], "output=nope/trace.csv: there is no folder nope"),
     ],
 )
@@ -87,6 +91,18 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, folder: Path)
         replay_command([each.format(folder=folder) for each in arguments])
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("search", ["tpe", "freeze_thaw"])
+def test_a_search_tries_first_what_was_best_in_an_earlier_study(
+    search: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "trace.csv"
+    line = [f"recording={folder}", f"search={search}", "within=null", f"output={output}"]
+    assert replay_command([*line, f"warm_start=[{folder}]"]) == 0
+    assert f"warm start: {folder.parent.name}: 6 of 6 trials\n" in capsys.readouterr().out
+    started = list(dict.fromkeys(int(row["trial"]) for row in rows_of(output)))
+    assert started[:3] == [5, 4, 3]  # the soonest at the target, the other that was, and the nearest to it
 
 
 def broken(folder: Path, name: str, content: bytes) -> str:

@@ -1,0 +1,50 @@
+"""An earlier study as a command line names it: by its name, by its recording's folder, or by its run in MLflow."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from autotune.errors import ConfigError
+from autotune.recording import Recording, read_recording, write_recording
+from autotune.tracking.mlflow_environment import set_environment
+
+_RUN_ID = r"[0-9a-f]{32}"
+
+
+def earlier_recordings(entries: Sequence[str], studies: Path, uri: str | None) -> list[tuple[str, Recording]]:
+    """The recordings that the entries of ``warm_start`` name, each with a name to be shown.
+
+    Args:
+        studies: the folder that studies of a name lie in.
+        uri: of the MLflow store, as ``tracking.uri``.
+
+    Raises:
+        ConfigError: an entry names nothing that is there.
+        DataError: a recording cannot be read.
+    """
+    return [_earlier_recording(entry, studies, uri) for entry in entries]
+
+
+def _earlier_recording(entry: str, studies: Path, uri: str | None) -> tuple[str, Recording]:
+    given = Path(entry).expanduser()
+    for folder, name in ((given, given.name), (given / "recording", given.name), (studies / entry / "recording", entry)):
+        if (folder / "study.yaml").is_file():
+            return given.parent.name if name == "recording" else name, read_recording(folder)
+    if re.fullmatch(_RUN_ID, entry):
+        return _tracked_recording(entry, uri)
+    known = ", ".join(sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml")))
+    raise ConfigError(
+        f"warm_start: {entry}: is no study that has a recording in {studies} ({f'there are {known}' if known else 'there is none'}), "
+        f"no folder with study.yaml, and no id of an MLflow run; accepted is one of these"
+    )
+
+
+def _tracked_recording(run_id: str, uri: str | None) -> tuple[str, Recording]:
+    set_environment()
+    from autotune.tracking.mlflow_recording import tracked_study  # noqa: PLC0415  # MLflow takes seconds to import
+
+    study = tracked_study(run_id, uri)
+    with TemporaryDirectory() as folder:
+        write_recording(Path(folder), results=study.results, target=study.target, space=study.space, source=study.name)
+        return study.name, read_recording(Path(folder))

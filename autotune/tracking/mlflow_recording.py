@@ -1,0 +1,159 @@
+"""A study read back from an MLflow store: what its recording is written of."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from autotune.errors import ConfigError, DataError
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.recording import target_of
+from autotune.space import Choice, Parameter, SearchSpace
+from autotune.tracking.mlflow_fields import param_text, plain_key
+from autotune.tracking.mlflow_runs import tagged_runs
+from autotune.tracking.mlflow_store import first_contact, open_store, store_uri, without_password
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedStudy:
+    """A study as a store has it: the arguments of ``autotune.recording.write_recording``."""
+
+    name: str
+    target: Target
+    space: Mapping[str, Any]
+    results: tuple[TrialResult, ...]
+
+
+def tracked_study(run_id: str, uri: str | None) -> TrackedStudy:
+    """Read the study of a parent run; trials that are still running, or were interrupted, are left out.
+
+    ``uri`` names the store as ``tracking.uri`` does.
+
+    Raises:
+        ConfigError: the store cannot be read, or the run is not there, or none of a study.
+        DataError: what the store holds of it is not what a study writes.
+    """
+    uri = store_uri(uri)
+    with first_contact(uri):
+        client = open_store(uri)
+        run = _run(client, run_id)
+    where = f"mlflow_run={run_id}"
+    if run is None:
+        raise ConfigError(f"{where}: no such run in {without_password(uri)}; accepted is the id of a study's run")
+    tags = run.data.tags
+    if tags.get("autotune.phase") != "study":
+        parent = tags.get("mlflow.parentRunId")
+        found = f"is a run of study {tags['autotune.study']}, whose own is {parent}" if parent else "is none of a study"
+        raise ConfigError(f"{where}: {found}; accepted is the id of a study's run")
+    with first_contact(uri):
+        files = {name: _file(client, run_id, name) for name in ("study.yaml", "space.yaml")}
+        children = tagged_runs(client, run.info.experiment_id, {"mlflow.parentRunId": run_id, "autotune.phase": "search"})
+        curves = {child.info.run_id: _curve(client, child.info.run_id) for child in children if _has_ended(child)}
+    missing = [name for name, content in files.items() if content is None]
+    if missing:
+        raise DataError(f"{where}: has no {missing[0]}; accepted is a run whose study was tracked with metric, target and search space")
+    space = SearchSpace.from_mapping(files["space.yaml"] or {}, f"{where}: space.yaml")
+    results = [_result(child, curves[child.info.run_id], space) for child in children if child.info.run_id in curves]
+    return TrackedStudy(
+        name=tags["autotune.study"],
+        target=target_of(files["study.yaml"] or {}, f"{where}: study.yaml"),
+        space=space.as_mapping(),
+        results=tuple(sorted(results, key=lambda each: each.trial)),
+    )
+
+
+def _run(client: MlflowClient, run_id: str) -> Run | None:
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _file(client: MlflowClient, run_id: str, name: str) -> Mapping[str, Any] | None:
+    """What a run keeps in a YAML file; None where it has none of that name."""
+    if name not in {each.path for each in client.list_artifacts(run_id)}:
+        return None
+    with TemporaryDirectory() as folder:
+        content = yaml.safe_load(Path(client.download_artifacts(run_id, name, folder)).read_text(encoding="utf-8"))
+    return content if isinstance(content, Mapping) else {}
+
+
+def _has_ended(child: Run) -> bool:
+    return child.data.tags.get("autotune.outcome") in set(Outcome)
+
+
+def _curve(client: MlflowClient, run_id: str) -> list[tuple[int, float, float]]:
+    """Step, warm seconds and metric of every evaluation; NaN for a metric that was not finite, which MLflow is not told."""
+    seconds, metrics = ({each.step: each.value for each in client.get_metric_history(run_id, key)} for key in ("warm_seconds", "metric"))
+    return [(step, seconds[step], metrics.get(step, math.nan)) for step in sorted(seconds)]
+
+
+def _result(child: Run, curve: list[tuple[int, float, float]], space: SearchSpace) -> TrialResult:
+    """A trial as far as a recording tells of it: what it does not is empty or NaN."""
+    tags, info = child.data.tags, child.info
+    return TrialResult(
+        trial=int(tags["autotune.trial"]),
+        values=_values(space, child.data.params, f"MLflow run {info.run_id}"),
+        overrides=(),
+        seed=int(tags["autotune.seed"]),
+        outcome=Outcome(tags["autotune.outcome"]),
+        evaluations=tuple(_evaluation(*each) for each in curve),
+        started_at=info.start_time / 1000,
+        stopped_at=(info.end_time or info.start_time) / 1000,
+        fingerprint={},
+    )
+
+
+def _evaluation(step: int, warm_seconds: float, metric: float) -> Evaluation:
+    return Evaluation(
+        step=step,
+        epoch=math.nan,
+        samples=0,
+        build_seconds=math.nan,
+        prepare_seconds=0.0,
+        train_seconds=warm_seconds,
+        evaluate_seconds=math.nan,
+        metric=metric,
+        loss=math.nan,
+        samples_per_second=math.nan,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
+
+
+def _values(space: SearchSpace, params: Mapping[str, str], where: str) -> dict[str, Any]:
+    """A trial's values of a space's parameters, in the space's order; a baseline outside the space has none."""
+    values: dict[str, Any] = {}
+    for key, parameter in space.parameters.items():
+        text = params.get(plain_key(key))
+        if text is None:
+            continue
+        values[key] = _value(parameter, text, f"{where}: {key}")
+        if isinstance(parameter, Choice):
+            values |= _values(parameter.beneath(values[key]), params, where)
+    return values
+
+
+def _value(parameter: Parameter, text: str, where: str) -> Any:
+    if isinstance(parameter, Choice):
+        for value, _ in parameter.options:
+            if param_text(value) == text:
+                return value
+    else:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if parameter.as_param(value) is not None:
+            return value
+    raise DataError(f"{where}: found {text!r}, accepted is a value of the study's search space")

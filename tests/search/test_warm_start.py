@@ -1,0 +1,205 @@
+"""What a search takes from earlier studies: matched by key, told what is left out, believed only as far as the new trials agree."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.measurement import Target
+from autotune.objective import AmortisedTime
+from autotune.recording import RecordedTrial, Recording
+from autotune.replay.simulation import replay
+from autotune.search.chance import Chance
+from autotune.search.curve_model import CurveModel
+from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
+from autotune.search.freeze_thaw import FreezeThawSampler
+from autotune.search.policy import Place, SearchPolicy
+from autotune.search.stopping import CapAtIncumbent, NeverStop
+from autotune.search.study import quiet_optuna
+from autotune.space import SearchSpace, Suggestion
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
+ERROR = Target(metric="error", value=3.0, mode="min", max_train_seconds=640.0)
+OBJECTIVE = AmortisedTime(num_trainings=1)
+SPACE = SearchSpace.from_mapping(
+    {"lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True}, "size": {"type": "power_of_two", "low": 8, "high": 64}}, ""
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    quiet_optuna()
+
+
+def study_of(space: Mapping[str, Any], *rows: Mapping[str, Any], target: Target = TARGET) -> Recording:
+    """A recording of trials with these values, each with one evaluation."""
+    trials = [
+        RecordedTrial(number=number, suggestion=Suggestion(values), steps=(1.0,), train_seconds=(1.0,), metrics=(0.1 * number,))
+        for number, values in enumerate(rows)
+    ]
+    return Recording(target=target, space=SearchSpace.from_mapping(space, ""), trials=tuple(trials))
+
+
+def test_trials_are_matched_by_key_and_what_is_left_out_is_said() -> None:
+    wider = {"lr": {"type": "float", "low": 1e-6, "high": 10.0, "log": True}, "momentum": {"type": "float", "low": 0, "high": 1}}
+    recorded = study_of(wider, {"lr": 0.1, "momentum": 0.5}, {"lr": 5.0, "momentum": 0.1}, {"lr": 1.0 + 1e-12, "momentum": 0.1})
+    found = earlier_study("old", recorded, SPACE)
+    assert [(each.number, dict(each.suggestion.values)) for each in found.trials] == [(0, {"lr": 0.1}), (2, {"lr": 1.0})]
+    assert found.summary == (
+        "old: 2 of 3 trials; 1 left out, whose lr this search space does not have; left out: momentum, not in this search space; "
+        "unknown there: size"
+    )
+
+
+def test_a_branch_that_the_space_does_not_have_leaves_the_trial_out() -> None:
+    space = SearchSpace.from_mapping({"optimizer": {"type": "choice", "choices": {"sgd": {"lr": [1, 2]}, "adamw": {"decay": [0, 1]}}}}, "")
+    older = {"optimizer": {"type": "choice", "choices": {"sgd": {"lr": [1, 3]}, "lion": {}}}}
+    recorded = study_of(older, {"optimizer": "lion"}, {"optimizer": "sgd", "lr": 1}, {"optimizer": "sgd", "lr": 3})
+    found = earlier_study("old", recorded, space)
+    assert [each.number for each in found.trials] == [1]
+    assert "1 left out, whose optimizer this" in found.summary
+    assert "1 left out, whose lr this" in found.summary
+
+
+def test_a_number_is_the_choice_that_it_equals() -> None:
+    space = SearchSpace.from_mapping({"epochs": [20, 40, True]}, "")
+    recorded = study_of({"epochs": {"type": "float", "low": 0.5, "high": 50.0}}, {"epochs": 20.0}, {"epochs": 1.0})
+    (kept,) = earlier_study("old", recorded, space).trials
+    assert repr(kept.suggestion.values) == "{'epochs': 20}"
+
+
+def test_a_study_of_which_nothing_fits_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^warm_start: old: 0 of 1 trials; .*; accepted is a study of which a trial fits") as refused:
+        earlier_study("old", study_of({"width": [1, 2]}, {"width": 1}), SPACE)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_point_lacks_is_drawn() -> None:
+    point = completed(SPACE, {"lr": 0.25}, Chance(np.random.default_rng(0)))
+    assert point.values["lr"] == 0.25
+    assert point.values["size"] in (8, 16, 32, 64)
+    assert list(point.values) == ["lr", "size"]
+
+
+def curve(number: int, lr: float, size: int, *, best_lr: float, target: Target) -> RecordedTrial:
+    """Rises to a limit that the rate decides; a step's seconds grow with the size; an error is a hundred times the lack of accuracy."""
+    miss = abs(math.log10(lr / best_lr))
+    steps = tuple(float(each) for each in range(1, 33))
+    accuracies = [(0.97 - 0.1 * miss) * (1 - math.exp(-each / (2 + 2 * miss))) for each in steps]
+    slow = size / 8 * (1 if target is TARGET else 10)
+    metrics = tuple(each if target is TARGET else 3.0 + 100 * (0.9 - each) for each in accuracies)
+    seconds = tuple(each * slow for each in steps)
+    return RecordedTrial(
+        number=number, suggestion=Suggestion({"lr": lr, "size": size}), steps=steps, train_seconds=seconds, metrics=metrics
+    )
+
+
+def recording(best_lr: float, seed: int, count: int = 60, target: Target = TARGET) -> Recording:
+    rng = np.random.default_rng(seed)
+    points = [(float(10 ** rng.uniform(-4, 0)), int(2 ** rng.integers(3, 7))) for _ in range(count)]
+    trials = [curve(number, lr, size, best_lr=best_lr, target=target) for number, (lr, size) in enumerate(points)]
+    return Recording(target=target, space=SPACE, trials=tuple(trials))
+
+
+def policy(place: Place, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True) -> SearchPolicy:
+    sampler = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, earlier=earlier)
+    return SearchPolicy(
+        study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
+        space=SPACE,
+        baseline=None,
+        has_baseline=False,
+        first=first_points(earlier, SPACE, seed=seed),
+        stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0) if pausing else NeverStop(),
+        objective=OBJECTIVE,
+        target=TARGET,
+        seed=seed,
+        num_trials=None,
+        max_errors_in_a_row=3,
+        pausing=sampler if pausing else None,
+        place=place,
+    )
+
+
+def cost(recorded: Recording, *earlier: EarlierStudy) -> float:
+    """Mean over seeds of the logarithm of the seconds until a good trial was found."""
+    found = []
+    for seed in range(3):
+        trace = replay(recorded, lambda place, seed=seed: policy(place, *earlier, seed=seed))  # type: ignore[misc]  # bound at once
+        found.append(trace.seconds_until(recorded, 0.1))
+    return float(np.mean(np.log([each for each in found if each is not None])))
+
+
+@pytest.mark.parametrize("pausing", [True, False])
+def test_the_first_points_are_the_best_of_earlier_studies(pausing: bool) -> None:
+    one, other = (earlier_study(str(seed), recording(1e-2, seed), SPACE) for seed in (1, 2))
+    expected = first_points([one, other], SPACE, seed=0)
+    best = [min(each.trials, key=lambda trial: trial.time_to_target(TARGET) or math.inf) for each in (one, other)]
+    assert [dict(each.values) for each in expected[:2]] == [dict(each.suggestion.values) for each in best]
+    made = policy(lambda suggestion: suggestion, one, other, pausing=pausing)
+    tried = [made.suggest() for _ in range(4)]
+    assert [each.suggestion for each in tried[:3] if each is not None] == expected
+    assert tried[3] is not None
+    assert tried[3].suggestion not in expected
+
+
+def test_a_resumed_study_does_not_try_them_again() -> None:
+    study = optuna.create_study()
+    point = Suggestion({"lr": 0.1, "size": 8})
+    made = [
+        SearchPolicy(
+            study=study,
+            space=SPACE,
+            baseline=None,
+            first=[point],
+            stopping=NeverStop(),
+            objective=OBJECTIVE,
+            target=TARGET,
+            seed=0,
+            num_trials=None,
+            max_errors_in_a_row=3,
+        )
+        for _ in range(2)
+    ]
+    trials = [made[1].suggest() for _ in range(3)]
+    assert [each is not None and each.is_baseline for each in trials] == [True, False, False]
+    assert [each is not None and each.suggestion == point for each in trials] == [False, True, False]
+
+
+def test_a_related_study_helps_whatever_its_metric_and_its_speed() -> None:
+    recorded = recording(1e-2, 0)
+    assert cost(recorded, earlier_study("like", recording(1e-2, 1, target=ERROR), SPACE)) < cost(recorded) - math.log(1.5)
+
+
+def test_a_study_of_another_kind_hurts_little() -> None:
+    recorded = recording(1e-3, 0)
+    assert cost(recorded, earlier_study("unlike", recording(1.0, 1), SPACE)) < cost(recorded) + math.log(2)
+
+
+def test_a_study_that_the_rows_contradict_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((40, 2))
+    truth = np.sin(3 * points[:, 0]) + points[:, 1]
+    merits = np.column_stack([truth, -truth])
+    model = CurveModel(2)
+    model.fit(points[:20], np.zeros(20), np.arange(20.0), truth[:20], merits=merits[:20], learn=np.arange(20))
+    right, wrong = (
+        model.predict(points[20:], np.zeros(20), np.full(20, -1.0), merits=changed)[0]
+        for changed in (merits[20:] + np.array([1.0, 0.0]), merits[20:] + np.array([0.0, 1.0]))
+    )
+    plain, _ = model.predict(points[20:], np.zeros(20), np.full(20, -1.0), merits=merits[20:])
+    assert (right - plain).mean() > 0.3  # what a step of the one that agrees is worth
+    assert wrong == pytest.approx(plain)
+
+
+def test_merits_that_say_nothing_are_left_out() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((40, 2))
+    for merits, is_used in ((points[:, 1:] + 0.1 * rng.normal(size=(40, 1)), True), (rng.normal(size=(40, 1)), False)):
+        model = CurveModel(2)
+        for _ in range(3):
+            model.fit(points, np.zeros(40), np.arange(40.0), points[:, 1], learn=np.arange(40), merits=merits)
+        assert model.uses_merits is is_used

@@ -1,0 +1,209 @@
+"""A study that MLflow keeps, written as a recording: the same as the study's own."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from autotune.config.command_line import run_command
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.record import record_command
+from autotune.recording import Recording, read_recording, target_fields, write_recording
+from autotune.space import SearchSpace
+from autotune.tracking.earlier_recordings import earlier_recordings
+from autotune.tracking.mlflow_tracker import MlflowTracker
+from autotune.tracking.tracker import StudyInfo, TrackedTrial
+
+pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+
+TARGET = Target(metric="accuracy", value=0.9123456789, mode="max", max_train_seconds=60.0)
+SPACE: dict[str, Any] = {
+    "optimizer": {
+        "type": "choice",
+        "choices": {
+            "sgd": {"optimizer.momentum": {"type": "float", "low": 0.0, "high": 1.0}},
+            "adamw": {"optimizer@kind": [1, "1", True, None, [8, 16]]},
+        },
+    },
+    "batch_size": {"type": "power_of_two", "low": 16, "high": 512},
+    "depth": {"type": "int", "low": 1, "high": 4},
+}
+
+
+def evaluation(step: int, metric: float) -> Evaluation:
+    return Evaluation(
+        step=step,
+        epoch=step / 10,
+        samples=step,
+        build_seconds=5.0,
+        prepare_seconds=0.1 + 0.01 * step,  # it grows where a trial was paused and went on
+        train_seconds=step / 3,
+        evaluate_seconds=1.0,
+        metric=metric,
+        loss=1.0,
+        samples_per_second=1.0,
+        peak_memory_bytes=None,
+        energy_joules=None,
+    )
+
+
+def result(trial: int, outcome: Outcome, values: dict[str, Any], *metrics: float) -> TrialResult:
+    return TrialResult(
+        trial=trial,
+        values=values,
+        overrides=(),
+        seed=trial,
+        outcome=outcome,
+        evaluations=tuple(evaluation(5 * (place + 1), metric) for place, metric in enumerate(metrics)),
+        started_at=1_700_000_000.0,
+        stopped_at=1_700_000_050.0,
+        fingerprint={},
+    )
+
+
+RESULTS = [
+    result(0, Outcome.MISSED, {}, 0.5, 0.6),  # a baseline outside the space
+    result(1, Outcome.REACHED, {"optimizer": "sgd", "optimizer.momentum": 1 / 3, "batch_size": 64, "depth": 2}, 0.7, 0.8, 0.95),
+    result(2, Outcome.DIVERGED, {"optimizer": "adamw", "optimizer@kind": [8, 16], "batch_size": 16, "depth": 1}, 0.4, math.nan),
+    result(3, Outcome.OUT_OF_MEMORY, {"optimizer": "adamw", "optimizer@kind": None, "batch_size": 512, "depth": 4}),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with ``mlflow.db``, in which a study of four trials is kept that was interrupted at a fifth."""
+    path = tmp_path_factory.mktemp("tracked")
+    info = StudyInfo(
+        name="cnn-1",
+        kind="study",
+        workload="simple_cnn-digits",
+        experiment="cnn",
+        folder=str(path / "outputs" / "cnn-1"),
+        settings={},
+        tags={},
+        files={"study.yaml": target_fields(TARGET), "space.yaml": SearchSpace.from_mapping(SPACE, "").as_mapping()},
+    )
+    tracker = MlflowTracker(info, uri=uri_of(path))
+    for each in RESULTS:
+        tracker.finish(tracked(each), each, None)
+    tracker.start(tracked(result(4, Outcome.STOPPED, {"optimizer": "sgd"})))
+    tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
+    other = MlflowTracker(StudyInfo(**{**vars(info), "name": "old", "files": {}}), uri=uri_of(path))
+    other.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+    write_recording(
+        path / "own", results=RESULTS, target=TARGET, space=SearchSpace.from_mapping(SPACE, "").as_mapping(), source="autotune study cnn-1"
+    )
+    return path
+
+
+def tracked(each: TrialResult) -> TrackedTrial:
+    return TrackedTrial(
+        name=f"trial-{each.trial}",
+        phase="search",
+        trial=each.trial,
+        values=each.values,
+        overrides=(),
+        config={},
+        seed=each.seed,
+        started_at=each.started_at,
+    )
+
+
+def uri_of(path: Path) -> str:
+    return f"sqlite:///{path / 'mlflow.db'}"
+
+
+def run_named(path: Path, name: str) -> str:
+    client = MlflowClient(uri_of(path))
+    (experiment,) = [each for each in client.search_experiments() if each.name == "simple_cnn-digits"]
+    (found,) = [run for run in client.search_runs([experiment.experiment_id]) if run.info.run_name == name]
+    return str(found.info.run_id)
+
+
+def test_what_mlflow_kept_is_the_studys_own_recording(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "recording"
+    line = [f"mlflow_run={run_named(folder, 'cnn-1')}", f"tracking.uri={uri_of(folder)}", f"output={output}"]
+    assert run_command(record_command, line) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out == f"wrote {output}: study cnn-1, 4 trials, 7 evaluations\n"
+    for name in ("study.yaml", "space.yaml"):
+        assert yaml.safe_load((output / name).read_text()) == yaml.safe_load((folder / "own" / name).read_text())
+    for name, columns in (("trials.parquet", None), ("curves.parquet", ["trial", "step", "train_seconds", "metric"])):
+        found, own = pq.read_table(output / name), pq.read_table(folder / "own" / name, columns=columns)
+        assert str(found.to_pydict()) == str(own.to_pydict())  # NaN is NaN
+    assert [each.number for each in read_recording(output).trials] == [1, 2, 3]  # a baseline outside the space is no point of it
+
+
+def curves(recording: Recording) -> str:
+    """What every recording tells of its trials, as text: NaN is NaN."""
+    return str([(each.number, each.suggestion, each.steps, each.train_seconds, each.metrics) for each in recording.trials])
+
+
+def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(folder: Path, tmp_path: Path) -> None:
+    own = read_recording(folder / "own")
+    studies = tmp_path / "outputs"
+    write_recording(studies / "cnn-2" / "recording", results=RESULTS, target=TARGET, space=own.space.as_mapping(), source="a test")
+    entries = ["cnn-2", str(folder / "own"), str(studies / "cnn-2"), str(studies / "cnn-2" / "recording"), run_named(folder, "cnn-1")]
+    found = earlier_recordings(entries, studies, uri_of(folder))
+    assert [name for name, _ in found] == ["cnn-2", "own", "cnn-2", "cnn-2", "cnn-1"]
+    for _, each in found:
+        assert (each.target, each.space, curves(each)) == (own.target, own.space, curves(own))
+
+
+def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    write_recording(tmp_path / "mine" / "recording", results=RESULTS, target=TARGET, space={}, source="a test")
+    with pytest.raises(ConfigError) as refused:
+        earlier_recordings(["other"], tmp_path, None)
+    assert str(refused.value) == (
+        f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), no folder with study.yaml, and no id of "
+        f"an MLflow run; accepted is one of these"
+    )
+    with pytest.raises(ConfigError, match=r"^mlflow_run=0{32}: no such run in "):
+        earlier_recordings(["0" * 32], tmp_path, uri_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([], "autotune: found no mlflow_run; accepted is mlflow_run=RUN_ID output=DIR, and tracking.uri=URI"),
+        (["mlflow_run=x", "output=y", "seed=3"], "autotune: found seed; accepted is mlflow_run=RUN_ID"),
+        (["mlflow_run=x", "output={folder}/own"], "autotune: output={folder}/own: holds a recording already; accepted is another folder"),
+        (["mlflow_run=x", "tracking.uri={uri}"], "autotune: found no output; accepted is"),
+        (["mlflow_run=abc", "tracking.uri={uri}", "output={new}"], "autotune: mlflow_run=abc: no such run in {uri}; accepted is the id"),
+        (
+            ["mlflow_run={child}", "tracking.uri={uri}", "output={new}"],
+            "autotune: mlflow_run={child}: is a run of study cnn-1, whose own is",
+        ),
+        (
+            ["mlflow_run={old}", "tracking.uri={uri}", "output={new}"],
+            "autotune: mlflow_run={old}: has no study.yaml; accepted is a run whose",
+        ),
+        (
+            ["mlflow_run=x", "tracking.uri=sqlite:///{new}.db", "output={new}"],
+            "autotune: tracking.uri: sqlite:///{new}.db: cannot be used (there",
+        ),
+        (
+            ["mlflow_run=x", "tracking.uri=nope://x", "output={new}"],
+            "autotune: tracking.uri: nope://x: cannot be used (MLflow knows no such",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(line: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {
+        "folder": folder,
+        "new": tmp_path / "new",
+        "uri": uri_of(folder),
+        "child": run_named(folder, "trial-1"),
+        "old": run_named(folder, "old"),
+    }
+    assert run_command(record_command, [each.format(**names) for each in line]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(message.format(**names))
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
