@@ -8,15 +8,12 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with
 """
 
 import math
-import warnings
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Exponentiation, Kernel, Matern, WhiteKernel
 
@@ -141,8 +138,8 @@ class _Process:
             self._believed = self._choose_studies(rows, values, merits)
         if learn is not None:
             view = _View(values, merits, self._believed)
-            learner = GaussianProcessRegressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=self._most_likely)
-            self._learning = _background().submit(_learnt, learner, view.columns(rows, merits)[learn], view.scaled[learn])
+            process = self._regressor_of(view, rows[learn], merits[learn], scaled=view.scaled[learn])
+            self._learning = _background().submit(_learnt, process, self._prior)
             self._fits_until_learnt = _FITS_UNTIL_LEARNT
         self._view = _View(values, merits, self._believed)
         self._regressor = self._regressor_of(self._view, rows, merits)
@@ -166,27 +163,21 @@ class _Process:
             studies = [study for study, weight in zip(studies, weights, strict=True) if weight > 0]
         return []
 
-    def _regressor_of(self, view: "_View", rows: Array, merits: Array) -> GaussianProcessRegressor:
+    def _regressor_of(self, view: "_View", rows: Array, merits: Array, scaled: Array | None = None) -> GaussianProcessRegressor:
         made = GaussianProcessRegressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=None)
-        return made.fit(view.columns(rows, merits), view.scaled)
-
-    def _most_likely(self, loss: Callable[..., Any], first: Array, bounds: Array) -> tuple[Array, float]:
-        """Hyperparameters at the highest posterior density, as the regressor's optimizer."""
-
-        def posterior(theta: Array) -> tuple[float, Array]:
-            value, gradient = loss(theta)
-            away = (theta - self._prior) / _PRIOR_SPREAD
-            return value + 0.5 * float(away @ away), gradient + away / _PRIOR_SPREAD
-
-        found = minimize(posterior, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MAX_ITERATIONS})
-        return found.x, found.fun
+        return made.fit(view.columns(rows, merits), view.scaled if scaled is None else scaled)
 
 
-def _learnt(learner: GaussianProcessRegressor, rows: Array, values: Array) -> Array:
-    """Logarithms of the hyperparameters."""
-    with warnings.catch_warnings():  # a hyperparameter at its bound is as good as any
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return learner.fit(rows, values).kernel_.theta  # type: ignore[no-any-return]  # scikit-learn has no types
+def _learnt(process: GaussianProcessRegressor, prior: Array) -> Array:
+    """Logarithms of the hyperparameters, a little nearer to where their posterior density is highest."""
+
+    def loss(theta: Array) -> tuple[float, Array]:
+        value, gradient = process.log_marginal_likelihood(theta, eval_gradient=True, clone_kernel=False)
+        away = (theta - prior) / _PRIOR_SPREAD
+        return 0.5 * float(away @ away) - value, away / _PRIOR_SPREAD - gradient
+
+    kernel, options = process.kernel_, {"maxiter": _MAX_ITERATIONS}
+    return minimize(loss, kernel.theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds, options=options).x  # type: ignore[no-any-return]  # SciPy says Any
 
 
 @cache

@@ -185,7 +185,8 @@ def test_a_study_that_the_rows_contradict_is_left_out() -> None:
     truth = np.sin(3 * points[:, 0]) + points[:, 1]
     merits = np.column_stack([truth, -truth])
     model = CurveModel(2)
-    model.fit(points[:20], np.zeros(20), np.arange(20.0), truth[:20], merits=merits[:20], learn=np.arange(20))
+    for _ in range(2):  # hyperparameters are learnt, and used
+        model.fit(points[:20], np.zeros(20), np.arange(20.0), truth[:20], merits=merits[:20], learn=np.arange(20))
     right, wrong = (
         model.predict(points[20:], np.zeros(20), np.full(20, -1.0), merits=changed)[0]
         for changed in (merits[20:] + np.array([1.0, 0.0]), merits[20:] + np.array([0.0, 1.0]))
@@ -197,9 +198,9 @@ def test_a_study_that_the_rows_contradict_is_left_out() -> None:
 
 def test_merits_that_say_nothing_are_left_out() -> None:
     rng = np.random.default_rng(0)
-    points = rng.random((40, 2))
-    for merits, is_used in ((points[:, 1:] + 0.1 * rng.normal(size=(40, 1)), True), (rng.normal(size=(40, 1)), False)):
+    points, truth = rng.random((40, 2)), rng.normal(size=40)  # that the points do not tell
+    for merits, is_used in ((truth + 0.1 * rng.normal(size=40), True), (rng.normal(size=40), False)):
         model = CurveModel(2)
-        for _ in range(3):
-            model.fit(points, np.zeros(40), np.arange(40.0), points[:, 1], learn=np.arange(40), merits=merits)
+        for _ in range(2):
+            model.fit(points, np.zeros(40), np.arange(40.0), truth, learn=np.arange(40), merits=merits[:, None])
         assert model.uses_merits is is_used
