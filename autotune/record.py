@@ -36,7 +36,14 @@ def record_command(arguments: Sequence[str]) -> int:
 
     study = tracked_study(given["mlflow_run"], given.get("tracking.uri"))
     try:
-        write_recording(output, results=study.results, target=study.target, space=study.space, source=f"autotune study {study.name}")
+        write_recording(
+            output,
+            results=study.results,
+            target=study.target,
+            space=study.space,
+            source=f"autotune study {study.name}",
+            baseline=study.baseline,
+        )
     except OSError as error:
         raise ConfigError(f"output={output}: cannot be written: {error.strerror}") from error
     num_evaluations = sum(len(each.evaluations) for each in study.results)

@@ -221,7 +221,10 @@ def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracke
         folder=str(plan.folder),
         settings=_settings(plan),
         tags={"autotune.device": plan.capabilities.device_name},
-        files={"study.yaml": target_fields(plan.trial.target), "space.yaml": plan.space.as_mapping()},
+        files={
+            "study.yaml": {**target_fields(plan.trial.target), "baseline": policy.baseline_trial},
+            "space.yaml": plan.space.as_mapping(),
+        },
     )
     made = build_partial(plan.config.tracking, plan.trial.allowed_targets, "tracking")
     return call(made, "tracking", info, finished=finished)  # type: ignore[no-any-return]  # the contract of tracking:

@@ -46,5 +46,7 @@ def _tracked_recording(run_id: str, uri: str | None) -> tuple[str, Recording]:
 
     study = tracked_study(run_id, uri)
     with TemporaryDirectory() as folder:
-        write_recording(Path(folder), results=study.results, target=study.target, space=study.space, source=study.name)
+        write_recording(
+            Path(folder), results=study.results, target=study.target, space=study.space, source=study.name, baseline=study.baseline
+        )
         return study.name, read_recording(Path(folder))

@@ -36,8 +36,9 @@ STATUS = {
 EVALUATION_METRICS = (
     "metric",
     "loss",
+    "build_seconds",
+    "prepare_seconds",
     "train_seconds",
-    "warm_seconds",
     "evaluate_seconds",
     "samples",
     "epoch",
@@ -88,7 +89,13 @@ def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
 
 def result_tags(trial: TrackedTrial, result: TrialResult) -> dict[str, str]:
     """The tags that a run gets at its end."""
-    return {"autotune.outcome": str(result.outcome), "autotune.fingerprint": fingerprint_of(trial, result)}
+    last = result.last
+    told = {
+        "autotune.cap_seconds": None if result.cap_seconds is None else repr(result.cap_seconds),
+        "autotune.last_evaluation": None if last is None or last.outcome is None else str(last.outcome),
+    }
+    known = {key: value for key, value in told.items() if value is not None}
+    return {"autotune.outcome": str(result.outcome), "autotune.fingerprint": fingerprint_of(trial, result), **known}
 
 
 def fingerprint_of(trial: TrackedTrial, result: TrialResult) -> str:
@@ -119,8 +126,7 @@ def result_points(result: TrialResult, score: float | None) -> list[Point]:
     }
     if last is not None:
         values |= {
-            "build_seconds": last.build_seconds,
-            "prepare_seconds": last.prepare_seconds,
+            "warm_seconds": last.warm_seconds,
             "cold_seconds": last.build_seconds + last.warm_seconds,
         }
     return list(_points(values.items(), result.stopped_at, last.step if last else 0))

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +30,8 @@ class TrackedStudy:
     target: Target
     space: Mapping[str, Any]
     results: tuple[TrialResult, ...]
+    baseline: int | None
+    """Number of its trial; None where the study did not say."""
 
 
 def tracked_study(run_id: str, uri: str | None) -> TrackedStudy:
@@ -67,6 +69,7 @@ def tracked_study(run_id: str, uri: str | None) -> TrackedStudy:
         target=target_of(files["study.yaml"] or {}, f"{where}: study.yaml"),
         space=space.as_mapping(),
         results=tuple(sorted(results, key=lambda each: each.trial)),
+        baseline=(files["study.yaml"] or {}).get("baseline"),
     )
 
 
@@ -92,42 +95,46 @@ def _has_ended(child: Run) -> bool:
     return child.data.tags.get("autotune.outcome") in set(Outcome)
 
 
-def _curve(client: MlflowClient, run_id: str) -> list[tuple[int, float, float]]:
-    """Step, warm seconds and metric of every evaluation; NaN for a metric that was not finite, which MLflow is not told."""
-    seconds, metrics = ({each.step: each.value for each in client.get_metric_history(run_id, key)} for key in ("warm_seconds", "metric"))
-    return [(step, seconds[step], metrics.get(step, math.nan)) for step in sorted(seconds)]
+_SECONDS = ("build_seconds", "prepare_seconds", "train_seconds")
 
 
-def _result(child: Run, curve: list[tuple[int, float, float]], space: SearchSpace) -> TrialResult:
+def _curve(client: MlflowClient, run_id: str) -> list[Evaluation]:
+    """Every evaluation of a run, as far as a recording tells of it; NaN for a metric that was not finite, which MLflow is not told."""
+    told = {key: {each.step: each.value for each in client.get_metric_history(run_id, key)} for key in (*_SECONDS, "metric")}
+    return [
+        Evaluation(
+            step=step,
+            epoch=math.nan,
+            samples=0,
+            **{key: told[key].get(step, math.nan) for key in _SECONDS},
+            evaluate_seconds=math.nan,
+            metric=told["metric"].get(step, math.nan),
+            loss=math.nan,
+            samples_per_second=math.nan,
+            peak_memory_bytes=None,
+            energy_joules=None,
+        )
+        for step in sorted(told["train_seconds"])
+    ]
+
+
+def _result(child: Run, curve: list[Evaluation], space: SearchSpace) -> TrialResult:
     """A trial as far as a recording tells of it: what it does not is empty or NaN."""
     tags, info = child.data.tags, child.info
+    last, cap = tags.get("autotune.last_evaluation"), tags.get("autotune.cap_seconds")
+    if curve and last is not None:
+        curve = [*curve[:-1], replace(curve[-1], outcome=Outcome(last))]
     return TrialResult(
         trial=int(tags["autotune.trial"]),
         values=_values(space, child.data.params, f"MLflow run {info.run_id}"),
         overrides=(),
         seed=int(tags["autotune.seed"]),
         outcome=Outcome(tags["autotune.outcome"]),
-        evaluations=tuple(_evaluation(*each) for each in curve),
+        evaluations=tuple(curve),
         started_at=info.start_time / 1000,
         stopped_at=(info.end_time or info.start_time) / 1000,
         fingerprint={},
-    )
-
-
-def _evaluation(step: int, warm_seconds: float, metric: float) -> Evaluation:
-    return Evaluation(
-        step=step,
-        epoch=math.nan,
-        samples=0,
-        build_seconds=math.nan,
-        prepare_seconds=0.0,
-        train_seconds=warm_seconds,
-        evaluate_seconds=math.nan,
-        metric=metric,
-        loss=math.nan,
-        samples_per_second=math.nan,
-        peak_memory_bytes=None,
-        energy_joules=None,
+        cap_seconds=None if cap is None else float(cap),
     )
 
 
