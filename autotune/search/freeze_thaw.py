@@ -46,6 +46,10 @@ _MOST_WAITING = 128
 """Waiting trials that are weighed against each other and new points in one decision."""
 _MOST_PROMISING = 96
 """Of those, the ones that promised most when they were last weighed; the others are drawn by chance."""
+_HALF = 0.6
+"""Share of a trial's time that counts as half of it: evaluations do not come at even times."""
+_STALLED = 0.9
+"""Of what a trial lacked at half its time, what it lacks still where it has stalled."""
 _NUM_TIMES = 6
 """Times by which a trial may have reached the target that are weighed against each other."""
 _WIN = 0.97
@@ -238,7 +242,11 @@ class FreezeThawSampler:
         return [self._space.suggest(by_chance) for _ in range(count)]
 
     def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial]) -> int | None:
-        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first."""
+        """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first.
+
+        The one nearest to the target is, but one that has stalled only where all have: where most trials stall just short of the
+        target, the nearest ones are those that will never reach it.
+        """
         first = min(trial.curve[0].seconds for trial in seen)
         horizon = min(self._best, self._target.max_train_seconds)
         highest = _level(horizon, first)
@@ -248,7 +256,7 @@ class FreezeThawSampler:
             if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
                 here = [number for number in waiting if _level(self._trials[number].curve[-1].seconds, first) == level]
                 if here:
-                    return min(here, key=lambda number: self._trials[number].curve[-1].shortfall)
+                    return min(here, key=lambda number: _standing(self._trials[number].curve))
         return None
 
     def _worth_weighing(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
@@ -342,6 +350,12 @@ class _Hopes:
 def _level(seconds: float, first: float) -> int:
     """How often a time has doubled since the first evaluation of any trial."""
     return int(math.log2(max(seconds / first, 1) * 1.0001))
+
+
+def _standing(curve: Sequence[_Seen]) -> tuple[bool, float]:
+    """Where a trial stands among those to be trained on, the least one first: whether it has stalled, and its shortfall."""
+    half = [each.shortfall for each in curve if each.seconds <= curve[-1].seconds * _HALF] or [curve[0].shortfall]
+    return len(curve) > 1 and min(each.shortfall for each in curve) > min(half) * _STALLED, curve[-1].shortfall
 
 
 def _telling(trial: _Trial) -> list[int]:

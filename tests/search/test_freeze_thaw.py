@@ -118,6 +118,14 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
     assert any(each.outcome == PAUSED for each in trace.stretches)
 
 
+def test_a_trial_that_has_stalled_is_trained_on_after_those_that_have_not() -> None:
+    def curve(*shortfalls: float) -> list[freeze_thaw._Seen]:
+        return [freeze_thaw._Seen(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
+
+    stalled, falling, further = curve(0.011, 0.01, 0.01), curve(0.4, 0.3, 0.2), curve(0.9, 0.6, 0.5)
+    assert sorted([stalled, further, falling], key=freeze_thaw._standing) == [falling, further, stalled]
+
+
 def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freeze_thaw, "_MOST_WAITING", 6)
     monkeypatch.setattr(freeze_thaw, "_MOST_PROMISING", 4)
