@@ -100,11 +100,11 @@ def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[Sea
     if num_processes == 0:
         yield from map(run_search, searches)
         return
-    with _processes(num_processes) as pool:
+    with processes(num_processes) as pool:
         yield from pool.imap_unordered(run_search, searches)
 
 
-def _processes(number: int) -> Pool:
+def processes(number: int) -> Pool:
     """New processes of one thread each; the variables are read as the libraries are imported in them."""
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     return multiprocessing.get_context("spawn").Pool(number)
@@ -262,7 +262,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 2
     decisions = {}
     if arguments.decision_seconds > 0:
-        with _processes(1) as pool:
+        with processes(1) as pool:
             decisions = pool.apply(measure_decisions, (policies, arguments.decision_seconds))
     summaries = summaries_of(scores)
     print_summaries(console, summaries, scores, decisions)

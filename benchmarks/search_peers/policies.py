@@ -63,7 +63,7 @@ def missing_library(name: str) -> str | None:
     return library if library is not None and importlib.util.find_spec(library) is None else None
 
 
-def _from_groups(search: str, stopping: str, *overrides: str) -> MakePolicy:
+def from_groups(search: str, stopping: str, *overrides: str) -> MakePolicy:
     """The policy of ``search=... stopping=...`` and what is set besides."""
 
     def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
@@ -74,7 +74,7 @@ def _from_groups(search: str, stopping: str, *overrides: str) -> MakePolicy:
 
 def _with_paused(number: int) -> MakePolicy:
     """Freeze-thaw that is left to its model when it has paused so many trials: none of them is due to be trained on."""
-    return _from_groups("freeze_thaw", "cap", f"+search.sampler.num_startup_trials={number}", "+search.sampler.reduction_factor=1e9")
+    return from_groups("freeze_thaw", "cap", f"+search.sampler.num_startup_trials={number}", "+search.sampler.reduction_factor=1e9")
 
 
 def _asha_pruned(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
@@ -117,14 +117,14 @@ def _smac(recording: Recording, *, seed: int, place: Place, study: optuna.Study 
 
 
 POLICIES: dict[str, PolicyKind] = {
-    "random": PolicyKind(make=_from_groups("random", "none")),
-    "random_cap": PolicyKind(make=_from_groups("random", "cap")),
-    "tpe": PolicyKind(make=_from_groups("tpe", "none")),
-    "tpe_cap": PolicyKind(make=_from_groups("tpe", "cap")),
-    "gp_cap": PolicyKind(make=_from_groups("gp", "cap")),
+    "random": PolicyKind(make=from_groups("random", "none")),
+    "random_cap": PolicyKind(make=from_groups("random", "cap")),
+    "tpe": PolicyKind(make=from_groups("tpe", "none")),
+    "tpe_cap": PolicyKind(make=from_groups("tpe", "cap")),
+    "gp_cap": PolicyKind(make=from_groups("gp", "cap")),
     "tpe_asha_stock": PolicyKind(make=_asha_stock, takes_study=False),
     "tpe_asha_pruned": PolicyKind(make=_asha_pruned),
-    "freeze_thaw": PolicyKind(make=_from_groups("freeze_thaw", "cap"), make_with_paused=_with_paused),
+    "freeze_thaw": PolicyKind(make=from_groups("freeze_thaw", "cap"), make_with_paused=_with_paused),
     "syne_tune_asha": PolicyKind(make=_syne_tune("asha"), library="syne_tune", takes_study=False),
     "syne_tune_bohb": PolicyKind(make=_syne_tune("bohb"), library="syne_tune", takes_study=False),
     "smac": PolicyKind(make=_smac, library="smac", takes_study=False),

@@ -17,6 +17,8 @@ from autotune.recording import Recording, read_recording
 from autotune.replay.simulation import PAUSED, Stretch, Trace
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.search import Search, complete_seeds, main, run_search, summaries_of
+from benchmarks.search_parts import VARIANTS
+from benchmarks.search_parts import main as search_parts
 from benchmarks.search_peers.domains import FlatDomains, Options
 from benchmarks.search_peers.policies import POLICIES
 from benchmarks.search_peers.scores import BUDGETS, SearchScore, interval, score_trace, top_trials
@@ -219,6 +221,15 @@ def test_a_run_writes_numbers_and_figures(recordings: Path, results: Path, capsy
     printed = capsys.readouterr().out
     assert "tpe_cap" in printed
     assert "two" in printed
+
+
+@pytest.mark.slow
+def test_every_part_can_be_left_out_of_freeze_thaw(recordings: Path, results: Path) -> None:
+    assert search_parts(["--recordings", str(recordings), "--names", "one", "--seeds", "1", "--processes", "0"]) == 0
+    (path,) = results.glob("search_parts-*.json")
+    written: dict[str, Any] = json.loads(path.read_text())["result"]
+    assert [each["policy"] for each in written["variants"]] == list(VARIANTS)
+    assert written["variants"][0]["relative"] == 1
 
 
 def test_without_recordings_it_says_so_in_one_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
