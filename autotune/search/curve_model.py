@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
@@ -154,22 +155,25 @@ class _Loss:
         alike, bent_alike, rising, own, noise, near_scale, rise_scale = np.exp(hyperparameters[:7])
         closeness = np.exp(-2 * hyperparameters[7:])
         size = len(self._values)
-        distances = np.sqrt((closeness @ self._squared).reshape(size, size))
-        like, near, rise = _matern(distances), _matern(self._apart / near_scale), _matern(self._apart / rise_scale)
+        like, like_slope = _matern_and_slope(np.sqrt((closeness @ self._squared).reshape(size, size)))
+        near, near_slope = _matern_and_slope(self._apart / near_scale)
+        rise, rise_slope = _matern_and_slope(self._apart / rise_scale)
         bent = alike + bent_alike * near
         covariance = bent * like + rising * rise + own * self._same
         covariance[np.diag_indices(size)] += noise + _JITTER
         factor = cho_factor(covariance, lower=True, check_finite=False)
         weights = cho_solve(factor, self._values, check_finite=False)
-        pull = 0.5 * (cho_solve(factor, np.eye(size), check_finite=False) - np.outer(weights, weights))
+        inverse, _ = dpotri(factor[0], lower=1)  # its lower triangle
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        pull = 0.5 * (inverse - np.outer(weights, weights))
         pull_like, apart_squared = pull * like, self._apart**2
         gradient = np.concatenate(
             [
                 [alike * pull_like.sum(), bent_alike * (pull_like * near).sum(), rising * (pull * rise).sum()],
                 [own * (pull * self._same).sum(), noise * np.trace(pull)],
-                [bent_alike * (pull_like * _matern_slope(self._apart / near_scale) * apart_squared).sum() / near_scale**2],
-                [rising * (pull * _matern_slope(self._apart / rise_scale) * apart_squared).sum() / rise_scale**2],
-                closeness * (self._squared @ (pull * bent * _matern_slope(distances)).ravel()),
+                [bent_alike * (pull_like * near_slope * apart_squared).sum() / near_scale**2],
+                [rising * (pull * rise_slope * apart_squared).sum() / rise_scale**2],
+                closeness * (self._squared @ (pull * bent * like_slope).ravel()),
             ]
         )
         return 0.5 * float(self._values @ weights) + float(np.log(np.diag(factor[0])).sum()), gradient
@@ -190,7 +194,9 @@ def _matern(distances: Array) -> Array:
     return value
 
 
-def _matern_slope(distances: Array) -> Array:
-    """Its derivative by minus half the squared distance."""
+def _matern_and_slope(distances: Array) -> tuple[Array, Array]:
+    """It, and its derivative by minus half the squared distance."""
     far = np.sqrt(5.0) * distances
-    return (5 / 3) * (1 + far) * np.exp(-far)  # type: ignore[no-any-return]  # numpy's types lose it
+    falling = np.exp(-far)
+    slope = (1 + far) * falling
+    return slope + far**2 / 3 * falling, (5 / 3) * slope
