@@ -9,6 +9,7 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from scipy.optimize import minimize
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Exponentiation, Kernel, Matern, WhiteKernel
+from threadpoolctl import ThreadpoolController
 
 from autotune.search.encoding import Array
 
@@ -46,6 +48,16 @@ def goodness(shortfalls: Array, least: Array) -> Array:
     values = -np.arcsinh(shortfalls / unit)
     # How bad the worst are says nothing of the best.
     return np.maximum(values, np.quantile(values, _WORST_QUANTILE)) if len(values) > 10 else values
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Linear algebra in one thread: matrices are small here, and threads that wait would spin on the cores that trainings have."""
+    return _libraries().limit(limits=1)  # type: ignore[no-any-return]  # threadpoolctl has no types
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 class CurveModel:
@@ -170,14 +182,16 @@ class _Process:
 
 def _learnt(process: GaussianProcessRegressor, prior: Array) -> Array:
     """Logarithms of the hyperparameters, a little nearer to where their posterior density is highest."""
+    kernel, options = process.kernel_, {"maxiter": _MAX_ITERATIONS}
 
     def loss(theta: Array) -> tuple[float, Array]:
         value, gradient = process.log_marginal_likelihood(theta, eval_gradient=True, clone_kernel=False)
         away = (theta - prior) / _PRIOR_SPREAD
         return 0.5 * float(away @ away) - value, away / _PRIOR_SPREAD - gradient
 
-    kernel, options = process.kernel_, {"maxiter": _MAX_ITERATIONS}
-    return minimize(loss, kernel.theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds, options=options).x  # type: ignore[no-any-return]  # SciPy says Any
+    with one_thread():
+        found = minimize(loss, kernel.theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds, options=options)
+    return found.x  # type: ignore[no-any-return]  # SciPy says Any
 
 
 @cache

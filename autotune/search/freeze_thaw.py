@@ -25,7 +25,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.search.chance import Chance
-from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness
+from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness, one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.encoding import Array, UnitCube
 from autotune.search.seeds import derived_seed
@@ -158,7 +158,8 @@ class FreezeThawSampler:
         """
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
-            chosen = self._choose(beside=None, new=new, ending=ending)
+            with one_thread():
+                chosen = self._choose(beside=None, new=new, ending=ending)
         if isinstance(chosen, int):
             self._trials[chosen].is_paused = False
         return chosen
@@ -190,7 +191,8 @@ class FreezeThawSampler:
         if is_early and not is_hopeless:
             return Decision.CONTINUE
         trial.decided_seconds = trial.curve[-1].seconds
-        chosen = self._choose(beside=number, new=new, ending=not new)
+        with one_thread():
+            chosen = self._choose(beside=number, new=new, ending=not new)
         if chosen == number:
             return Decision.CONTINUE
         self._chosen = chosen
