@@ -60,8 +60,10 @@ def draw_costs(summaries: Sequence[PolicySummary]) -> Figure:
     right.set_xlim(right=1.9 * max(1, *worst))  # room for the name
     right.set_xlabel("Worst recording, over random with cap")
     first = summaries[0]
+    counts = [each.num_searches for each in summaries]
+    numbers = " to ".join(str(each) for each in sorted({min(counts), max(counts)}))
     detail = (
-        f"{counted(first.num_recordings, 'recording')}, {counted(first.num_searches, 'search').replace('searchs', 'searches')} a policy, "
+        f"{counted(first.num_recordings, 'recording')}, searches a policy: {numbers}, "
         f"{counted(first.num_workers, 'worker')}. Left: device seconds until a trial within 10% of the best recorded time to target has "
         f"reached it, over that time: geometric mean with its 95% interval, diamond 90th percentile. Right: the recording where the "
         f"geometric mean is worst relative to random search with cap."
