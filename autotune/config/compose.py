@@ -428,4 +428,6 @@ def _explain_value(error: Exception) -> str:
         return f"{part[2].lower()}: found {part[3]}, accepted is a mapping"
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
     said = " ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line))
+    if "is not a ListConfig, list or tuple" in said:
+        said = f"accepted is a list, such as {key}=[...]"
     return f"{key}: {said}" if key else said

@@ -49,6 +49,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("search.time_budget_seconds=-5", ["search.time_budget_seconds: found -5"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
         ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
+        ("warm_start=nope", ["warm_start: accepted is a list, such as warm_start=[...]"]),
         ("search.storage=nonsense", ["search.storage: nonsense", "cannot be opened"]),
         ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
         ("confirm.num_seeds=0", ["confirm", "num_seeds 0"]),

@@ -99,7 +99,8 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
     best = json.loads((study.folder / "best.json").read_text())["trial"]
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
-        "best.yaml", "best.json", "best.safetensors", f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "autotune.log",
+        "best.yaml", "best.json", "best.safetensors", f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
+        "autotune.log",
         *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
     }  # fmt: skip
     assert {path.name for path in study.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns", "my_conf"}
