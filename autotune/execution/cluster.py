@@ -35,8 +35,8 @@ class Room:
 
     Args:
         num_cpus, num_gpus: of a trial.
-        most: trials at once; None for as many as fit. On a running cluster so many are asked for even where they do not fit now, so that
-            a cluster which grows on demand starts machines for them.
+        most: trials at once; None for as many as fit.
+        can_grow: whether so many are asked for even where they do not fit now, as a cluster that grows on demand wants to see.
     """
 
     def __init__(self, *, num_cpus: int, num_gpus: int, most: int | None, can_grow: bool) -> None:

@@ -88,11 +88,11 @@ class _Training:
             return max(curve[self.place], self.seconds), None
         return max(limit, self.seconds), outcome
 
-    def outcome(self, target: Target, max_train_seconds: float) -> Outcome | None:
+    def outcome(self, target: Target) -> Outcome | None:
         """How the next evaluation ends the trial; None where it does not."""
         recorded, place = self.recorded, self.place
         if recorded.ends:
-            limit = min(self.trial.cap_seconds, max_train_seconds + recorded.prepare_seconds[place])
+            limit = min(self.trial.cap_seconds, target.max_train_seconds + recorded.prepare_seconds[place])
             is_in_time = recorded.train_seconds[place] <= limit
             return None if is_in_time and recorded.ends[place] in (Outcome.CAPPED, Outcome.TIMED_OUT) else recorded.ends[place]
         if not math.isfinite(recorded.metrics[place]):
@@ -185,7 +185,7 @@ class _Replay:
             self._end(worker, now, outcome)
             return
         evaluation = _evaluation(training.recorded, training.place)
-        outcome = training.outcome(self._target, self._target.max_train_seconds)
+        outcome = training.outcome(self._target)
         training.place += 1
         training.evaluations.append(Evaluation(**{**vars(evaluation), "outcome": outcome}))
         if outcome is not None:

@@ -5,7 +5,6 @@ Studies and replays write the same columns, so that the one can be held against 
 
 import csv
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +28,9 @@ class TraceFile:
         began_at: Unix time at which the search began, in the first process of the study.
     """
 
-    def __init__(self, path: Path, *, began_at: float, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, *, began_at: float) -> None:
         self._path = path
         self._began_at = began_at
-        self._now = now
         self._running: dict[int, _Stretch] = {}
         self._train_seconds: dict[int, float] = {}
         self._num_rows = 0
@@ -72,7 +70,7 @@ class TraceFile:
         self._num_rows += 1
 
     def _seconds(self) -> float:
-        return self._now() - self._began_at
+        return time.time() - self._began_at
 
     def _write(self, row: tuple[object, ...]) -> None:
         with self._path.open("a", newline="", encoding="utf-8") as file:

@@ -1,0 +1,30 @@
+"""Whether a cluster has room for another trial."""
+
+from typing import Any
+
+import pytest
+import ray
+
+from autotune.execution.cluster import Room
+
+
+class Task:
+    num_cpus, num_gpus = 2, 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_running", "has_room"),
+    [
+        ({"most": None, "can_grow": True}, 0, True),  # Ray says whether even one fits
+        ({"most": None, "can_grow": True}, 2, True),
+        ({"most": None, "can_grow": True}, 3, False),
+        ({"most": 2, "can_grow": False}, 2, False),
+        ({"most": 9, "can_grow": False}, 3, False),
+        ({"most": 9, "can_grow": True}, 3, True),
+    ],
+)
+def test_as_many_as_fit_or_as_were_asked_for(
+    settings: dict[str, Any], num_running: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 16.0, "GPU": 3.0})
+    assert Room(num_cpus=2, num_gpus=1, **settings)([Task()] * num_running) is has_room  # type: ignore[list-item]  # it has what is asked
