@@ -3,8 +3,9 @@
 Hydra composes, OmegaConf checks against the schema, and every ``_target_`` is held against the allow-list before anything is
 built of it. All that Hydra and OmegaConf say of a mistake is turned into one line.
 
-A suggestion is composed as Hydra would compose its overrides. What is slow in that (reading the files of a set of group
-choices, some 80 ms) is done once for each set and kept; a test holds both ways equal.
+A suggestion is composed as Hydra would compose its overrides, but not by Hydra each time, which takes some 100 ms while a device
+waits: Hydra composes every option of a group once, and those of a suggestion are put together (``autotune.config.group_options``).
+A test holds both ways equal.
 """
 
 import difflib
@@ -26,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.allowed import check_target_names
+from autotune.config.group_options import changes_only, with_options
 from autotune.config.own_values import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
@@ -106,6 +108,7 @@ class Composer:
         """The experiments that composed configurations start from, by name."""
         self._source_of = source_of
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._separate: dict[str, bool] = {}
         self._composed_files: dict[tuple[str, ...], DictConfig] = {}
 
     def refuse_sweeps(self) -> None:
@@ -132,9 +135,9 @@ class Composer:
         Raises:
             InvalidTrialError: the point cannot be composed, or no training can run it.
         """
-        groups = tuple(f"{key}={override_text(value)}" for key, value in suggestion.values.items() if self.is_group(key))
+        groups = {key: f"{key}={override_text(value)}" for key, value in suggestion.values.items() if self.is_group(key)}
         try:
-            config, choices = self._base(groups)
+            config, choices = self._put_together(groups)
             for key, value in suggestion.values.items():
                 if not self.is_group(key):
                     OmegaConf.update(config, key, value, merge=False)
@@ -209,6 +212,23 @@ class Composer:
         copied = config.copy()
         OmegaConf.set_struct(copied, True)  # a key that is not there is refused, as Hydra would
         return copied, choices
+
+    def _put_together(self, groups: Mapping[str, str]) -> tuple[DictConfig, dict[str, str]]:
+        """As ``_base`` of these options, an override for each group, but without Hydra where none changes more than its own group."""
+        nested = any(group.startswith(f"{other}/") for group in groups for other in groups)
+        if len(groups) < 2 or nested or not all(self._changes_only(group, text) for group, text in groups.items()):
+            return self._base(tuple(groups.values()))
+        config, choices = self._base(())
+        return with_options(config, choices, {group: self._bases[(text,)] for group, text in groups.items()})
+
+    def _changes_only(self, group: str, override: str) -> bool:
+        """Whether a group's option changes nothing but what stands beneath that group."""
+        if override not in self._separate:
+            try:
+                self._separate[override] = changes_only(group, before=self._base(()), after=self._base((override,)))
+            except ConfigError:  # it may do beside another option
+                self._separate[override] = False
+        return self._separate[override]
 
     def _hydra_compose(self, overrides: tuple[str, ...]) -> DictConfig:
         everything = [*self.overrides, *overrides]

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from autotune.config.compose import Composer, split_overrides
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, TargetNotAllowedError
+from autotune.search.chance import Chance
 from autotune.space import Choice, Float, PowerOfTwo, SearchSpace, Suggestion
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -228,6 +230,53 @@ def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict
     assert kept == anew
     assert repr(kept.plain) == repr(anew.plain), "types as well"
     assert SPACE.point_of(kept.lookup) == suggestion
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_options_put_together_are_what_hydra_makes_of_them(experiment: str) -> None:
+    composer = Composer([f"experiment={experiment}"])
+    space = read_search_space(composer.compose().config.search_space, composer)
+    by_chance = Chance(np.random.default_rng(0))
+    for suggestion in [space.suggest(by_chance) for _ in range(3)]:
+        kept = composer.compose_suggestion(suggestion, seed=7)
+        assert repr(kept) == repr(composer.compose([*suggestion.as_overrides(), "seed=7"]))
+
+
+def test_hydra_composes_an_option_once_and_not_each_set_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    composer, composed = Composer(["experiment=cnn_smoke"]), []
+    hydra_compose = composer._hydra_compose
+    monkeypatch.setattr(composer, "_hydra_compose", lambda overrides: composed.append(overrides) or hydra_compose(overrides))
+    for optimizer in ("sgd", "adamw"):
+        for lr_schedule in ("constant", "cosine"):
+            composer.compose_suggestion(Suggestion({"optimizer": optimizer, "lr_schedule": lr_schedule}), seed=0)
+    assert sorted(composed) == sorted([(), ("optimizer=sgd",), ("optimizer=adamw",), ("lr_schedule=constant",), ("lr_schedule=cosine",)])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "values"),
+    [
+        pytest.param(
+            "optimizer/own.yaml",
+            "# @package _global_\ndefaults: [sgd@optimizer]\nbatch_size: 77\n",
+            {"optimizer": "own", "lr_schedule": "cosine"},
+            id="an option that sets a value outside its group",
+        ),
+        pytest.param(
+            "experiment/own.yaml",
+            "# @package _global_\ndefaults: [cnn]\noptimizer: {momentum: 0.5}\nepochs: 7\n",
+            {"optimizer": "adamw", "lr_schedule": "cosine"},
+            id="an experiment with values for an option of its own",
+        ),
+    ],
+)
+def test_options_that_change_other_things_compose_to_what_hydra_makes_of_them(
+    write_experiment: WriteExperiment, file: str, content: str, values: dict[str, object]
+) -> None:
+    experiment = "own" if file == "experiment/own.yaml" else "cnn"
+    composer = Composer([f"experiment={experiment}"], [write_experiment(file, content)])
+    suggestion = Suggestion(values)
+    assert repr(composer.compose_suggestion(suggestion, seed=7)) == repr(composer.compose([*suggestion.as_overrides(), "seed=7"]))
 
 
 def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
