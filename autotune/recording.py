@@ -11,7 +11,8 @@ A folder of four files:
   ``train_seconds``), ``outcome``, where the evaluation ended the trial, and ``limit_seconds``, where it was made because the trial was
   past that limit and not because one was due.
 
-A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds.
+A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds; where
+outcomes are recorded, of the one that is REACHED.
 """
 
 import math
@@ -51,9 +52,20 @@ class RecordedTrial:
     """How the trial ended; None where the recording does not say."""
 
     def time_to_target(self, target: Target) -> float | None:
-        """Train seconds of the first evaluation at or past the target; None where there is none within its ``max_train_seconds``."""
-        pairs = zip(self.train_seconds, self.metrics, strict=True)
-        return next((seconds for seconds, metric in pairs if target.reached_by(metric) and seconds <= target.max_train_seconds), None)
+        """Train seconds of the evaluation that reached the target; None where none did."""
+        place = self.place_of_target(target)
+        return None if place is None else self.train_seconds[place]
+
+    def place_of_target(self, target: Target) -> int | None:
+        """Place of the first evaluation at or past the target, within its ``max_train_seconds``; None where there is none.
+
+        Where outcomes are recorded they decide: before a model is pruned, say, no evaluation counts.
+        """
+        if self.ends:
+            return self.ends.index(Outcome.REACHED) if Outcome.REACHED in self.ends else None
+        curve = enumerate(zip(self.train_seconds, self.metrics, strict=True))
+        in_time = target.max_train_seconds
+        return next((place for place, (seconds, metric) in curve if target.reached_by(metric) and seconds <= in_time), None)
 
 
 @dataclass(frozen=True, kw_only=True)

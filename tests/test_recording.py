@@ -1,6 +1,7 @@
 """Recordings on disk, read back with the libraries that their readers use."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.recording import write_recording
+from autotune.recording import read_recording, write_recording
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 SPACE = {"batch_size": {"type": "power_of_two", "low": 16, "high": 512}, "model.widths": [[8, 16], [16, 32]]}
@@ -126,6 +127,20 @@ def test_the_time_to_target_can_be_read_off_the_curve(folder: Path) -> None:
     rows = zip(*(found[name] for name in ("trial", "step", "train_seconds", "metric")), strict=True)
     first = next(seconds for trial, _, seconds, metric in rows if trial == 0 and TARGET.reached_by(metric))
     assert first == RESULTS[1].time_to_target_seconds
+
+
+def test_an_evaluation_at_the_target_that_did_not_count_is_not_the_time_to_target(tmp_path: Path) -> None:
+    dense, sparse = evaluation(10, 1.0, 0.95), replace(evaluation(30, 3.0, 0.92), outcome=Outcome.REACHED)
+    never = (evaluation(10, 2.0, 0.99), replace(evaluation(20, 4.0, 0.99), outcome=Outcome.CAPPED))
+    results = [
+        result(0, Outcome.REACHED, {"batch_size": 64, "model.widths": [8, 16]}, dense, sparse),
+        result(1, Outcome.CAPPED, {"batch_size": 32, "model.widths": [8, 16]}, *never),
+    ]
+    write_recording(tmp_path, results=results, target=TARGET, space=SPACE, source="pruning")
+    reached, capped = read_recording(tmp_path).trials
+    assert reached.time_to_target(TARGET) == results[0].time_to_target_seconds == 3.5
+    assert reached.place_of_target(TARGET) == 1
+    assert capped.time_to_target(TARGET) is None
 
 
 def test_a_later_recording_takes_the_place_of_the_earlier(folder: Path) -> None:

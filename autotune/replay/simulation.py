@@ -184,7 +184,7 @@ class _Replay:
         if outcome is not None:
             self._end(worker, now, outcome)
             return
-        evaluation = _evaluation(training.recorded, training.place)
+        evaluation = replayed_evaluation(training.recorded, training.place)
         outcome = training.outcome(self._target)
         training.place += 1
         training.evaluations.append(Evaluation(**{**vars(evaluation), "outcome": outcome}))
@@ -232,7 +232,7 @@ class _Replay:
         )
 
 
-def _evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
+def replayed_evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
     """A recorded evaluation, as a worker would send it."""
     seconds, step = recorded.train_seconds[place], recorded.steps[place]
     prepare_seconds = recorded.prepare_seconds[place] if recorded.prepare_seconds else 0.0

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.search.chance import Chance
 from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness, one_thread
@@ -230,7 +230,10 @@ class FreezeThawSampler:
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:
                 self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
-            trial.curve.append(_Seen(max(evaluation.step, 0.5), seconds, self._target.shortfall(evaluation.metric)))
+            shortfall = self._target.shortfall(evaluation.metric)
+            if evaluation.outcome is not Outcome.REACHED:
+                shortfall = max(shortfall, 0.0)  # before a model is pruned, none at the target counts
+            trial.curve.append(_Seen(max(evaluation.step, 0.5), seconds, shortfall))
             trial.index = math.inf
             if trial.curve[-1].shortfall < trial.curve[trial.best_place].shortfall:
                 trial.best_place = len(trial.curve) - 1

@@ -96,9 +96,9 @@ def _places(trial: RecordedTrial) -> list[int]:
 def _decisive_log_step(study: EarlierStudy, last: float) -> float:
     """The log step by which the study's best trials had reached its target; ``last`` where none did."""
     reached = sorted(
-        (seconds, next(step for step, metric in zip(trial.steps, trial.metrics, strict=True) if study.target.reached_by(metric)))
+        (seconds, trial.steps[place])
         for trial in study.trials
-        if (seconds := trial.time_to_target(study.target)) is not None
+        if (seconds := trial.time_to_target(study.target)) is not None and (place := trial.place_of_target(study.target)) is not None
     )
     best = reached[: max(1, round(_BEST_SHARE * len(reached)))]
     return float(np.median([math.log(max(step, 0.5)) for _, step in best])) if best else last

@@ -25,13 +25,14 @@ _COMMAND = (
     "experiment=cnn_smoke",
     "study.name=long",
     "study.seed=3",
+    "search=tpe",
     "stopping=none",
     "target.value=0.9",
     "epochs=range(25,40)",
     "optimizer.lr=interval(1e-4,1e-3)",
     f"search.num_trials={_NUM_TRIALS}",
 )
-"""Trials of a second or so, so that there is time to end the study in the middle of them."""
+"""Trials of a second or so that end one after the other, so that there is time to end the study in the middle of them."""
 
 
 @dataclass(frozen=True)

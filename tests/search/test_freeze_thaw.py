@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import PAUSED, Target
+from autotune.measurement import PAUSED, Outcome, Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.simulation import Trace, replay
+from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy
@@ -124,6 +125,15 @@ def test_a_trial_that_has_stalled_is_trained_on_after_those_that_have_not() -> N
 
     stalled, falling, further = curve(0.011, 0.01, 0.01), curve(0.4, 0.3, 0.2), curve(0.9, 0.6, 0.5)
     assert sorted([stalled, further, falling], key=freeze_thaw._standing) == [falling, further, stalled]
+
+
+def test_an_evaluation_at_the_target_that_does_not_count_is_not_past_it_for_the_model() -> None:
+    made = sampler()
+    made.started(0, Suggestion({"kind": "fast", "lr": 0.1, "size": 16}))
+    recorded = RecordedTrial(number=0, suggestion=Suggestion({}), steps=(1.0, 2.0), train_seconds=(1.0, 2.0), metrics=(0.95, 0.95))
+    made.observe(0, replayed_evaluation(recorded, 0), may_pause=False)
+    made.observe(0, replace(replayed_evaluation(recorded, 1), outcome=Outcome.REACHED), may_pause=False)
+    assert [each.shortfall for each in made._trials[0].curve] == [0.0, pytest.approx(-0.05)]
 
 
 def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
