@@ -252,7 +252,7 @@ class FreezeThawSampler:
             return self._proposed(self._earlier.first() or self._draw(rng, 1)[0])
         if not seen or not (new or waiting):
             return None
-        promoted = self._promoted(waiting, seen) if new else None
+        promoted = self._promoted(waiting, seen) if new or ending else None
         if promoted is not None:
             return promoted
         self._learn(seen, rng)

@@ -230,7 +230,9 @@ class SearchPolicy:
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
         """Whether a running trial goes on after an evaluation; a paused one is suggested again when its turn comes."""
         decision = self._stopping.observe(number, evaluation)
-        if decision is Decision.CONTINUE and self._pausing is not None and self._handed_out[number].suggestion.values:
+        trial = self._handed_out[number]
+        if decision is Decision.CONTINUE and self._pausing is not None and trial.suggestion.values:
+            may_pause = may_pause and not trial.is_baseline  # most often it reaches the target, and then all others have a cap
             decision = self._pausing.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
         return decision
 
