@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     """The loss or the metric was no longer finite."""
     INVALID = "INVALID"
     """A component refused the configuration's values, so nothing was trained."""
+    LOST = "LOST"
+    """A worker was lost with its machine, which says nothing about the configuration."""
     ERRORED = "ERRORED"
     """A fault in the code that was trained, or a worker that died."""
 
@@ -63,7 +65,7 @@ class Outcome(StrEnum):
     @property
     def needs_new_worker(self) -> bool:
         """Whether the process that ran the trial must not run another one."""
-        return self in (Outcome.OUT_OF_MEMORY, Outcome.ERRORED)
+        return self in (Outcome.OUT_OF_MEMORY, Outcome.ERRORED, Outcome.LOST)
 
 
 PAUSED = "PAUSED"

@@ -39,6 +39,7 @@ def train_command(arguments: Sequence[str]) -> int:
     config = composed.trial
 
     from autotune.config.build import build  # noqa: PLC0415
+    from autotune.training.parallel.spawn import spawned  # noqa: PLC0415
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
@@ -47,8 +48,10 @@ def train_command(arguments: Sequence[str]) -> int:
     check_training(config)
     objective = build(composed.config.objective, config.allowed_targets, "objective")
     kept = _kept(composed.config, config, arguments)
-    training = start_training(config, num_threads=composed.config.cluster.cpus_per_worker, score_test=True, **kept)
-    last, outcome, test_metric = _follow(training, config.target.metric)
+    settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True, **kept}
+    with spawned(config, **settings) as ranks:
+        training = start_training(config, ranks=ranks, **settings)
+        last, outcome, test_metric = _follow(training, config.target.metric)
     result = TrialResult(
         trial=0,
         values={},
@@ -85,6 +88,8 @@ def _kept(config: Config, trial: TrialConfig, arguments: Sequence[str]) -> dict[
         return {}
     if trial.training is not None:
         raise ConfigError("checkpoint.folder: a training function of one's own keeps its own state; accepted beside it is null")
+    if trial.parallelism["num_workers"] > 1:
+        raise ConfigError(f"checkpoint.folder: accepted with parallelism.num_workers={trial.parallelism['num_workers']} is null")
     from autotune.training.checkpoint import WEIGHTS_FILE  # noqa: PLC0415
 
     folder = Path(config.checkpoint.folder).expanduser()

@@ -156,11 +156,15 @@ def test_every_outcome_is_a_time_or_a_bound_or_infeasible_or_an_error() -> None:
         Outcome.TIMED_OUT,
     }
     assert {each for each in Outcome if each.is_infeasible} == {Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.INVALID}
-    assert {each for each in Outcome if not each.is_censored and not each.is_infeasible} == {Outcome.REACHED, Outcome.ERRORED}
+    assert {each for each in Outcome if not each.is_censored and not each.is_infeasible} == {
+        Outcome.REACHED,
+        Outcome.LOST,
+        Outcome.ERRORED,
+    }
 
 
 def test_a_worker_is_replaced_where_its_process_may_be_spoilt() -> None:
-    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED}
+    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED, Outcome.LOST}
 
 
 def test_only_a_trial_that_reached_has_a_time_to_target_and_it_is_the_warm_one() -> None:

@@ -37,14 +37,6 @@ class PrecisionConfig:
 
 
 @dataclass(kw_only=True)
-class ParallelismConfig:
-    """Schema of ``parallelism``."""
-
-    strategy: str = MISSING
-    num_workers: int = MISSING
-
-
-@dataclass(kw_only=True)
 class RuntimeConfig:
     """Schema of ``runtime``: see ``autotune.training.runtime``."""
 
@@ -78,6 +70,7 @@ class SearchConfig:
     max_concurrent_trials: int | None = MISSING
     trial_deadline_seconds: float | None = MISSING
     max_errors_in_a_row: int = MISSING
+    max_retries: int = MISSING
     storage: str | None = MISSING
 
 
@@ -131,7 +124,7 @@ class Config:
     views: dict[str, Any] = MISSING
     technique: dict[str, Any] = MISSING
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    parallelism: dict[str, Any] = MISSING
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     data_path: DataPathConfig = field(default_factory=DataPathConfig)
     batch_size: int = MISSING
@@ -206,7 +199,7 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
-        _check_at_least("parallelism.num_workers", self.parallelism["num_workers"], 1)
+        _check_at_least("parallelism.num_workers", self.parallelism.get("num_workers"), 1)
         _check_at_least("data_path.num_workers", self.data_path["num_workers"], 0)
         _check_at_least("data_path.prefetch_batches", self.data_path["prefetch_batches"], 1)
         for key, value in (
@@ -224,7 +217,6 @@ class TrialConfig:
             ("precision.float32_precision", self.precision["float32_precision"], ("ieee", "tf32")),
             ("runtime.compile", self.runtime["compile"], (None, "default", "reduce-overhead", "max-autotune")),
             ("runtime.optimizer_kernels", self.runtime["optimizer_kernels"], (None, "fused", "foreach", "for_loop")),
-            ("parallelism.strategy", self.parallelism["strategy"], ("single",)),
         ):
             _check_one_of(key, value, accepted)
         if not (0 < self.epochs < math.inf):
@@ -235,6 +227,10 @@ class TrialConfig:
 
     def _check_together(self) -> None:
         """Refuse settings that exclude each other."""
+        if self.training is not None and self.parallelism["num_workers"] > 1:
+            raise ConfigError(
+                f"parallelism.num_workers: found {self.parallelism['num_workers']}, accepted with a training function of one's own is 1"
+            )
         if self.precision["autocast_dtype"] is not None and self.precision["weights_dtype"] != "float32":
             raise ConfigError("precision.weights_dtype: autocast keeps float32 weights; accepted beside autocast_dtype is float32")
         if self.runtime["cuda_graph"] and self.runtime["compile"] not in (None, "default"):
@@ -255,8 +251,8 @@ class TrialConfig:
         return cls(**{**known, "target": Target(**known["target"]), "allowed_targets": tuple(known["allowed_targets"])})
 
 
-def _check_at_least(key: str, value: int, least: int) -> None:
-    if value < least:
+def _check_at_least(key: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key}: found {value}, accepted is a whole number from {least}")
 
 

@@ -25,9 +25,11 @@ class ClusterSize:
     num_gpus: int
     num_nodes: int
 
-    def num_at_once(self, num_cpus: int, num_gpus: int) -> int:
-        """How many trials of these resources fit, at least one."""
-        return max(1, min(self.num_cpus // num_cpus, self.num_gpus // num_gpus if num_gpus else self.num_cpus))
+    def holds(self, tasks: Sequence[TrialTask]) -> bool:
+        """Whether these fit side by side; of those that take several workers only one counts as sure to, where there are several nodes."""
+        if self.num_nodes > 1 and len(tasks) > 1 and any(each.num_workers > 1 for each in tasks):
+            return False
+        return sum(each.num_cpus for each in tasks) <= self.num_cpus and sum(each.num_gpus for each in tasks) <= self.num_gpus
 
 
 class Room:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import ClusterError
+from autotune.execution.gang import Gang, bundles
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training
 from autotune.measurement import Evaluation, TrialResult
 
@@ -30,10 +33,12 @@ class FreshRun:
     """Called with each evaluation, as it is heard of; the training does not wait for it."""
 
 
-def train_fresh(runs: Sequence[FreshRun], *, num_at_once: int, interrupt: threading.Event) -> Generator[TrialResult, None, None]:
+def train_fresh(
+    runs: Sequence[FreshRun], *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event
+) -> Generator[TrialResult, None, None]:
     """Train each run once in a new worker process, one after another and to the end.
 
-    Processes are started ``num_at_once`` at a time and wait until they have imported all they need; then they train in turn,
+    As many processes as fit at once are started together and wait until they have imported all they need; then they train in turn,
     so that nothing else is under way while one does.
 
     Yields:
@@ -42,9 +47,11 @@ def train_fresh(runs: Sequence[FreshRun], *, num_at_once: int, interrupt: thread
     Raises:
         ClusterError: a process did not start, or was not a new one.
     """
-    for start in range(0, len(runs), num_at_once):
-        batch = runs[start : start + num_at_once]
-        actors = [ray.remote(_FreshWorker).options(**_resources(run.task)).remote() for run in batch]
+    for batch in _batches(runs, fit):
+        groups = [placement_group(bundles(run.task), strategy="PACK") for run in batch]
+        actors = [
+            ray.remote(_FreshWorker).options(**_resources(run.task, group)).remote() for run, group in zip(batch, groups, strict=True)
+        ]
         try:
             ray.get([actor.is_ready.remote() for actor in actors], timeout=_START_SECONDS)
             for run, actor in zip(batch, actors, strict=True):
@@ -56,12 +63,28 @@ def train_fresh(runs: Sequence[FreshRun], *, num_at_once: int, interrupt: thread
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
             raise ClusterError(f"no new worker came up: {str(error).splitlines()[0]}") from error
         finally:
-            for actor in actors:
+            for actor, group in zip(actors, groups, strict=True):
                 ray.kill(actor)
+                remove_placement_group(group)
 
 
-def _resources(task: TrialTask) -> dict[str, Any]:
-    return {"num_cpus": task.num_cpus, "num_gpus": task.num_gpus, "max_restarts": 0}
+def _batches(runs: Sequence[FreshRun], fit: Callable[[Sequence[TrialTask]], bool]) -> Iterator[list[FreshRun]]:
+    """The runs in their order, as many at a time as fit; at least one."""
+    batch: list[FreshRun] = []
+    for run in runs:
+        if batch and not fit([each.task for each in [*batch, run]]):
+            yield batch
+            batch = []
+        batch.append(run)
+    if batch:
+        yield batch
+
+
+def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
+    """Of the first worker: it starts the others in the same placement group."""
+    own = bundles(task)[0]
+    where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True)
+    return {"num_cpus": own["CPU"], "num_gpus": own.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": where}
 
 
 def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult | None:
@@ -121,10 +144,12 @@ class _FreshWorker:
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport]:
         """All reports of the training, each sent on its way without waiting for anyone to take it."""
-        run = TaskRun(task)
-        report = run.next_report()
+        gang = Gang()
+        run = TaskRun(task, gang.meet)
+        report = gang.explained(run.next_report())
         while report.outcome is None:
             yield report
-            report = run.next_report()
+            report = gang.explained(run.next_report())
         run.close()
+        gang.part()
         yield report

@@ -35,6 +35,10 @@ class Listener(Protocol):
         """A trial left its worker; it may be started again."""
         ...
 
+    def trial_lost(self, trial: int) -> None:
+        """A trial was lost with its machine; another one of the same point comes."""
+        ...
+
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended."""
         ...
@@ -61,6 +65,7 @@ class TrialsInFlight:
         make_task: a worker's task of a run's name, configuration, cap and deadline.
         has_room: whether another trial can be trained beside those of these tasks.
         state_folder: where the state of a trial is kept while it is paused.
+        max_retries: how often the point of a trial that was lost is tried again.
         time_budget_seconds: of searching, from the first trial's start on; None for no limit.
     """
 
@@ -75,6 +80,7 @@ class TrialsInFlight:
         has_room: Callable[[Sequence[TrialTask]], bool],
         state_folder: Callable[[int], Path],
         trial_deadline_seconds: float,
+        max_retries: int,
         time_budget_seconds: float | None,
         unsupported: Callable[[TrialConfig], str | None],
     ) -> None:
@@ -86,6 +92,7 @@ class TrialsInFlight:
         self._has_room = has_room
         self._state_folder = state_folder
         self._trial_deadline_seconds = trial_deadline_seconds
+        self._max_retries = max_retries
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf
         self._has_no_more = False
@@ -230,6 +237,7 @@ class TrialsInFlight:
             config=composed.trial.as_dict(),
             seed=trial.seed,
             started_at=time.time(),
+            retry_of=trial.retry_of,
         )
         task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
         task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=is_paused)
@@ -274,6 +282,12 @@ class TrialsInFlight:
             error=error,
             cap_seconds=running.task.cap_seconds if math.isfinite(running.task.cap_seconds) else None,
         )
+        if outcome is Outcome.LOST and self._policy.retry(result.trial, most=self._max_retries):
+            self._tracker.finish(running.tracked, result, None)
+            shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
+            for listener in self._listeners:
+                listener.trial_lost(result.trial)
+            return
         score = self._policy.finish(result)
         self._tracker.finish(running.tracked, result, score)
         shutil.rmtree(self._state_folder(running.trial.number), ignore_errors=True)

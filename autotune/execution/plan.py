@@ -239,6 +239,8 @@ def _check_budget(config: Config) -> None:
     ):
         if value is not None and not value > 0:
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
+    if search.max_retries < 0:
+        raise ConfigError(f"search.max_retries: found {search.max_retries}, accepted is a whole number from 0")
     if confirm.num_candidates < 0 or confirm.num_seeds < 0 or (confirm.num_candidates == 0) != (confirm.num_seeds == 0):
         raise ConfigError(
             f"confirm: found num_candidates {confirm.num_candidates} and num_seeds {confirm.num_seeds}, accepted is both from 1, "

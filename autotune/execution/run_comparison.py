@@ -18,7 +18,7 @@ from autotune.comparison import RunTime, in_turns
 from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker
-from autotune.execution.cluster import ClusterSize, connected
+from autotune.execution.cluster import connected
 from autotune.execution.comparison_plan import ComparisonPlan, Side
 from autotune.execution.confirmation import run_time
 from autotune.execution.interrupt import interruptible
@@ -106,7 +106,7 @@ def _make_runs(
                 on_evaluation=display.evaluated,
             )
 
-        runs = train_fresh([run_at(place) for place in range(len(order))], num_at_once=_num_at_once(size, tasks), interrupt=interrupt)
+        runs = train_fresh([run_at(place) for place in range(len(order))], fit=size.holds, interrupt=interrupt)
         for place, result in enumerate(stack.enter_context(contextlib.closing(runs))):
             side, pair = order[place]
             results[side.name, pair] = result
@@ -130,11 +130,6 @@ def refuse_to_go_on(plan: ComparisonPlan, side: Side, results: Results) -> None:
     most = plan.config.search.max_errors_in_a_row
     if len(own) >= most and all(each.outcome is Outcome.ERRORED for each in own[-most:]):
         raise WorkerError(f"{most} runs of side {side.name} in a row failed in the code they train; the first:", own[-most].error or "")
-
-
-def _num_at_once(size: ClusterSize, tasks: Sequence[TrialTask]) -> int:
-    """How many processes may wait for their turn at once."""
-    return size.num_at_once(max(task.num_cpus for task in tasks), max(task.num_gpus for task in tasks))
 
 
 def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[str]) -> TrialTask:

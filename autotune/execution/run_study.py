@@ -102,6 +102,7 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
         ),
         state_folder=plan.state_folder,
         trial_deadline_seconds=plan.trial_deadline_seconds,
+        max_retries=plan.config.search.max_retries,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
     )
@@ -148,8 +149,7 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> 
 
     run_path(plan.folder, "").parent.mkdir(exist_ok=True)
     runs = [run_at(place) for place in range(len(missing))]
-    num_at_once = size.num_at_once(runs[0].task.num_cpus, runs[0].task.num_gpus)
-    with contextlib.closing(train_fresh(runs, num_at_once=num_at_once, interrupt=interrupt)) as results:
+    with contextlib.closing(train_fresh(runs, fit=size.holds, interrupt=interrupt)) as results:
         for place, result in enumerate(results):
             arm, index = missing[place]
             store_confirmation(live.study, arm.trial, index, result)

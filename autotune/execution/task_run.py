@@ -11,14 +11,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, DataError
 from autotune.measurement import Evaluation, Outcome
+
+if TYPE_CHECKING:
+    from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,9 @@ class TrialTask:
     hang_folder: str
     """Where a hung process leaves what it was doing, where this machine has it too."""
     num_cpus: int
+    """Over all workers."""
     num_gpus: int
+    """Over all workers."""
     score_test: bool = False
     weights_path: str | None = None
     """Where the weights are left at the end, where this machine has the folder; a training of the user's own leaves none."""
@@ -47,6 +52,11 @@ class TrialTask:
     """Where the state is kept while the trial is paused; None for one that is never paused."""
     is_paused: bool = False
     """The state is there: the training goes on from it."""
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that train together."""
+        return int(self.config.parallelism["num_workers"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +85,13 @@ _num_trainings = 0
 
 
 class TaskRun:
-    """One training in this process, asked for one report at a time."""
+    """One training in this process, asked for one report at a time.
 
-    def __init__(self, task: TrialTask) -> None:
+    Args:
+        meet: sets the other workers of the task to work, and says where this process, the first one, meets them; None where there are none.
+    """
+
+    def __init__(self, task: TrialTask, meet: Callable[[TrialTask], "Meeting | None"] = lambda task: None) -> None:
         global _num_trainings  # noqa: PLW0603  # counts what this process did
         _num_trainings += 1
         self._is_first = _num_trainings == 1
@@ -87,6 +101,8 @@ class TaskRun:
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
+        self._meet = meet
+        self._meeting = contextlib.ExitStack()
 
     def next_report(self) -> WorkerReport:
         """Train to the next evaluation, or to the training's end; kills the process at the trial's deadline."""
@@ -111,13 +127,15 @@ class TaskRun:
     @property
     def _can_pause(self) -> bool:
         folder = self._task.state_folder
-        return folder is not None and self._task.config.training is None and Path(folder).parent.is_dir()
+        is_able = self._task.config.training is None and self._task.num_workers == 1
+        return folder is not None and is_able and Path(folder).parent.is_dir()
 
     def close(self) -> None:
         """End the training where it stands and free what it holds."""
         if self._training is not None:
             self._training.close()
             self._training = None
+        self._meeting.close()
         if self._hang_file is not None:
             self._hang_file.close()
             Path(self._hang_file.name).unlink(missing_ok=True)
@@ -152,18 +170,19 @@ class TaskRun:
 
     def _start(self) -> Generator[Evaluation, Path | None, float | None]:
         task = self._task
-        if Path(task.working_folder).is_dir():
-            os.chdir(task.working_folder)
-        sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
+        if task.weights_path is not None and not Path(task.weights_path).parent.is_dir():
+            task = replace(task, weights_path=None)
+        go_to_code(task)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
         kept: dict[str, Any] = {}
-        if task.weights_path is not None and Path(task.weights_path).parent.is_dir():
-            origin = {"study": Path(task.hang_folder).name, "run": task.name}
-            kept = {"weights_path": Path(task.weights_path), "origin": origin}
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
-        return start_training(task.config, cap_seconds=task.cap_seconds, num_threads=task.num_threads, score_test=task.score_test, **kept)
+        if (meeting := self._meet(task)) is not None:
+            from autotune.training.parallel.meeting import attended  # noqa: PLC0415  # likewise
+
+            kept["ranks"] = self._meeting.enter_context(attended(meeting, task.config.device))
+        return start_training(task.config, **_settings(task), **kept)
 
     def _test_report(self, evaluation: Evaluation) -> float | None:
         """The test split's metric: what the training returns once it goes on past its last evaluation."""
@@ -192,6 +211,30 @@ class TaskRun:
         return self._hang_file
 
 
+def follow_task(task: TrialTask, meeting: "Meeting") -> "Failure | None":
+    """Train a task along with its first worker, until that one ends; what went wrong here, None where nothing did."""
+    go_to_code(task)
+    from autotune.training.parallel.meeting import follow  # noqa: PLC0415  # torch is imported by the first training
+
+    return follow(task.config, meeting, **_settings(task))
+
+
+def go_to_code(task: TrialTask) -> None:
+    """Make the driver's working folder and the user's own modules this process's, where this machine has them."""
+    if Path(task.working_folder).is_dir():
+        os.chdir(task.working_folder)
+    sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
+
+
+def _settings(task: TrialTask) -> dict[str, Any]:
+    """What all workers of a task call ``start_training`` with."""
+    settings: dict[str, Any] = {"cap_seconds": task.cap_seconds, "num_threads": task.num_threads, "score_test": task.score_test}
+    if task.weights_path is not None:
+        origin = {"study": Path(task.hang_folder).name, "run": task.name}
+        settings |= {"weights_path": Path(task.weights_path), "origin": origin}
+    return settings
+
+
 def how_it_died(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcome, str]:
     """Outcome and error of a training whose process was gone, ``seconds`` after it began, before it said how it ended."""
     doing = ""
@@ -200,9 +243,16 @@ def how_it_died(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcom
         _hang_path(task).unlink()
     if seconds >= task.deadline_seconds:
         return Outcome.TIMED_OUT, f"not ended after {task.deadline_seconds:.0f} s; the worker was ended\n{doing}".rstrip()
+    if is_lost(reason):
+        return Outcome.LOST, reason
     if any(words in reason for words in ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")):  # Ray's, of a worker that it ended
         return Outcome.OUT_OF_MEMORY, reason
     return Outcome.ERRORED, reason
+
+
+def is_lost(reason: str) -> bool:
+    """Whether a worker went with its machine, by what Ray says of it."""
+    return any(words in reason for words in ("node has died", "node died", "NodeDied", "preempted", "temporarily unavailable"))
 
 
 def _hang_path(task: TrialTask) -> Path:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ray import tune
 
-from autotune.execution.task_run import TaskRun, TrialTask
+from autotune.execution.gang import Gang, bundles
+from autotune.execution.task_run import TaskRun
 
 
 class _Kept:
@@ -23,20 +24,19 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     @classmethod
     def default_resource_request(cls, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        """The resources of one trial, from its task."""
-        task: TrialTask = config["task"]
-        bundle = {"CPU": float(task.num_cpus)} | ({"GPU": float(task.num_gpus)} if task.num_gpus else {})
-        return tune.PlacementGroupFactory([bundle])
+        """The resources of one trial, from its task: a bundle for each worker, on one node where they fit."""
+        return tune.PlacementGroupFactory(bundles(config["task"]), strategy="PACK")
 
     def setup(self, config: Mapping[str, Any]) -> None:
         """Take the first trial."""
         self._is_unfit = False
-        self._run = TaskRun(config["task"])
+        self._gang = Gang()
+        self._run = TaskRun(config["task"], self._gang.meet)
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Take the next trial in the same process."""
-        self._run.close()
-        self._run = TaskRun(new_config["task"])
+        self._end()
+        self._run = TaskRun(new_config["task"], self._gang.meet)
         return True
 
     def step(self) -> dict[str, Any]:
@@ -46,9 +46,11 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             RuntimeError: asked again after an outcome that makes this process unfit; Ray then replaces it.
         """
         if self._is_unfit:
-            self._run.close()
+            self._end()
             raise RuntimeError("this worker is replaced")
-        report = self._run.next_report()
+        report = self._gang.explained(self._run.next_report())
+        if report.outcome is not None:
+            self._end()
         self._is_unfit = report.outcome is not None and report.outcome.needs_new_worker
         return {"report": report}
 
@@ -59,4 +61,8 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     def cleanup(self) -> None:
         """End what is still training."""
+        self._end()
+
+    def _end(self) -> None:
         self._run.close()
+        self._gang.part()

@@ -46,6 +46,9 @@ class TrialsTable:
     def trial_paused(self, trial: int) -> None:
         """Only ended trials have a row."""
 
+    def trial_lost(self, trial: int) -> None:
+        """Only ended trials have a row."""
+
     def _row(self, result: TrialResult, score: float | None) -> list[Any]:
         last = result.last.as_dict() if result.last else {}
         measured = {

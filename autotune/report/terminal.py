@@ -36,6 +36,7 @@ OUTCOME_STYLES: Mapping[Outcome, str] = {
     Outcome.OUT_OF_MEMORY: "red",
     Outcome.DIVERGED: "red",
     Outcome.INVALID: "red",
+    Outcome.LOST: "red",
     Outcome.ERRORED: "bold red",
 }
 
@@ -100,6 +101,12 @@ class StudyDisplay:
         """A running trial left its worker, and may go on later."""
         if trial in self._running:
             self._paused[trial] = self._running.pop(trial)
+
+    def trial_lost(self, trial: int) -> None:
+        """A running trial was lost with its machine; its point is tried again."""
+        self._running.pop(trial, None)
+        self._paused.pop(trial, None)
+        self.note(f"trial {trial}  LOST with its machine; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended; ``score`` in seconds where it reached the target."""

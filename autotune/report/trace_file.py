@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.measurement import PAUSED, Evaluation, TrialResult
+from autotune.measurement import PAUSED, Evaluation, Outcome, TrialResult
 
 COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
 """Seconds of the search's clock, and where in its own training (prepare and train) a trial began the stretch and stood at its end."""
@@ -55,6 +55,11 @@ class TraceFile:
     def trial_paused(self, trial: int) -> None:
         """A running trial left its worker, and may go on later."""
         self._end(trial, PAUSED)
+
+    def trial_lost(self, trial: int) -> None:
+        """A running trial was lost with its machine."""
+        if trial in self._running:
+            self._end(trial, Outcome.LOST)
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended; one that was paused has its last row already."""

@@ -30,6 +30,7 @@ _REJECTED = "autotune:rejected"
 _RESULT = "autotune:result"
 _RETRY_OF = "autotune:retry_of"
 _PAUSED = "autotune:paused"
+_NUM_LOST = "autotune:num_lost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class Trial:
     """Warm seconds after which it cannot win; infinite where nothing caps it."""
     is_baseline: bool
     """The configuration as the experiment states it, nothing varied."""
+    retry_of: int | None = None
+    """The trial of the same point that was lost, or interrupted, before this one."""
 
 
 Place = Callable[[Suggestion], Suggestion | None]
@@ -189,6 +192,7 @@ class SearchPolicy:
             seed=derived_seed(self._seed, f"trial {trial.number}"),
             cap_seconds=self._cap_seconds(),
             is_baseline=is_baseline,
+            retry_of=trial.user_attrs.get(_RETRY_OF),
         )
         return self._handed_out[trial.number]
 
@@ -262,6 +266,25 @@ class SearchPolicy:
         if _PAUSED not in trial.user_attrs:
             _interrupt(self._study, trial.number)
 
+    def retry(self, number: int, *, most: int) -> bool:
+        """Give up a trial that was lost with its machine; its point is next.
+
+        Args:
+            most: times that a point is tried again.
+
+        Returns:
+            False where it was tried again as often: nothing has changed then.
+        """
+        trial = self._running[number]
+        num_lost = trial.user_attrs.get(_NUM_LOST, 0) + 1
+        if num_lost > most:
+            return False
+        del self._handed_out[number]
+        if self._pausing is not None:
+            self._pausing.forget(number)
+        _interrupt(self._study, self._running.pop(number).number, num_lost=num_lost)
+        return True
+
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
         finish = getattr(self._stopping, "finish", None)
@@ -300,10 +323,13 @@ def _take_up(study: optuna.Study, objective: Objective, is_kept: Callable[[int],
             _interrupt(study, frozen.number)
 
 
-def _interrupt(study: optuna.Study, number: int) -> None:
+def _interrupt(study: optuna.Study, number: int, *, num_lost: int | None = None) -> None:
+    """Give up a trial and put its point in line; ``num_lost`` times it was lost so far, None: as it stands."""
     study.tell(number, state=TrialState.FAIL)
     frozen = study.trials[number]
-    kept = {_BASELINE: True} if _BASELINE in frozen.user_attrs else {}
+    kept = {key: frozen.user_attrs[key] for key in (_BASELINE, _NUM_LOST) if key in frozen.user_attrs}
+    if num_lost is not None:
+        kept[_NUM_LOST] = num_lost
     study.enqueue_trial(frozen.params, user_attrs={**kept, _RETRY_OF: number})
 
 
@@ -319,4 +345,4 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
     if result.outcome is Outcome.REACHED:
         study.tell(number, objective.score(result))
     else:
-        study.tell(number, state=TrialState.FAIL if result.outcome is Outcome.ERRORED else TrialState.PRUNED)
+        study.tell(number, state=TrialState.FAIL if result.outcome in (Outcome.ERRORED, Outcome.LOST) else TrialState.PRUNED)

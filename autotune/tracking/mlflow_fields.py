@@ -29,6 +29,7 @@ STATUS = {
     Outcome.OUT_OF_MEMORY: "FAILED",
     Outcome.DIVERGED: "FAILED",
     Outcome.INVALID: "FAILED",
+    Outcome.LOST: "KILLED",
     Outcome.ERRORED: "FAILED",
 }
 """MLflow's word for each outcome: censored runs are KILLED, so that FINISHED always carries a time to target."""
@@ -77,12 +78,14 @@ def study_tags(info: StudyInfo, folder: str) -> dict[str, str]:
 
 def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
     """The tags that a run has from its start."""
+    again = {} if trial.retry_of is None else {"autotune.retry_of": str(trial.retry_of)}
     return plain_tags(
         {
             "autotune.study": study,
             "autotune.trial": str(trial.trial),
             "autotune.phase": trial.phase,
             "autotune.seed": str(trial.seed),
+            **again,
         }
     )
 

@@ -50,6 +50,8 @@ class TrackedTrial:
     seed: int
     started_at: float
     """Unix time."""
+    retry_of: int | None = None
+    """The trial of the same point that was lost before this one."""
 
 
 FinishedRun = tuple[TrackedTrial, TrialResult, float | None]

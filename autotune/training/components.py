@@ -20,6 +20,8 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.averaging import WeightAverage
 from autotune.training.data import LoadedData
+from autotune.training.parallel.ranks import Ranks
+from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.precision import Precision
 from autotune.training.runtime import checkpoint_activations
 from autotune.training.techniques.technique import Technique
@@ -50,6 +52,8 @@ class Components:
     """What a training is made of, fresh."""
 
     model: torch.nn.Module
+    shared: SharedModel
+    """The model as this rank trains it."""
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
     average: WeightAverage | None
@@ -68,7 +72,13 @@ class Components:
 
 
 def make_components(
-    config: TrialConfig, data: LoadedData, device: torch.device, total_steps: int, *, reuse: Components | None = None
+    config: TrialConfig,
+    data: LoadedData,
+    device: torch.device,
+    total_steps: int,
+    *,
+    reuse: Components | None = None,
+    ranks: Ranks | None = None,
 ) -> Components:
     """Make everything anew; random numbers are drawn from torch's global generator.
 
@@ -79,6 +89,7 @@ def make_components(
         total_steps: steps of the schedule.
         reuse: components whose model, technique and loss are taken again, the model's weights set to those of a fresh one:
             compiled code and CUDA graphs are bound to them.
+        ranks: those that train together; None where nothing is to be trained, so that none need be there.
 
     Raises:
         ConfigError: a component refuses its values.
@@ -89,16 +100,22 @@ def make_components(
     technique = make_part(config.technique, allowed, "technique", **offered)
     model = _make_model(config, data, device, precision)
     technique.start(model)
+    strategy = make_strategy(config)
+    strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
     if reuse is None:
         if config.runtime["activation_checkpointing"]:
             checkpoint_activations(model, recompute_statistics=config.runtime["compile"] is not None)
         loss = make_part(config.loss, allowed, "loss")
+        shared = SharedModel(model)
+        if ranks is not None and ranks.size > 1:
+            shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
     else:
         _take_over(reuse.model, model)
-        model, technique, loss = reuse.model, reuse.technique, reuse.loss
-    optimizer = _make_optimizer(config, model, len(data.train), total_steps)
+        model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
+    optimizer = _make_optimizer(config, shared, len(data.train), total_steps)
     return Components(
         model=model,
+        shared=shared,
         optimizer=optimizer,
         schedule=call(build_partial(config.lr_schedule, allowed, "lr_schedule"), "lr_schedule", optimizer, total_steps),
         average=call(build_partial(config.averaging, allowed, "averaging"), "averaging", model, total_steps),
@@ -109,6 +126,22 @@ def make_components(
         views=make_part(config.views, allowed, "views"),
         scaler=precision.make_scaler(),
     )
+
+
+def make_strategy(config: TrialConfig) -> Strategy:
+    """The configuration's ``parallelism``.
+
+    Raises:
+        ConfigError: it refuses its values, or is something else.
+    """
+    made = make_part(config.parallelism, config.allowed_targets, "parallelism")
+    if not isinstance(made, Strategy):
+        raise ConfigError(f"parallelism: {config.parallelism['_target_']} is no Strategy; accepted is a subclass of autotune's")
+    return made
+
+
+def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
+    return lambda outputs, targets: loss(precision.outputs(outputs), targets)
 
 
 def _make_model(config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision) -> torch.nn.Module:
@@ -133,11 +166,13 @@ def _take_over(kept: torch.nn.Module, fresh: torch.nn.Module) -> None:
         own.grad = None
 
 
-def _make_optimizer(config: TrialConfig, model: torch.nn.Module, num_samples: int, total_steps: int) -> torch.optim.Optimizer:
+def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int) -> torch.optim.Optimizer:
     made = build_partial(config.optimizer, config.allowed_targets, "optimizer")
-    offered = {"model": model, "batch_size": min(config.batch_size, num_samples), "total_steps": total_steps}
+    offered = {"model": shared.model, "batch_size": min(config.batch_size, num_samples), "total_steps": total_steps}
     given = accepted_arguments(made, offered) | _kernel_arguments(config, made)
-    positional = () if "model" in given else (model.parameters(),)
+    if shared.mixes_tensors and "foreach" in inspect.signature(made.func).parameters:
+        given["foreach"] = False
+    positional = () if "model" in given else ([each for each in shared.model.parameters() if not each.is_meta],)
     optimizer = call(made, "optimizer", *positional, **given)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__}, accepted is a torch Optimizer")
@@ -166,6 +201,6 @@ def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **o
         return made
     arguments = accepted_arguments(made, offered)
     part = call(made, where, **arguments) if arguments else build(node, allowed, where)
-    if where != "technique" and not callable(part):
+    if where not in ("technique", "parallelism") and not callable(part):
         raise ConfigError(f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that can be called")
     return part

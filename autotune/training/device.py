@@ -5,9 +5,10 @@ import os
 import platform
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,14 +55,23 @@ def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     if wants_gpu and capabilities.num_gpus == 0:
         return "device=cuda needs a GPU, and there is none"
     uses_gpu = uses_cuda(config, capabilities)
-    num_workers = config.parallelism["num_workers"]
-    if uses_gpu and num_workers > capabilities.num_gpus:
-        return f"parallelism.num_workers={num_workers} needs as many GPUs, and there are {capabilities.num_gpus}"
+    if (reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)) is not None:
+        return reason
     if config.runtime["compile"] is not None and not capabilities.has_compiler:
         return f"runtime.compile={config.runtime['compile']} needs a C++ compiler, and there is none"
     if config.precision["float8"] and not capabilities.has_torchao:
         return "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
     return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect_on_cpu(config)
+
+
+def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capabilities, *, uses_gpu: bool) -> str | None:
+    num_workers = parallelism["num_workers"]
+    for kind, number in (("CPUs", capabilities.num_cpus), *([("GPUs", capabilities.num_gpus)] if uses_gpu else [])):
+        if num_workers > number:
+            return f"parallelism.num_workers={num_workers} needs as many {kind}, and there are {number}"
+    if not uses_gpu and parallelism.get("compression") == "bf16":
+        return "parallelism.compression=bf16 needs NCCL, and so GPUs"
+    return None
 
 
 def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:

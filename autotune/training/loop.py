@@ -13,9 +13,11 @@ from typing import Any
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.training.components import Components
+from autotune.training.components import Components, make_strategy
 from autotune.training.device import peak_memory_bytes, pick_device, synchronizer
 from autotune.training.outcome import outcome_of
+from autotune.training.parallel.ranks import ALONE, Ranks
+from autotune.training.parallel.time_limit import TimeLimit
 from autotune.training.place import Place, is_kept, keep, keep_weights, resume
 from autotune.training.set_up import Run, set_up
 
@@ -30,11 +32,15 @@ def train(
     paused_folder: Path | None = None,
     weights_path: Path | None = None,
     origin: Mapping[str, Any] = MappingProxyType({}),
+    ranks: Ranks = ALONE,
 ) -> Generator[Evaluation, Path | None, float | None]:
     """Train one configuration until it reaches its target or its time or schedule ends.
 
     Evaluations come at a fixed number of samples, the same for all batch sizes, and at the end. The first one at or past the
     target ends the training; its time, never an interpolation, is the time to target.
+
+    Where several ranks train together each runs this. Only the first yields: its clock and evaluations count for all, and all end
+    when its caller does not ask for the next one.
 
     A caller that sends a folder instead of asking for the next evaluation has the state kept there, for ``paused_folder`` of another
     process, and is given the last evaluation once more.
@@ -49,6 +55,7 @@ def train(
             stood, and what making the training anew takes is not counted.
         weights_path: the file that the weights are written to at the end.
         origin: what that file is to say of where they come from.
+        ranks: those that train together, as many as the configuration has workers.
 
     Yields:
         Evaluations; only the last one has an outcome.
@@ -61,8 +68,9 @@ def train(
         Exception: whatever the trained code raises; memory errors are not caught here.
     """
     device = pick_device(config.device)
+    make_strategy(config)  # what it imports is there before the clock starts, as torch is
     clock = PhaseClock(synchronizer(device))
-    run, step = set_up(config, device, clock, num_threads)
+    run, step = set_up(config, device, clock, num_threads, ranks)
     parts, place = step.parts, Place()
     if paused_folder is not None:
         clock.enter(None)
@@ -74,31 +82,40 @@ def train(
         if place.has_ended:
             yield place.evaluation
 
+    limit = TimeLimit(ranks, clock, min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)), place.step)
     clock.enter(Phase.TRAIN)
     with closing(run.batches(place.step)) as batches:
         while not place.has_ended:
             step.on_next(batches, place.step)
             place.step += 1
-            train_seconds = clock.seconds(Phase.TRAIN)
-            is_out_of_time = train_seconds > config.target.max_train_seconds or train_seconds + clock.seconds(Phase.PREPARE) > cap_seconds
+            is_out_of_time = limit.is_past(place.step)
             is_due = place.is_due(place.step * run.batch_size, run.evaluate_every_samples)
             if not is_due and place.step < run.total_steps and not is_out_of_time:
                 continue
-            place.last = _evaluate(run, parts, place, clock, cap_seconds)
+            place.last = ranks.agreed(_evaluate(run, parts, place, clock, cap_seconds))
             if state_folder is not None:
                 keep(state_folder, run, parts, place)
-            while (kept_in := (yield place.evaluation)) is not None:
-                keep(kept_in, run, parts, place)
+            if ranks.is_first:
+                with ranks.leading():
+                    while (kept_in := (yield place.evaluation)) is not None:
+                        keep(kept_in, run, parts, place)
+            elif not ranks.goes_on():
+                return None
             if not place.has_ended:
                 clock.enter(Phase.TRAIN)
-    if (to_average := getattr(parts.optimizer, "eval", None)) is not None:
-        to_average()  # a schedule-free optimizer trains with other weights than it scores
-    parts.technique.finish(parts.evaluated_model)
+    _finish(parts)
     if weights_path is not None:
         keep_weights(weights_path, run, parts, place.evaluation, origin)
     if score_test and run.data.test is not None:
         return run.evaluate(parts, run.data.test)[0]
     return None
+
+
+def _finish(parts: Components) -> None:
+    """Make the weights those that are scored and kept."""
+    if (to_average := getattr(parts.optimizer, "eval", None)) is not None:
+        to_average()  # a schedule-free optimizer trains with other weights than it scores
+    parts.technique.finish(parts.evaluated_model)
 
 
 def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_seconds: float) -> Evaluation:

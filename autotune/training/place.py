@@ -94,7 +94,10 @@ def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Plac
 
 
 def keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:
-    """Write the weights that were scored, and what makes their model again."""
+    """Write the weights that were scored, and what makes their model again; the first rank does, of what all hold."""
+    weights = parts.shared.state_dict(parts.evaluated_model)
+    if not run.ranks.is_first:
+        return
     metadata = weights_metadata(
         run.config,
         input_shape=run.data.input_shape,
@@ -103,7 +106,7 @@ def keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation
         versions=versions(),
         origin=origin,
     )
-    save_weights(path, parts.evaluated_model.state_dict(), metadata)
+    save_weights(path, weights, metadata)
 
 
 def _with_state(parts: Components) -> dict[str, Any]:

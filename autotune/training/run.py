@@ -19,21 +19,28 @@ from autotune.training.data import load_data
 from autotune.training.device import cpu_name, pick_device
 from autotune.training.loop import train
 from autotune.training.own_loop import check_own, train_own
+from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.seeding import seed_everything
 from autotune.training.set_up import num_steps
 from autotune.training.versions import versions
 
 
 def start_training(
-    config: TrialConfig, *, cap_seconds: float = math.inf, num_threads: int = 1, score_test: bool = False, **kept: Any
+    config: TrialConfig,
+    *,
+    cap_seconds: float = math.inf,
+    num_threads: int = 1,
+    score_test: bool = False,
+    ranks: Ranks = ALONE,
+    **kept: Any,
 ) -> Generator[Evaluation, Path | None, float | None]:
     """The configuration's training, by autotune's loop or by the user's own: see ``autotune.training.loop.train``.
 
-    What else that takes (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``) is for its own loop only, and so is keeping
-    a state.
+    What else that takes (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``) is for its own loop only, and so are keeping
+    a state and several ranks.
     """
     if config.training is None:
-        return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, **kept)
+        return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, ranks=ranks, **kept)
     return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))
 
 

@@ -11,10 +11,11 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Phase, PhaseClock
 from autotune.training.batches import Batch, host_batches, resident_batches, sample_order
-from autotune.training.components import Components, make_components
+from autotune.training.components import Components, make_components, make_strategy
 from autotune.training.data import LoadedData, Split, fits_on, load_data
 from autotune.training.device import reset_device
 from autotune.training.outcome import as_measured
+from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.precision import Precision
 from autotune.training.runtime import apply_runtime
 from autotune.training.seeding import seed_everything
@@ -43,9 +44,12 @@ class Run:
     """Samples a step: the configured size, or the whole training split where that is smaller."""
     total_steps: int
     evaluate_every_samples: int
+    ranks: Ranks
+    part: tuple[int, int]
+    """Which part of each batch this rank takes, of how many."""
 
     @classmethod
-    def start(cls, config: TrialConfig, data: LoadedData, device: torch.device) -> "Run":
+    def start(cls, config: TrialConfig, data: LoadedData, device: torch.device, ranks: Ranks) -> "Run":
         """A training's data and sizes, with the data where it is trained on."""
         on_device = config.data_path["on_device"]
         resident = fits_on(device, data) if on_device is None else on_device
@@ -62,6 +66,8 @@ class Run:
             min(config.batch_size, len(data.train)),
             num_steps(config, data),
             config.evaluate_every_samples or len(data.train),
+            ranks,
+            make_strategy(config).part_of_batch(ranks.rank),
         )
 
     @property
@@ -76,7 +82,7 @@ class Run:
 
     def training_step(self) -> TrainingStep:
         """A step with fresh parts."""
-        parts = make_components(self.config, self.data, self.device, self.total_steps)
+        parts = make_components(self.config, self.data, self.device, self.total_steps, ranks=self.ranks)
         return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps)
 
     def warmed_up(self) -> TrainingStep:
@@ -86,8 +92,8 @@ class Run:
         """
         seed_everything(self.config.seed)
         step = self.training_step()
-        samples = torch.arange(self.batch_size)
-        batch = self._on_device(Batch(self.train.inputs[: self.batch_size], self.train.targets[: self.batch_size], samples))
+        size = self.batch_size // self.part[1]
+        batch = self._on_device(Batch(self.train.inputs[:size], self.train.targets[:size], torch.arange(size)))
         shapes: dict[torch.Size, int] = {}
         for tenth in range(_NUM_WARM_UP_PLACES):
             place = tenth * self.total_steps // _NUM_WARM_UP_PLACES
@@ -103,6 +109,9 @@ class Run:
         config, size = self.config, self.batch_size
         where = self.train.inputs.device
         order = sample_order(len(self.train), size, self.total_steps, config.seed, first_step=first_step, device=where)
+        index, parts = self.part
+        if parts > 1:
+            order = (samples.tensor_split(parts)[index] for samples in order)
         if self.is_resident:
             gathered = resident_batches(self.train, order)
         else:
@@ -126,25 +135,37 @@ class Run:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
-    @torch.inference_mode()
     def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
-        """Metric and loss, each the mean over a split, which may lie in host memory."""
+        """Metric and loss, each the mean over a split, which may lie in host memory; every rank takes a part of it."""
         model = parts.evaluated_model
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
-        size = _EVALUATION_BATCH[self.device.type]
-        with _evaluating(model, parts.optimizer):
-            for start in range(0, len(split), size):
-                inputs, targets = (each[start : start + size].to(self.device) for each in (split.inputs, split.targets))
+        size, (index, num_parts) = _EVALUATION_BATCH[self.device.type], self.part
+        parts.shared.before_scoring()
+        # What is made in inference mode is no part of a later backward pass, and sharded weights would be.
+        without_gradients = torch.inference_mode if self.ranks.size == 1 else torch.no_grad
+        with _evaluating(model, parts.optimizer), without_gradients():
+            for first in range(0, len(split), size * num_parts):
+                start = first + index * size
+                counted = max(0, min(size, len(split) - start))
+                if not counted:
+                    start = 0  # ranks call the model equally often
+                inputs, targets = (each[start : start + max(counted, 1)].to(self.device) for each in (split.inputs, split.targets))
                 inputs = self._as_taken(inputs)
                 with self.precision.autocast():
-                    outputs = self.precision.outputs(parts.views(model, inputs))
+                    outputs = parts.shared.outputs(model, parts.views, inputs)
+                    if outputs is None:
+                        continue  # another rank has them
+                    outputs = self.precision.outputs(outputs)
                     scores = torch.stack([parts.metric(outputs, targets).double(), parts.loss(outputs, targets).double()])
-                sums += scores * len(inputs)
-        metric, loss = (sums / len(split)).tolist()
+                if parts.shared.counts:
+                    sums += scores * counted
+        metric, loss = (self.ranks.summed(sums) / len(split)).tolist()
         return as_measured(metric), loss
 
 
-def set_up(config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int) -> tuple[Run, TrainingStep]:
+def set_up(
+    config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int, ranks: Ranks = ALONE
+) -> tuple[Run, TrainingStep]:
     """All that comes before the first step of a training, each in its phase: what stays the same, and a step with fresh parts.
 
     What was compiled or captured is kept for the next training of the process, which takes it where only seed or target differ;
@@ -157,7 +178,7 @@ def set_up(config: TrialConfig, device: torch.device, clock: PhaseClock, num_thr
         _built = None  # its memory must go before more is taken
         reset_device(device)
         apply_runtime(config, device, num_threads)
-        run = Run.start(config, load_data(config), device)
+        run = Run.start(config, load_data(config), device, ranks)
         step = run.warmed_up()
     else:
         run, step = replace(_built.run, config=config), _built.step
@@ -166,8 +187,13 @@ def set_up(config: TrialConfig, device: torch.device, clock: PhaseClock, num_thr
     clock.enter(Phase.PREPARE)
     seed_everything(config.seed)
     if not step.is_bound:
-        return run, run.training_step()
-    step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts)
+        step = run.training_step()
+    else:
+        step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts, ranks=ranks)
+    if run.part[1] > 1:
+        seed_everything(config.seed + run.part[0])  # each part of a batch has augmentations of its own
+    if not step.is_bound or ranks.size > 1:  # ranks part at the end, and what is bound to their meeting with them
+        return run, step
     if _built is None and isinstance(step.parts.technique, NoTechnique):  # others change the model for good
         _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD))
     return run, step

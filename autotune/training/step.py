@@ -25,6 +25,7 @@ class TrainingStep:
         self._micro_batch_size = config.runtime["micro_batch_size"]
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = total_steps
+        self._autocast = precision.autocast
         self._compute = compiled(_compute_loss(parts, precision), config.runtime["compile"])
         self._graphed = (
             GraphedGradients(self._add_gradients, list(parts.model.parameters()))
@@ -50,6 +51,7 @@ class TrainingStep:
         self._gradients(self.augmented(batch, step), batch.targets)
         with labelled("optimizer"):
             self._step_optimizer()
+            parts.shared.after_update()
             if parts.schedule is not None:
                 parts.schedule.step()
             if parts.average is not None:
@@ -81,12 +83,19 @@ class TrainingStep:
 
         Normalisation over the batch sees a micro-batch at a time.
         """
-        size = self._micro_batch_size
+        size, shared = self._micro_batch_size, self.parts.shared
+        if shared.adds_gradients:
+            with self._autocast():
+                shared.add_gradients(inputs, targets)
+            return
         if size is None or size >= len(inputs):
             self._add_gradients_of(inputs, targets, 1)
             return
-        for part, wanted in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            self._add_gradients_of(part, wanted, len(part) / len(inputs))
+        *before, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+        with shared.accumulating():
+            for part, wanted in before:
+                self._add_gradients_of(part, wanted, len(part) / len(inputs))
+        self._add_gradients_of(*last, len(last[0]) / len(inputs))
 
     def _add_gradients_of(self, inputs: torch.Tensor, targets: torch.Tensor, share: float) -> None:
         with labelled("forward"):
@@ -108,7 +117,7 @@ class TrainingStep:
 
 def _compute_loss(parts: Components, precision: Precision) -> Compute:
     """The loss of a batch, bound to nothing but what stays when the parts are renewed: compiled code is."""
-    model, technique, loss = parts.model, parts.technique, parts.loss
+    model, technique, loss = parts.shared, parts.technique, parts.loss
 
     def compute(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with precision.autocast():

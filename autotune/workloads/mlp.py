@@ -1,11 +1,15 @@
 """A multi-layer perceptron: for tables, and for anything else that can be flattened."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 NORMS: dict[str, Callable[[int], nn.Module] | None] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
@@ -37,6 +41,36 @@ class MLP(nn.Module):
             num_features = width
         self.hidden = nn.Sequential(*layers)
         self.classifier = nn.Linear(num_features, num_classes)
+
+    def pipeline_layers(self) -> Sequence[nn.Module]:
+        """Modules that one after the other are the forward pass."""
+        return [nn.Flatten(), *self.hidden, self.classifier]
+
+    def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
+        """How ``size`` ranks share the weights: layers by columns and by rows in turns, where nothing between them needs all features.
+
+        Raises:
+            ConfigError: a width that so many cannot share.
+        """
+        from torch.distributed.tensor import Replicate  # noqa: PLC0415  # a second, and only for this
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # likewise
+
+        linear = [(name, module) for name, module in self.named_modules() if isinstance(module, nn.Linear)]
+        for _, module in linear[:-1]:
+            if module.out_features % size:
+                raise ConfigError(
+                    f"model.widths: found {module.out_features}, accepted with {size} workers that share layers are multiples of it"
+                )
+        is_normalised = len([each for each in self.hidden if isinstance(each, nn.BatchNorm1d | nn.LayerNorm)]) > 0
+        plan: dict[str, ParallelStyle] = {}
+        for place, (name, _) in enumerate(linear[:-1]):
+            if is_normalised:
+                plan[name] = ColwiseParallel(output_layouts=Replicate())
+            else:
+                plan[name] = RowwiseParallel() if place % 2 else ColwiseParallel()
+        if not is_normalised and len(linear) % 2 == 0:
+            plan[linear[-1][0]] = RowwiseParallel()
+        return plan
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, num_classes]`` of inputs ``[batch, *input_shape]``.

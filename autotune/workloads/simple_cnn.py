@@ -36,6 +36,10 @@ class SimpleCNN(nn.Module):
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels * height * width, num_classes)
 
+    def pipeline_layers(self) -> Sequence[nn.Module]:
+        """Modules that one after the other are the forward pass."""
+        return [*self.features, nn.Flatten(), self.classifier]
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, num_classes]`` of inputs ``[batch, channels, height, width]``."""
         logits: Tensor = self.classifier(self.features(inputs).flatten(1))

@@ -1,12 +1,16 @@
 """A decoder-only transformer: each position predicts what comes next and sees nothing that comes later."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 _MLP_FACTOR = 4
 _ROTARY_BASE = 10_000.0
@@ -43,7 +47,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         _check(input_shape, num_classes, width, num_layers, num_heads, positions, dropout)
-        length = input_shape[0]
+        length, self.num_heads = input_shape[0], num_heads
         self.tokens = nn.Embedding(num_classes, width)
         self.positions = nn.Embedding(length, width) if positions == "learned" else None
         self.dropout = nn.Dropout(dropout)
@@ -71,21 +75,75 @@ class Transformer(nn.Module):
         """The parts whose activations may be recomputed."""
         return list(self.layers)
 
+    def pipeline_layers(self) -> Sequence[nn.Module]:
+        """Modules that one after the other are the forward pass.
+
+        Raises:
+            ConfigError: first and last one have the same weights.
+        """
+        if self.head.weight is self.tokens.weight:
+            raise ConfigError("model.tied_head: found true, accepted with parallelism=pipeline is false: one worker cannot hold both ends")
+        return [_Embedding(self.tokens, self.positions, self.dropout), *self.layers, _Head(self.norm, self.head, self.head_input_scale)]
+
+    def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
+        """How ``size`` ranks share the weights: each block's heads and hidden units.
+
+        Raises:
+            ConfigError: heads that so many cannot share.
+        """
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # a second, and only for this
+
+        if self.num_heads % size:
+            raise ConfigError(f"model.num_heads: found {self.num_heads}, accepted with {size} workers that share layers is a multiple")
+        plan: dict[str, ParallelStyle] = {}
+        for place in range(len(self.layers)):
+            plan |= {f"layers.{place}.attention.project": ColwiseParallel(), f"layers.{place}.attention.merge": RowwiseParallel()}
+            plan |= {f"layers.{place}.expand": ColwiseParallel(), f"layers.{place}.contract": RowwiseParallel()}
+        return plan
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, length, num_classes]`` of tokens ``[batch, length]``.
 
         Raises:
             ConfigError: for inputs that are no whole numbers.
         """
-        if inputs.is_floating_point():
-            raise ConfigError(f"model: found inputs of {inputs.dtype}, accepted are tokens: whole numbers")
-        hidden = self.tokens(inputs)
-        if self.positions is not None:
-            hidden = hidden + self.positions.weight[: inputs.shape[1]]
-        hidden = self.dropout(hidden)
+        hidden = _embedded(self.tokens, self.positions, self.dropout, inputs)
         for block in self.layers:
             hidden = block(hidden)
         logits: Tensor = self.head(self.norm(hidden) * self.head_input_scale)
+        return logits
+
+
+def _embedded(tokens: nn.Embedding, positions: nn.Embedding | None, dropout: nn.Dropout, inputs: Tensor) -> Tensor:
+    if inputs.is_floating_point():
+        raise ConfigError(f"model: found inputs of {inputs.dtype}, accepted are tokens: whole numbers")
+    hidden = tokens(inputs)
+    if positions is not None:
+        hidden = hidden + positions.weight[: inputs.shape[1]]
+    dropped: Tensor = dropout(hidden)
+    return dropped
+
+
+class _Embedding(nn.Module):
+    """The first part as a module: tokens ``[batch, length]`` to ``[batch, length, width]``."""
+
+    def __init__(self, tokens: nn.Embedding, positions: nn.Embedding | None, dropout: nn.Dropout) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.dropout = tokens, positions, dropout
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _embedded(self.tokens, self.positions, self.dropout, inputs)
+
+
+class _Head(nn.Module):
+    """The last part as a module: ``[batch, length, width]`` to logits ``[batch, length, num_classes]``."""
+
+    def __init__(self, norm: nn.LayerNorm, head: nn.Linear, scale: float) -> None:
+        super().__init__()
+        self.norm, self.head, self.scale = norm, head, scale
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(hidden) * self.scale)
         return logits
 
 
@@ -127,13 +185,14 @@ class _CausalAttention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
-        projected = self.project(hidden).view(batch, length, 3, self.num_heads, width // self.num_heads)
-        queries, keys, values = projected.permute(2, 0, 3, 1, 4)
+        # Heads come first in the projection, and are counted here, so that ranks that share it hold whole ones.
+        projected = self.project(hidden).view(batch, length, -1, 3, width // self.num_heads)
+        queries, keys, values = projected.permute(3, 0, 2, 1, 4)
         if self.is_rotary:
             queries, keys = self._turned(queries), self._turned(keys)
         dropout = self.dropout if self.training else 0.0
         attended = functional.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout, is_causal=True)
-        merged: Tensor = self.merge(attended.transpose(1, 2).reshape(batch, length, width))
+        merged: Tensor = self.merge(attended.transpose(1, 2).reshape(batch, length, -1))
         return merged
 
     def _turned(self, heads: Tensor) -> Tensor:

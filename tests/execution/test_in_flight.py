@@ -48,6 +48,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
         info = StudyInfo(name="s", kind="study", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
         settings = {
             "trial_deadline_seconds": 100.0,
+            "max_retries": 2,
             "time_budget_seconds": None,
             "unsupported": lambda config: None,
             "has_room": lambda tasks: True,
@@ -118,6 +119,33 @@ def test_a_worker_that_died_ends_its_trial_once(make_trials: MakeTrials) -> None
     trials.died("a", "the worker died: SIGSEGV")
     trials.died("a", "again")
     assert (only(policy).outcome, only(policy).error) == (Outcome.ERRORED, "the worker died: SIGSEGV")
+
+
+_NODE_DIED = "the worker died: The actor died because its node has died."
+
+
+def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    first = begin(trials, "a")
+    begin(trials, "b")
+    trials.died("a", _NODE_DIED)
+    assert not policy.results, "a lost trial is no result"
+    again = begin(trials, "c")
+    assert (again.name, again.config.batch_size) == ("trial-2", first.config.batch_size)
+    assert trials._running["c"].tracked.retry_of == 0
+    assert trials._running["c"].trial.is_baseline
+    trials.reported("c", report(Outcome.REACHED))
+    assert list(policy.results) == [2]
+
+
+def test_a_point_that_is_lost_again_and_again_is_given_up(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials(max_retries=1)
+    begin(trials, "a")
+    trials.died("a", _NODE_DIED)
+    begin(trials, "b")
+    trials.died("b", "the worker died: The actor is temporarily unavailable")
+    assert (only(policy).trial, only(policy).outcome) == (1, Outcome.LOST)
+    assert policy.error is None
 
 
 def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ class Session:
             has_room=lambda tasks: len(tasks) < room,
             state_folder=lambda trial: folder / f"trial-{trial}",
             trial_deadline_seconds=100.0,
+            max_retries=2,
             time_budget_seconds=None,
             unsupported=lambda config: None,
         )  # fmt: skip

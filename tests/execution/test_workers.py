@@ -188,7 +188,7 @@ def test_a_process_that_is_gone_before_its_deadline_crashed(make_task: MakeTask)
 
 
 def test_memory_that_ran_out_and_faults_in_the_code_need_a_new_process() -> None:
-    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED}
+    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED, Outcome.LOST}
 
 
 def test_a_refusal_of_the_data_is_told_as_one(make_task: MakeTask, tmp_path: Path) -> None:

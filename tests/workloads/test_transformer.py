@@ -78,9 +78,8 @@ def test_rotary_attention_goes_by_distance() -> None:
 def test_attention_is_what_its_formula_says() -> None:
     attention = model_with(positions="learned", num_layers=1).layers[0].attention
     hidden = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(3))
-    queries, keys, values = (
-        each.view(2, 5, 4, 4).transpose(1, 2) for each in functional.linear(hidden, attention.project.weight).chunk(3, dim=-1)
-    )
+    projected = functional.linear(hidden, attention.project.weight).view(2, 5, 4, 3, 4)  # heads, and three parts of each
+    queries, keys, values = (projected[:, :, :, part].transpose(1, 2) for part in range(3))
     scores = (queries @ keys.transpose(-1, -2) / 2).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
     expected = (scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(2, 5, 16) @ attention.merge.weight.T
     assert torch.allclose(attention(hidden), expected, atol=1e-5)

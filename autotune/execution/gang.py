@@ -1,0 +1,100 @@
+"""The workers of a trial that train together: the first one starts the others in the trial's own placement group.
+
+They end with it: Ray ends actors whose owner is gone, and a placement group's with the group. Between trials of the same size the
+others stay, with all that a training needs imported; one that was lost, or did not end in time, is replaced.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from autotune.execution.task_run import TrialTask, WorkerReport, follow_task, import_training
+from autotune.measurement import Outcome
+from autotune.training.parallel.meeting import Failure, Meeting
+
+_END_SECONDS = 10.0
+"""What the others may take to end once the first one has."""
+_EXPLAIN_SECONDS = 5.0
+"""What they may take to say why, once the first one met an error."""
+
+
+def bundles(task: TrialTask) -> list[dict[str, float]]:
+    """What a trial asks of the cluster: a bundle for each worker."""
+    size = task.num_workers
+    bundle = {"CPU": task.num_cpus / size} | ({"GPU": task.num_gpus / size} if task.num_gpus else {})
+    return [dict(bundle) for _ in range(size)]
+
+
+class Gang:
+    """The other workers of one trial after another, as the first one has them."""
+
+    def __init__(self) -> None:
+        self._others: dict[int, Any] = {}
+        """By rank, which is also the bundle that each lies in."""
+        self._running: dict[int, Any] = {}
+        self._store: Any = None
+
+    def meet(self, task: TrialTask) -> Meeting | None:
+        """Set the others to work on a trial; where this process meets them, None for a trial of one worker."""
+        if task.num_workers == 1:
+            return None
+        from autotune.training.parallel.ranks import open_store  # noqa: PLC0415  # imports torch
+
+        host = ray.util.get_node_ip_address()
+        self._start_others(task)
+        self._store = open_store(host)
+        at = Meeting(host=host, port=self._store.port, rank=0, size=task.num_workers)
+        self._running = {rank: other.follow.remote(task, replace(at, rank=rank)) for rank, other in self._others.items()}
+        return at
+
+    def part(self) -> None:
+        """Wait until the others have ended; replace those that do not."""
+        ended = self._ended(_END_SECONDS)
+        for rank, running in self._running.items():
+            if running not in ended or _why(running) is not None:
+                ray.kill(self._others.pop(rank))
+        self._running, self._store = {}, None
+
+    def explained(self, report: WorkerReport) -> WorkerReport:
+        """A report of an error here, as that of the worker that met it first: all others meet that they cannot reach it."""
+        if report.outcome is not Outcome.ERRORED or not self._running:
+            return report
+        failures = [_why(running) for running in self._ended(_EXPLAIN_SECONDS)]
+        first = next((each for each in failures if each is not None and not each.is_of_another), None)
+        return report if first is None else WorkerReport(evaluation=None, outcome=first.outcome, error=first.error)
+
+    def _ended(self, seconds: float) -> list[Any]:
+        """Those of the others that end within so many seconds."""
+        running = list(self._running.values())
+        ended: list[Any] = ray.wait(running, num_returns=len(running), timeout=seconds)[0] if running else []
+        return ended
+
+    def _start_others(self, task: TrialTask) -> None:
+        group = ray.util.get_current_placement_group()
+        wanted = bundles(task)
+        for rank in sorted(set(range(1, task.num_workers)) - set(self._others)):
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+            resources = {"num_cpus": wanted[rank]["CPU"], "num_gpus": wanted[rank].get("GPU", 0)}
+            self._others[rank] = ray.remote(_Other).options(**resources, scheduling_strategy=where, max_restarts=0).remote()
+
+
+def _why(running: Any) -> Failure | None:
+    """What went wrong in a worker that has ended."""
+    try:
+        found: Failure | None = ray.get(running)
+    except ray.exceptions.RayActorError as error:
+        return Failure(outcome=Outcome.LOST, error=f"a worker was lost: {str(error).splitlines()[0]}")
+    return found
+
+
+class _Other:
+    """A worker that is not the first."""
+
+    def __init__(self) -> None:
+        import_training()
+
+    def follow(self, task: TrialTask, meeting: Meeting) -> Failure | None:
+        """Train along until the first worker ends the training."""
+        return follow_task(task, meeting)

@@ -1,0 +1,67 @@
+"""Where the ranks of one training meet, and how each of them trains."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import AutotuneError
+from autotune.measurement import Outcome
+from autotune.training.device import is_out_of_memory, pick_device
+from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
+from autotune.training.run import start_training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """How one process finds the others, as plain data: the first rank holds a store there."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What ended a rank before the first one ended the training."""
+
+    outcome: Outcome
+    error: str
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether this rank only met that another one was gone."""
+        return "onnection closed by peer" in self.error or "onnection reset by peer" in self.error
+
+
+@contextmanager
+def attended(meeting: Meeting, device: str) -> Iterator[Ranks]:
+    """This process as one of the ranks that meet, until the context ends; the first one's store must be open."""
+    store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=TIMEOUT)
+    with joined(store, rank=meeting.rank, size=meeting.size, device=pick_device(device)) as ranks:
+        yield ranks
+
+
+def follow(config: TrialConfig, meeting: Meeting, **settings: Any) -> Failure | None:
+    """Train as a rank that is not the first, until that one ends the training.
+
+    Args:
+        settings: of ``start_training``, the same for all ranks.
+
+    Returns:
+        What went wrong here; None where nothing did.
+    """
+    try:
+        with attended(meeting, config.device) as ranks:
+            for _ in start_training(config, ranks=ranks, **settings):
+                raise AssertionError("only the first rank yields")
+    except AutotuneError as error:
+        return Failure(outcome=Outcome.INVALID, error=str(error))
+    except Exception as error:  # noqa: BLE001  # any fault of the trained code is an outcome, told with its traceback
+        return Failure(outcome=Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED, error=traceback.format_exc())
+    return None

@@ -1,0 +1,154 @@
+"""How several processes share the work of one training; the base classes are one process that does all of it.
+
+A *strategy* is the configuration's ``parallelism``: what is settled before there is a model. What it makes of a model is a
+``SharedModel``: the model as this rank trains and scores it.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.training.parallel.ranks import Ranks
+
+Views = Callable[[nn.Module, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of outputs and targets."""
+
+
+class SharedModel:
+    """A model as one rank holds it.
+
+    Args:
+        model: whose parameters are trained and scored; those that another rank holds are on the meta device.
+    """
+
+    adds_gradients = False
+    """Whether it runs forward and backward pass itself, by ``add_gradients``."""
+    mixes_tensors = False
+    """Whether some parameters are distributed tensors and others are not, so that no kernel takes them together."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The model's outputs, as it is trained."""
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    def add_gradients(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add the gradients of the batch's mean loss to this rank's parameters."""
+        raise NotImplementedError
+
+    def accumulating(self) -> contextlib.AbstractContextManager[object]:
+        """Around a backward pass that is not the last one before the update."""
+        return contextlib.nullcontext()
+
+    def after_update(self) -> None:
+        """After the optimizer's step."""
+
+    def before_scoring(self) -> None:
+        """Make this rank's model the one that all of them score."""
+
+    def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
+        """The outputs of the model that is scored, its own or an average of its weights; None on a rank that has none."""
+        return views(model, inputs)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's scores are to be summed; another one may hold the same."""
+        return True
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The state of the model that is scored, whole, on the first rank; every rank calls it."""
+        return model.state_dict()
+
+
+class Strategy:
+    """How ranks share a training's work; by itself, every one does all of it.
+
+    Args:
+        num_workers: ranks.
+
+    Raises:
+        ConfigError: for none.
+    """
+
+    def __init__(self, *, num_workers: int) -> None:
+        if num_workers < 1:
+            raise ConfigError(f"parallelism.num_workers: found {num_workers}, accepted is a whole number from 1")
+        self.num_workers = num_workers
+
+    def part_of_batch(self, rank: int) -> tuple[int, int]:
+        """Which part of a batch a rank takes, of how many; ranks that share a layer take the same."""
+        return 0, 1
+
+    def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
+        """Refuse what cannot be trained in this way.
+
+        Args:
+            config: the training's.
+            model: as it is before it is shared.
+            batch_size: samples a step, over all ranks.
+
+        Raises:
+            ConfigError: with the key, what was found and what is accepted.
+        """
+        num_parts = self.part_of_batch(0)[1]
+        if batch_size % num_parts:
+            found = f"{batch_size}{' (the whole training split)' if batch_size < config.batch_size else ''}"
+            raise ConfigError(f"batch_size: found {found}, accepted with {num_parts} workers that share a batch is a multiple of that")
+        if config.runtime["cuda_graph"]:
+            raise ConfigError("runtime.cuda_graph: found true, accepted with several workers is false")
+
+    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+        """The model as one rank holds it; its parameters are changed in place where they are shared out."""
+        raise NotImplementedError
+
+
+class Single(Strategy):
+    """One process trains alone.
+
+    Raises:
+        ConfigError: for more than one worker.
+    """
+
+    def __init__(self, *, num_workers: int) -> None:
+        if num_workers != 1:
+            raise ConfigError(
+                f"parallelism.num_workers: found {num_workers}, accepted with parallelism=single is 1; others: ddp, fsdp, ..."
+            )
+        super().__init__(num_workers=1)
+
+    def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
+        """Anything can be trained so."""
+
+    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+        """The model as it is."""
+        return SharedModel(model)
+
+
+def needs_whole_weights(config: TrialConfig, strategy: str) -> None:
+    """Refuse what reads or writes a model's weights as whole tensors on one rank.
+
+    Raises:
+        ConfigError: with the key.
+    """
+    for key, node, accepted in (
+        ("averaging", config.averaging, "autotune.training.averaging.none"),
+        ("technique", config.technique, "autotune.training.techniques.technique.NoTechnique"),
+    ):
+        if node["_target_"] != accepted:
+            raise ConfigError(
+                f"{key}: {node['_target_'].rpartition('.')[2]} needs whole weights; accepted with parallelism={strategy} is none"
+            )
+    if config.runtime["compile"] is not None:
+        raise ConfigError(f"runtime.compile: found {config.runtime['compile']}, accepted with parallelism={strategy} is null")
+    if config.precision["autocast_dtype"] == "float16":
+        raise ConfigError(
+            f"precision.autocast_dtype: float16 needs whole gradients; accepted with parallelism={strategy} are bfloat16, null"
+        )

@@ -1,0 +1,149 @@
+"""Trials of several workers on Ray: they start and end together, free what they held, and say what went wrong."""
+
+import csv
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from autotune.config.compose import Composer
+from autotune.execution.gang import bundles
+from autotune.execution.task_run import TrialTask
+from autotune.execution.worker import TrialWorker
+from autotune.measurement import Outcome
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def task(*overrides: str) -> TrialTask:
+    config = Composer(["experiment=cnn_smoke", "runtime.num_threads=1", *overrides]).compose().trial
+    size = config.parallelism["num_workers"]
+    return TrialTask(
+        name="trial-0",
+        config=config,
+        cap_seconds=float("inf"),
+        num_threads=1,
+        deadline_seconds=60,
+        code_folders=(),
+        working_folder="/",
+        hang_folder="/tmp",
+        num_cpus=size,
+        num_gpus=0,
+    )
+
+
+def test_a_trial_asks_for_a_bundle_for_each_worker() -> None:
+    assert bundles(task()) == [{"CPU": 1.0}]
+    assert bundles(task("parallelism=ddp")) == [{"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> None:
+    command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=2", "search.num_trials=6", "confirm=quick"]
+    ran = commands.run(*command, folder=tmp_path, timeout=300)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    best = json.loads((tmp_path / "outputs/p/best.json").read_text())
+    assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
+
+
+def test_trials_of_one_and_of_two_workers_are_trained_side_by_side(commands: Any, tmp_path: Path) -> None:
+    long = ["target.value=0.9999", "target.max_train_seconds=4", "epochs=1000", "stopping=none", "confirm=none"]
+    command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=3", "search=random", "search.num_trials=8", *long]
+    assert commands.run(*command, folder=tmp_path, timeout=300).returncode in (0, 3)
+    with (tmp_path / "outputs/p/trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    assert "ERRORED" not in {row["outcome"] for row in rows}
+    spans = [(float(row["started_at"]), float(row["stopped_at"]), row["parallelism"] == "single") for row in rows]
+    alone, together = ([each for each in spans if each[2] is single] for single in (True, False))
+    assert any(one[0] < other[1] and other[0] < one[1] for one in alone for other in together)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def worker(first: TrialTask) -> tuple[Any, Any]:
+    """A trial's first worker in a placement group of the trial's size, as Ray Tune places it."""
+    group = ray.util.placement_group(bundles(first), strategy="PACK")
+    ray.get(group.ready())
+    where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    return ray.remote(TrialWorker).options(num_cpus=1, scheduling_strategy=where).remote({"task": first}), group
+
+
+def released() -> float:
+    return ray.available_resources().get("CPU", 0.0)
+
+
+def all_is_free() -> bool:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if released() == 3:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "outcome"),
+    [
+        (["parallelism=ddp", "target.value=0.9", "optimizer.lr=0.05"], Outcome.REACHED),
+        (["parallelism=fsdp", "epochs=1"], Outcome.MISSED),
+        (["parallelism=ddp", "batch_size=33"], Outcome.INVALID),
+        (["parallelism=ddp", "parallelism.compression=bf16"], Outcome.INVALID),
+        (["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED),
+    ],
+)
+def test_however_it_ends_all_is_free_afterwards(cluster: None, overrides: list[str], outcome: Outcome) -> None:
+    first, group = worker(task(*overrides))
+    report = ray.get(first.step.remote())["report"]
+    while report.outcome is None:
+        report = ray.get(first.step.remote())["report"]
+    assert report.outcome is outcome, report.error
+    ray.get(first.stop.remote())
+    ray.kill(first)
+    ray.util.remove_placement_group(group)
+    assert all_is_free()
+
+
+def test_a_trial_that_is_stopped_in_the_middle_ends_on_all_workers(cluster: None) -> None:
+    first, group = worker(task("parallelism=ddp", "epochs=100", "target.value=0.9999"))
+    ray.get(first.step.remote())
+    again = task("parallelism=ddp", "epochs=1")
+    ray.get(first.reset.remote({"task": again}))
+    assert ray.get(first.step.remote())["report"].outcome is Outcome.MISSED, "the same workers train the next trial"
+    ray.kill(first)
+    ray.util.remove_placement_group(group)
+    assert all_is_free()
+
+
+def _command_line(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
+    first, group = worker(task("parallelism=ddp", "epochs=1000", "target.value=0.9999", "target.max_train_seconds=30"))
+    ray.get(first.step.remote())
+    (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
+    os.kill(other, signal.SIGKILL)
+    report = ray.get(first.step.remote())["report"]
+    while report.outcome is None:
+        report = ray.get(first.step.remote())["report"]
+    assert report.outcome is Outcome.LOST
+    assert report.error.startswith("a worker was lost: ")
+    ray.kill(first)
+    ray.util.remove_placement_group(group)
+    assert all_is_free()

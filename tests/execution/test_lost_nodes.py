@@ -1,0 +1,52 @@
+"""A Ray cluster of three nodes on one machine that loses one in the middle of a study."""
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from ray.cluster_utils import Cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+
+NUM_TRIALS = 10
+
+
+def num_ended(folder: Path) -> int:
+    table = folder / "outputs/lost/trials.csv"
+    return len(table.read_text().splitlines()) - 1 if table.is_file() else 0
+
+
+def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, tmp_path: Path) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    try:
+        study = commands.start(
+            "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "stopping=none", "confirm=none",
+            f"search.num_trials={NUM_TRIALS}", "target.value=0.9999", "target.max_train_seconds=4", "epochs=interval(200.0,300.0)",
+            folder=tmp_path,
+        )  # fmt: skip
+        until = time.monotonic() + 120
+        while num_ended(tmp_path) < 3:
+            assert study.poll() is None, (tmp_path / "out.txt").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        cluster.remove_node(nodes[-1], allow_graceful=False)
+        assert study.wait(180) in (0, 3), (tmp_path / "err.txt").read_text()
+    finally:
+        cluster.shutdown()
+    with (tmp_path / "outputs/lost/trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == NUM_TRIALS, "the whole budget, nothing counted twice"
+    assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = [
+        each for each in client.search_runs([e.experiment_id for e in client.search_experiments()]) if "autotune.trial" in each.data.tags
+    ]
+    lost = {run.data.tags["autotune.trial"] for run in runs if run.data.tags["autotune.outcome"] == "LOST"}
+    again = {run.data.tags["autotune.retry_of"] for run in runs if "autotune.retry_of" in run.data.tags}
+    assert lost
+    assert again == lost
+    assert {run.data.tags["autotune.trial"] for run in runs} - lost == {row["trial"] for row in rows}

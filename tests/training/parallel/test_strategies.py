@@ -1,0 +1,165 @@
+"""What each way of sharing the work takes, and what it refuses in one line."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks, losses
+from safetensors.torch import load_file
+from torch import nn
+
+from autotune.config.compose import Composer
+from autotune.errors import ConfigError
+from autotune.training.components import make_components
+from autotune.training.data import load_data
+from autotune.training.parallel.pipeline import _evenly
+from autotune.training.run import check_training
+
+SHORT = (
+    "experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32", "epochs=0.5", "evaluate_every_samples=192",
+    "target.value=0.9999", "target.max_train_seconds=100",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallelism=single", "parallelism.num_workers=2"], "parallelism.num_workers: found 2, accepted with parallelism=single is 1"),
+        (["parallelism=ddp", "parallelism.num_workers=0"], "parallelism.num_workers: found 0, accepted is a whole number from 1"),
+        (["parallelism=ddp", "parallelism.num_workers=two"], "parallelism.num_workers: found two, accepted is a whole number from 1"),
+        (["parallelism=ddp", "batch_size=33"], "batch_size: found 33, accepted with 2 workers that share a batch is a multiple of that"),
+        (
+            ["parallelism=ddp", "parallelism.num_workers=4", "batch_size=8192"],
+            "batch_size: found 1197 (the whole training split), accepted with 4 workers that share a batch is a multiple of that",
+        ),
+        (["parallelism=ddp", "parallelism.tensor_size=3"], "parallelism.tensor_size: found 3, accepted is a divisor of"),
+        (
+            ["parallelism=ddp", "parallelism.compression=zip"],
+            "parallelism.compression: found 'zip', accepted are null, bf16, fp16, powersgd",
+        ),
+        (["parallelism=ddp", "parallelism.local_steps=2", "parallelism.compression=fp16"], "parallelism.local_steps: found 2 beside"),
+        (["parallelism=ddp", "runtime.cuda_graph=true"], "runtime.cuda_graph: found true, accepted with several workers is false"),
+        (["parallelism=fsdp", "averaging=ema"], "averaging: "),
+        (["parallelism=fsdp", "technique=pruning"], "technique: Pruning needs whole weights; accepted with parallelism=fsdp is none"),
+        (["parallelism=tensor"], "parallelism: SimpleCNN has no tensor_plan, so ranks cannot share its layers; accepted are"),
+        (["parallelism=pipeline", "batch_size=34"], "parallelism.num_micro_batches: found 4, accepted is a divisor of batch_size = 34"),
+        (
+            ["parallelism=pipeline", "parallelism.num_micro_batches=1"],
+            "parallelism.num_micro_batches: found 1, accepted is a whole number from 2",
+        ),
+        (["parallelism=pipeline", "parallelism.num_workers=16", "parallelism.num_micro_batches=16"], "parallelism.num_workers: found 16, "),
+        (["parallelism=pipeline", "parallelism.schedule=zigzag"], "parallelism.schedule: found 'zigzag', accepted are gpipe, 1f1b"),
+        (
+            ["parallelism=pipeline", "runtime.micro_batch_size=8"],
+            "runtime.micro_batch_size: found 8, accepted with parallelism=pipeline is null",
+        ),
+        (
+            ["experiment=transformer", "parallelism=tensor", "parallelism.num_workers=3"],
+            "model.num_heads: found 4, accepted with 3 workers",
+        ),
+        (["experiment=transformer", "parallelism=pipeline", "model.tied_head=true"], "model.tied_head: found true, accepted with"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(overrides: list[str], message: str) -> None:
+    experiment = [] if overrides[0].startswith("experiment") else ["experiment=cnn"]
+    with pytest.raises(ConfigError) as refused:
+        check_training(Composer([*experiment, *overrides]).compose().trial)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("sizes", "number", "expected"), [([1, 1, 1, 1], 2, [2, 2]), ([9, 1, 1], 3, [1, 1, 1]), ([1, 1, 8], 2, [2, 1])])
+def test_layers_are_shared_out_evenly(sizes: list[int], number: int, expected: list[int]) -> None:
+    layers = [nn.Linear(size, 1, bias=False) for size in sizes]
+    stages = _evenly(layers, number)
+    assert [len(each) for each in stages] == expected
+    assert [layer for stage in stages for layer in stage] == layers
+
+
+@pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
+def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
+    config = Composer([f"experiment={model}", "device=cpu", "model.dropout=0"][: 3 if model != "cnn" else 2]).compose().trial
+    data = load_data(config)
+    net: Any = make_components(config, data, torch.device("cpu"), 1).model.eval()
+    inputs = data.transform(data.train.inputs[:4])
+    assert torch.equal(nn.Sequential(*net.pipeline_layers())(inputs), net(inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["compression=fp16"],
+        ["compression=powersgd"],
+        ["local_steps=4"],
+        ["local_steps=4", "local_after=3"],
+        ["find_unused_parameters=true"],
+    ],
+)
+def test_cheaper_exchanges_still_learn(ranks: Ranks, settings: list[str]) -> None:
+    chosen = ["parallelism=ddp", *(f"parallelism.{each}" for each in settings)]
+    found, _ = ranks.train(2, [*SHORT, *chosen, "evaluate_every_samples=320"])
+    assert isinstance(found, list), found
+    assert all(map(math.isfinite, found))
+    assert found[-1] < found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experiment", "size", "parallelism"),
+    [
+        ("cnn", 2, ["ddp"]),
+        ("cnn", 2, ["fsdp"]),
+        ("cnn", 2, ["pipeline"]),
+        ("mlp", 2, ["tensor"]),
+        ("mlp", 4, ["fsdp", "parallelism.tensor_size=2"]),
+        ("mlp", 4, ["ddp", "parallelism.tensor_size=2"]),
+    ],
+)
+def test_the_weights_that_are_kept_are_whole(ranks: Ranks, tmp_path: Path, experiment: str, size: int, parallelism: list[str]) -> None:
+    no_norm = ["model.norm=none", *(["model.dropout=0"] if experiment == "mlp" else [])]
+    common = [f"experiment={experiment}", *SHORT[1:5], *no_norm, "target.max_train_seconds=100"]
+    losses(common, weights_path=tmp_path / "alone.safetensors")
+    chosen = [f"parallelism={parallelism[0]}", f"parallelism.num_workers={size}", *parallelism[1:]]
+    found, *_ = ranks.train(size, [*common, *chosen], weights_path=tmp_path / "shared.safetensors")
+    assert isinstance(found, list), found
+    alone, shared = (load_file(tmp_path / f"{name}.safetensors") for name in ("alone", "shared"))
+    assert list(shared) == list(alone)
+    for name, weights in alone.items():
+        torch.testing.assert_close(shared[name], weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_exchanged_every_step_are_other_ones(ranks: Ranks) -> None:
+    often, seldom = (ranks.train(2, [*SHORT, "parallelism=ddp", f"parallelism.local_steps={steps}"])[0] for steps in (1, 5))
+    assert often == pytest.approx(losses(SHORT), rel=1e-5)
+    assert seldom != pytest.approx(often, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_micro_batches_are_exchanged_once(ranks: Ranks) -> None:
+    assert ranks.train(2, [*SHORT, "parallelism=ddp", "runtime.micro_batch_size=4"])[0] == pytest.approx(losses(SHORT), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp", "pipeline"])
+def test_ranks_end_together_when_time_is_over(ranks: Ranks, parallelism: str) -> None:
+    long = [each for each in SHORT if not each.startswith(("epochs", "target.max"))]
+    found = ranks.train(2, [*long, f"parallelism={parallelism}", "epochs=10000", "target.max_train_seconds=0.5"])
+    assert isinstance(found[0], list), found[0]
+    assert found[1] == []
+
+
+@pytest.mark.slow
+def test_ranks_end_together_when_the_cap_is_reached(ranks: Ranks) -> None:
+    found = ranks.train(2, [*SHORT, "parallelism=ddp"], cap_seconds=1e-6)
+    assert len(found[0]) == 1
+    assert found[1] == []
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_ends_the_others(ranks: Ranks) -> None:
+    found = ranks.train(2, [*SHORT, "parallelism=ddp", "parallelism.compression=bf16"])
+    assert all("which needs NCCL" in each for each in found)
