@@ -8,11 +8,11 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("errors",),
-    ("space", "measurement", "comparison", "download", "step_profile"),
+    ("space", "measurement", "comparison", "download", "step_profile", "machine"),
     ("objective", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),
-    ("__main__", "train", "export", "confirm", "compare", "profile", "record"),
+    ("__main__", "train", "export", "confirm", "compare", "profile", "record", "diagnose"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""
 

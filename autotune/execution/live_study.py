@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from autotune.config.build import build_partial, call
@@ -25,6 +26,7 @@ from autotune.search.policy import SearchPolicy
 from autotune.search.study import Study, confirmations, open_study
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
+from autotune.training.diagnosis.this_machine import this_machine
 from autotune.training.place import is_kept
 
 
@@ -224,10 +226,18 @@ def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracke
         files={
             "study.yaml": {**target_fields(plan.trial.target), "baseline": policy.baseline_trial},
             "space.yaml": plan.space.as_mapping(),
+            "machine.yaml": _kept_machine(plan.folder),
         },
     )
     made = build_partial(plan.config.tracking, plan.trial.allowed_targets, "tracking")
     return call(made, "tracking", info, finished=finished)  # type: ignore[no-any-return]  # the contract of tracking:
+
+
+def _kept_machine(folder: Path) -> Mapping[str, object]:
+    """What the machine of this process is, kept in the study's folder too."""
+    machine = this_machine().as_dict()
+    (folder / "machine.yaml").write_text(yaml.safe_dump(machine, sort_keys=False), encoding="utf-8")
+    return machine
 
 
 def _settings(plan: StudyPlan) -> Mapping[str, object]:

@@ -22,7 +22,7 @@ from autotune.training.own_loop import check_own, train_own
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.seeding import seed_everything
 from autotune.training.set_up import num_steps
-from autotune.training.versions import versions
+from autotune.training.versions import driver_version, versions
 
 
 def start_training(
@@ -77,7 +77,7 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
     facts = {
         "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
         "device_type": device.type,
-        "driver": _driver_version() if cuda else None,
+        "driver": driver_version() if cuda else None,
         "num_threads": config.runtime["num_threads"] or num_threads,
         "num_cpus": os.cpu_count(),
         "host": platform.node(),
@@ -86,12 +86,3 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
     }
     digest = hashlib.sha256(json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode())
     return {**facts, "sha256": digest.hexdigest()[:16]}
-
-
-def _driver_version() -> str | None:
-    """The GPU driver's version, as the kernel module tells it; None where it does not."""
-    try:
-        with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
-            return next(word for word in lines.readline().split() if word[0].isdigit())
-    except (OSError, StopIteration):
-        return None

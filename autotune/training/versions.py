@@ -2,6 +2,7 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -15,3 +16,12 @@ def versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+def driver_version() -> str | None:
+    """The GPU driver's version, as the kernel module tells it; None where it does not."""
+    try:
+        with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
+            return next(word for word in lines.readline().split() if word[0].isdigit())
+    except (OSError, StopIteration):
+        return None

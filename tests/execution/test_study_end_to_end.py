@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import platform
 import re
 import subprocess
 from collections import Counter
@@ -100,7 +101,7 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
         "best.yaml", "best.json", "best.safetensors", f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
-        "autotune.log",
+        "autotune.log", "machine.yaml",
         *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
     }  # fmt: skip
     assert {path.name for path in study.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns", "my_conf"}
@@ -160,6 +161,13 @@ def test_the_recording_holds_the_same_times(study: Whole) -> None:
             assert reached[0] == pytest.approx(float(row["time_to_target_seconds"]))
 
 
+def test_what_the_machine_is_lies_beside_it(study: Whole) -> None:
+    machine = yaml.safe_load((study.folder / "machine.yaml").read_text())
+    assert machine["host"] == platform.node()
+    assert machine["processor"]["memory_bytes"] > 0
+    assert machine["versions"]["torch"] == study.best["versions"]["torch"]
+
+
 def test_optuna_reads_the_journal(study: Whole) -> None:
     trials = read_study("whole", study.folder).trials
     assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
@@ -183,7 +191,7 @@ def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
         assert run.data.tags["autotune.phase"] == "confirm" or outcomes[run.data.tags["autotune.trial"]] == outcome
         assert {each.path for each in study.client.list_artifacts(run.info.run_id)} >= {"config.yaml", "overrides.yaml", "fingerprint.json"}
     kept = {each.path for each in study.client.list_artifacts(parent.info.run_id)}
-    assert kept >= {"best.yaml", "best.json", "trials.csv"}
+    assert kept >= {"best.yaml", "best.json", "trials.csv", "machine.yaml"}
     assert kept >= _FIGURES or "figures" in kept
 
 
