@@ -37,6 +37,7 @@ other commands:
   python -m autotune.train experiment=NAME                        train one configuration
   python -m autotune.compare experiment=NAME a=[...] b=[...]       compare two configurations
   python -m autotune.profile experiment=NAME                      where a step's time goes, and which key to try
+  python -m autotune.diagnose                                     what this machine is, gives and cannot run
   python -m autotune.export study=NAME as=NAME --config-dir DIR   write what a study found as an experiment
   python -m autotune.record mlflow_run=RUN_ID output=DIR           write a study that MLflow keeps as a recording
 """

@@ -49,6 +49,10 @@ def local_capabilities() -> Capabilities:
     )
 
 
+LEAST_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
+"""Of a GPU whose tensor cores compute in a number format."""
+
+
 def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     """Why these machines cannot run a training, or None where they can."""
     wants_gpu = config.device == "cuda"
@@ -77,13 +81,13 @@ def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capab
 def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
     """What of the precision the GPUs are too old for."""
     found, precision = capabilities.compute_capability, config.precision
-    needs = {
-        "float8": (8, 9) if precision["float8"] else None,
-        "bfloat16": (8, 0) if "bfloat16" in (precision["autocast_dtype"], precision["weights_dtype"]) else None,
-        "TensorFloat-32": (8, 0) if _is_plain_tf32(config) else None,
+    wanted = {
+        "float8": precision["float8"],
+        "bfloat16": "bfloat16" in (precision["autocast_dtype"], precision["weights_dtype"]),
+        "TensorFloat-32": _is_plain_tf32(config),
     }
-    for what, least in needs.items():
-        if least is not None and found is not None and found < least:
+    for what, least in LEAST_COMPUTE_CAPABILITY.items():
+        if wanted[what] and found is not None and found < least:
             return f"{what} needs CUDA compute capability {least[0]}.{least[1]}, and {capabilities.gpu_name} has {found[0]}.{found[1]}"
     return None
 

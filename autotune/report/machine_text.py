@@ -1,0 +1,148 @@
+"""A diagnosis as a person reads it on a terminal, or in a log file."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.machine import AllReduceRate, CopyRate, Diagnosis, Gpu, Link, Machine, MatrixRate, NotMeasured, Rate
+
+_WAYS = {
+    "PIX": "over one PCIe bridge at most",
+    "PXB": "over several PCIe bridges",
+    "PHB": "over a PCIe host bridge",
+    "NODE": "over PCIe host bridges of a NUMA node",
+    "SYS": "over PCIe and between NUMA nodes",
+}
+_MOST_PAIRS = 8
+"""Pairs of devices that are told one by one; of more, how many they are."""
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """Print what the machine is, what it gives, and what of a search space it cannot run."""
+    _say(console, Text(diagnosis.machine.host, style="bold"))
+    for name, value in _facts(diagnosis.machine):
+        _say(console, Text.assemble((f"  {name:<11}", "dim"), value))
+    for table in _tables(diagnosis.rates):
+        console.print()
+        console.print(table)
+    console.print()
+    for each in diagnosis.rates:
+        if isinstance(each, NotMeasured):
+            _say(console, Text.assemble(("not measured  ", "dim"), f"{each.what}: {each.reason}"))
+    for line in diagnosis.left_out:
+        _say(console, Text.assemble(("left out      ", "dim"), line))
+    if not diagnosis.left_out:
+        _say(console, Text.assemble(("left out      ", "dim"), "nothing"))
+    _say(console, Text(f"Left out is what a study would take out of {diagnosis.space} here.", style="dim"))
+
+
+def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
+    processor = machine.processor
+    cores = "" if processor.num_cores is None else f"{processor.num_cores} cores, "
+    yield "processor", f"{processor.name}, {cores}{processor.num_cpus} CPUs for this process, {processor.instructions}"
+    yield "memory", _gibibytes(processor.memory_bytes)
+    for gpu in machine.gpus:
+        yield f"GPU {gpu.index}", _gpu(gpu)
+    if not machine.gpus:
+        yield "GPUs", "none found"
+    yield from (("links", line) for line in _links(machine.links))
+    if len(machine.gpus) > 1 and not any(_is_gpu(each.first) and _is_gpu(each.second) for each in machine.links):
+        yield "links", "none told between GPUs"
+    for port in machine.infiniband:
+        yield "InfiniBand", f"{port.device} port {port.port}: {port.rate}, {port.state}, {port.link_layer}"
+    if not machine.infiniband:
+        yield "InfiniBand", "none found"
+    for each in machine.networks:
+        speed = "speed not told" if each.bits_per_second is None else f"{each.bits_per_second / 1e9:g} Gbit/s"
+        yield "network", f"{each.name}: {speed}"
+    if not machine.networks:
+        yield "network", "none found"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version is not None)
+    missing = [name for name, version in machine.versions.items() if version is None]
+    if missing:
+        yield "not there", ", ".join(missing)
+    yield from (("but", line) for line in machine.complaints)
+
+
+def _gpu(gpu: Gpu) -> str:
+    facts = [gpu.name, _gibibytes(gpu.memory_bytes), f"compute capability {gpu.compute_capability}"]
+    facts.append(f"{gpu.num_multiprocessors} multiprocessors")
+    if gpu.pcie_generation is not None and gpu.pcie_lanes is not None:
+        facts.append(f"PCIe {gpu.pcie_generation} x{gpu.pcie_lanes}")
+    if gpu.nvidia_smi_index not in (None, gpu.index):
+        facts.append(f"GPU{gpu.nvidia_smi_index} of the links")
+    return ", ".join([*facts, gpu.uuid])
+
+
+def _links(links: Sequence[Link]) -> Iterator[str]:
+    """A line for each way in which GPUs are connected with each other, and with network adapters."""
+    between = [each for each in links if _is_gpu(each.first) and _is_gpu(each.second)]
+    beyond = [each for each in links if _is_gpu(each.first) != _is_gpu(each.second)]
+    for pairs in (between, beyond):
+        for kind in dict.fromkeys(each.kind for each in pairs):
+            alike = [f"{each.first}-{each.second}" for each in pairs if each.kind == kind]
+            told = ", ".join(alike) if len(alike) <= _MOST_PAIRS else f"{len(alike)} of {len(pairs)} pairs"
+            yield f"{kind} ({_way(kind)}): {told}{' (GPU and network adapter)' if pairs is beyond else ''}"
+
+
+def _is_gpu(device: str) -> bool:
+    return re.fullmatch(r"GPU\d+", device) is not None
+
+
+def _way(kind: str) -> str:
+    found = re.fullmatch(r"NV(\d+)", kind)
+    return f"over {found[1]} NVLinks" if found else _WAYS.get(kind, "in nvidia-smi's words")
+
+
+def _tables(rates: Iterable[Rate]) -> Iterator[Table]:
+    rates = list(rates)
+    products = [each for each in rates if isinstance(each, MatrixRate)]
+    copies = [each for each in rates if isinstance(each, CopyRate)]
+    sums = [each for each in rates if isinstance(each, AllReduceRate)]
+    if products:
+        rows = [(f"{each.precision} on {each.device}", _digits(each.flops_per_second / 1e12), f"{each.size}") for each in products]
+        yield _table(("matrix product", "TFLOP/s", "rows and columns"), rows)
+    if copies:
+        rows = [(_copy(each), _digits(each.bytes_per_second / 1e9), _binary(each.num_bytes)) for each in copies]
+        yield _table(("copy", "GB/s", "of"), rows)
+    if sums:
+        yield _table(("all-reduce", "bus GB/s", "of", "ms"), [_sum_row(each) for each in sums])
+
+
+def _copy(rate: CopyRate) -> str:
+    memory = "" if rate.source == rate.destination else f", {rate.host_memory}"
+    return f"{rate.source} to {rate.destination}{memory}"
+
+
+def _sum_row(rate: AllReduceRate) -> tuple[str, ...]:
+    bus = _digits(rate.bus_bytes_per_second / 1e9)
+    return f"{rate.num_ranks} processes, {rate.backend}", bus, _binary(rate.num_bytes), _digits(1e3 * rate.seconds)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for place, name in enumerate(columns):
+        table.add_column(name, no_wrap=True, justify="right" if place else "left", min_width=0 if place else 28)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _digits(number: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}" if number >= 1 else f"{number:.3f}"
+
+
+def _binary(num_bytes: int) -> str:
+    return f"{num_bytes // 2**20} MiB" if num_bytes >= 2**20 else f"{num_bytes // 2**10} KiB"
+
+
+def _gibibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _say(console: Console, line: Text) -> None:
+    console.print(line, soft_wrap=True)

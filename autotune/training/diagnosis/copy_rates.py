@@ -1,0 +1,49 @@
+"""How fast memory is copied: within the host, and between it and each GPU."""
+
+from collections.abc import Iterator
+
+import torch
+
+from autotune.machine import CopyRate, NotMeasured
+from autotune.training.device import synchronizer
+from autotune.training.diagnosis.rounds import seconds_a_run
+
+NUM_BYTES = 256 * 2**20
+"""Copied at once: more than the caches of all but the largest processors hold."""
+_HOST = torch.device("cpu")
+
+
+def copy_rates(device: torch.device, *, limit_seconds: float, num_bytes: int = NUM_BYTES) -> Iterator[CopyRate | NotMeasured]:
+    """Rates of copies within the host for the CPU; for a GPU to it and from it, of pageable and of pinned host memory.
+
+    Pinned memory is what ``data_path`` prefetches through; a pageable copy is first copied into pinned memory by the driver.
+    """
+    if device.type == "cpu":
+        yield _rate(_HOST, _HOST, "pageable", num_bytes, limit_seconds)
+        return
+    for memory in ("pageable", "pinned"):
+        for source, destination in ((_HOST, device), (device, _HOST)):
+            try:
+                yield _rate(source, destination, memory, num_bytes, limit_seconds)
+            except RuntimeError as error:  # memory that cannot be had, or not pinned
+                yield NotMeasured(what=f"copy of {memory} memory, {source} to {destination}", reason=str(error).splitlines()[0])
+
+
+def _rate(source: torch.device, destination: torch.device, memory: str, num_bytes: int, limit_seconds: float) -> CopyRate:
+    first, second = (
+        torch.ones(num_bytes, dtype=torch.uint8, device=each, pin_memory=memory == "pinned" and each.type == "cpu")
+        for each in (source, destination)
+    )
+    gpu = source if source.type == "cuda" else destination
+    seconds = seconds_a_run(lambda: second.copy_(first, non_blocking=True), synchronizer(gpu), limit_seconds=limit_seconds)
+    return CopyRate(
+        source=_name(source),
+        destination=_name(destination),
+        host_memory=memory,
+        num_bytes=num_bytes,
+        bytes_per_second=num_bytes / seconds,
+    )
+
+
+def _name(device: torch.device) -> str:
+    return "host" if device.type == "cpu" else str(device)

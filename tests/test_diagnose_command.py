@@ -1,0 +1,91 @@
+"""``python -m autotune.diagnose``, called as a function and as a command, with measurements as short as they can be."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.config.command_line import EXIT_BAD_INPUT
+from autotune.diagnose import diagnose_command
+from autotune.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command adds to the search path of modules; that is given back after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_without_measuring_devices_and_what_is_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "machine.json"
+    assert diagnose_command(["experiment=mlp", "device=cpu", "seconds=0", f"output={output}", "precision=fp32,tf32"]) == 0
+    said = capsys.readouterr().out
+    reason = "precision=tf32: precision.float32_precision=tf32 is for GPUs, and this training runs on the CPU"
+    assert f"left out      {reason}\n" in said
+    assert "matrix product" not in said
+    kept = json.loads(output.read_text())
+    assert kept["capability_filter"] == {"space": "the search space of mlp", "left_out": [reason]}
+    assert kept["matrix_rates"] == []
+    assert kept["machine"]["versions"]["torch"] in said
+
+
+def test_the_configuration_is_printed_and_nothing_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagnose_command(["experiment=mlp", "--cfg", "job", "batch_size=48"]) == 0
+    assert "batch_size: 48" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["second=1"], "found second=1; accepted are seconds=NUMBER, output=FILE.json and experiment=NAME"),
+        (["batch_size=32"], "found batch_size=32; accepted are seconds=NUMBER"),
+        (["seconds=-1"], "seconds: found -1, accepted is a number from 0, which measures nothing, to 60"),
+        (["seconds=nan"], "seconds: found nan, accepted is a number from 0"),
+        (["seconds=long"], "seconds: found long, accepted is a number from 0"),
+        (["seconds="], "seconds: found , accepted is a number from 0"),
+        (["output="], "output: found nothing, accepted is FILE.json"),
+        (["output=machine.txt"], "output: found machine.txt, accepted is FILE.json"),
+        (["output=/no/such/folder/machine.json"], "output=/no/such/folder/machine.json: cannot be written; accepted is a file in a folder"),
+        (["experiment=cnn", "batch_sise=32"], "batch_sise: no such key"),
+        (["experiment=cnn", "device=tpu"], "device: found 'tpu', accepted are auto, cpu, cuda"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        diagnose_command(arguments)
+
+
+def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "autotune.diagnose", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.command
+def test_the_command_measures_this_machine(tmp_path: Path) -> None:
+    finished = run_module("seconds=0.01", f"output={tmp_path / 'machine.json'}")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    kept = json.loads((tmp_path / "machine.json").read_text())
+    assert {each["precision"] for each in kept["matrix_rates"] if each["device"] == "cpu"} >= {"fp32", "bf16"}
+    assert kept["copy_rates"][0]["bytes_per_second"] > 0
+    sums = [each for each in kept["all_reduce_rates"] if each["backend"] == "gloo"]
+    assert [each["num_bytes"] for each in sums] == [2**16, 2**20, 2**24], kept["not_measured"]
+    assert all(f"\n{each['precision']} on {each['device']} " in finished.stdout for each in kept["matrix_rates"])
+    assert finished.stdout.count("2 processes, gloo") == 3
+
+
+@pytest.mark.command
+def test_help_and_typos_need_no_torch() -> None:
+    assert "seconds=0.3" in run_module("--help").stdout
+    finished = run_module("experiment=cnnn")
+    assert finished.returncode == EXIT_BAD_INPUT
+    assert len(finished.stderr.splitlines()) == 1
+    assert "did you mean cnn?" in finished.stderr
