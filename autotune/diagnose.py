@@ -37,7 +37,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     line = parse_command_line("python -m autotune.diagnose", _PURPOSE, _EPILOG, arguments, takes=takes)
     own = {key: value for key, _, value in (each.partition("=") for each in line.overrides) if key in _OWN_KEYS}
     overrides = [each for each in line.overrides if each.partition("=")[0] not in _OWN_KEYS]
-    seconds, output = _seconds(own), _output(own)
+    seconds, output, load = _seconds(own), _output(own), os.getloadavg()[0]
     has_experiment = names_experiment(overrides)
     if overrides and not has_experiment:
         raise ConfigError(f"found {overrides[0]}; {_ACCEPTED}")
@@ -70,6 +70,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
         diagnosis = Diagnosis(
             machine=machine,
             rates=tuple(rates),
+            load=load,
             space=f"the search space of {plan.experiment}" if has_experiment else _OPTIONS,
             left_out=plan.dropped,
         )

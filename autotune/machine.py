@@ -152,6 +152,8 @@ class Diagnosis:
     machine: Machine
     rates: tuple[Rate, ...]
     """In the order that they were measured; empty where nothing was."""
+    load: float
+    """Processes that wanted a CPU, a mean of the minute before; what they took, the rates lack."""
     space: str
     """Whose options were held against the machine."""
     left_out: tuple[str, ...]
@@ -162,6 +164,7 @@ class Diagnosis:
         kinds = {"matrix_rates": MatrixRate, "copy_rates": CopyRate, "all_reduce_rates": AllReduceRate, "not_measured": NotMeasured}
         return {
             "machine": self.machine.as_dict(),
+            "load": self.load,
             **{name: [asdict(each) for each in self.rates if isinstance(each, kind)] for name, kind in kinds.items()},
             "capability_filter": {"space": self.space, "left_out": list(self.left_out)},
         }

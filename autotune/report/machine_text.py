@@ -19,12 +19,19 @@ _WAYS = {
 _MOST_PAIRS = 8
 """Pairs of devices that are told one by one; of more, how many they are."""
 
+_BUSY = 0.5
+"""Processes for each CPU that wanted to run beforehand: from there on, rates are worth a warning."""
+
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     """Print what the machine is, what it gives, and what of a search space it cannot run."""
     _say(console, Text(diagnosis.machine.host, style="bold"))
     for name, value in _facts(diagnosis.machine):
         _say(console, Text.assemble((f"  {name:<11}", "dim"), value))
+    num_cpus = diagnosis.machine.processor.num_cpus
+    if diagnosis.rates and diagnosis.load > _BUSY * num_cpus:
+        busy = f"busy: {diagnosis.load:.1f} processes wanted these {num_cpus} CPUs in the last minute; rates are of what they left"
+        _say(console, Text.assemble((f"  {'but':<11}", "dim"), busy))
     for table in _tables(diagnosis.rates):
         console.print()
         console.print(table)
@@ -103,13 +110,18 @@ def _tables(rates: Iterable[Rate]) -> Iterator[Table]:
     copies = [each for each in rates if isinstance(each, CopyRate)]
     sums = [each for each in rates if isinstance(each, AllReduceRate)]
     if products:
-        rows = [(f"{each.precision} on {each.device}", _digits(each.flops_per_second / 1e12), f"{each.size}") for each in products]
-        yield _table(("matrix product", "TFLOP/s", "rows and columns"), rows)
+        rows = [(f"{each.precision} on {each.device}", _flops(each.flops_per_second), f"{each.size} rows") for each in products]
+        yield _table(("matrix product", "rate", "of"), rows)
     if copies:
         rows = [(_copy(each), _digits(each.bytes_per_second / 1e9), _binary(each.num_bytes)) for each in copies]
         yield _table(("copy", "GB/s", "of"), rows)
     if sums:
         yield _table(("all-reduce", "bus GB/s", "of", "ms"), [_sum_row(each) for each in sums])
+
+
+def _flops(per_second: float) -> str:
+    unit, size = ("TFLOP/s", 1e12) if per_second >= 1e12 else ("GFLOP/s", 1e9)
+    return f"{_digits(per_second / size)} {unit}"
 
 
 def _copy(rate: CopyRate) -> str:

@@ -47,13 +47,14 @@ MACHINE = Machine(
 )
 BARE = replace(MACHINE, gpus=(), links=(), infiniband=(), networks=(), complaints=())
 RATES = (
+    MatrixRate(device="cpu", precision="fp32", size=1024, flops_per_second=1.6e11),
     MatrixRate(device="cuda:0", precision="bf16", size=8192, flops_per_second=7.12e14),
     NotMeasured(what="tf32 products on cpu", reason="for GPUs"),
     CopyRate(source="host", destination="cuda:0", host_memory="pinned", num_bytes=2**28, bytes_per_second=5.54e10),
     CopyRate(source="host", destination="host", host_memory="pageable", num_bytes=2**28, bytes_per_second=9.994e9),
     AllReduceRate(backend="nccl", num_ranks=2, num_bytes=2**16, seconds=3.2e-05, bus_bytes_per_second=2.048e9),
 )
-DIAGNOSIS = Diagnosis(machine=MACHINE, rates=RATES, space="the search space of cnn", left_out=("precision=fp8: no torchao",))
+DIAGNOSIS = Diagnosis(machine=MACHINE, rates=RATES, load=3.0, space="the search space of cnn", left_out=("precision=fp8: no torchao",))
 
 
 def printed(diagnosis: Diagnosis) -> list[str]:
@@ -78,8 +79,9 @@ def test_a_machine_with_gpus_is_told_whole() -> None:
         "  not there  nccl",
         "  but        nvidia-smi topo -m: broken",
         "",
-        "matrix product                TFLOP/s  rows and columns",
-        "bf16 on cuda:0                    712              8192",
+        "matrix product                       rate         of",
+        "fp32 on cpu                   160 GFLOP/s  1024 rows",
+        "bf16 on cuda:0                712 TFLOP/s  8192 rows",
         "",
         "copy                          GB/s       of",
         "host to cuda:0, pinned        55.4  256 MiB",
@@ -95,10 +97,17 @@ def test_a_machine_with_gpus_is_told_whole() -> None:
 
 
 def test_what_is_not_there_is_said() -> None:
-    said = printed(Diagnosis(machine=BARE, rates=(), space="it", left_out=()))
+    said = printed(Diagnosis(machine=BARE, rates=(), load=99.0, space="it", left_out=()))
     assert said[3:6] == ["  GPUs       none found", "  InfiniBand none found", "  network    none found"]
     assert "left out      nothing" in said
     assert "copy" not in " ".join(said)
+    assert "busy" not in " ".join(said)
+
+
+def test_a_busy_machine_is_warned_of() -> None:
+    told = "  but        busy: 51.0 processes wanted these 96 CPUs in the last minute; rates are of what they left"
+    assert told in printed(replace(DIAGNOSIS, load=51.0))
+    assert not any("busy" in line for line in printed(replace(DIAGNOSIS, load=47.0)))
 
 
 def test_many_links_of_a_kind_are_counted() -> None:
@@ -120,7 +129,7 @@ def test_gpus_whose_links_nobody_tells_are_not_passed_over() -> None:
 
 def test_a_diagnosis_is_plain_data_sorted_by_kind() -> None:
     plain = DIAGNOSIS.as_dict()
-    assert [len(plain[name]) for name in ("matrix_rates", "copy_rates", "all_reduce_rates", "not_measured")] == [1, 2, 1, 1]
+    assert [len(plain[name]) for name in ("matrix_rates", "copy_rates", "all_reduce_rates", "not_measured")] == [2, 2, 1, 1]
     assert plain["copy_rates"][0] == {
         "source": "host",
         "destination": "cuda:0",

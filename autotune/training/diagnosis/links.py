@@ -1,7 +1,7 @@
 """How devices and machines are connected: what nvidia-smi and the kernel tell, read from their texts and files.
 
-NVML would tell the same through a package of its own (nvidia-ml-py); nvidia-smi comes with every driver, and what it prints can be
-recorded and tested.
+NVML would tell the same through a package of its own (nvidia-ml-py); nvidia-smi comes with every driver, and a text can be tested where
+there is no GPU.
 """
 
 import contextlib

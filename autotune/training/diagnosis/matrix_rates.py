@@ -10,9 +10,9 @@ from autotune.machine import MatrixRate, NotMeasured
 from autotune.training.device import LEAST_COMPUTE_CAPABILITY, synchronizer
 from autotune.training.diagnosis.rounds import seconds_a_run
 
-_SIZES = {"cpu": (256, 2048), "cuda": (1024, 8192)}
+_SIZES = {"cpu": (512, 2048), "cuda": (1024, 8192)}
 """Of the smallest and the largest matrices that are tried, by kind of device."""
-_LONG_ENOUGH_SECONDS = 0.01
+_LONG_ENOUGH_SECONDS = 0.02
 """A product that takes so long is as large as it has to be."""
 _FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 """Option of ``precision=`` -> in which number format its products read."""

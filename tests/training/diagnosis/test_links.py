@@ -1,4 +1,4 @@
-"""What nvidia-smi prints and the kernel's folders hold, read from recorded texts and made-up folders."""
+"""What nvidia-smi prints and the kernel's folders hold, read from texts of their form and made-up folders."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ _NVLINK = (
     "NIC0\tPXB\tSYS\t X \tSYS\t\t\t\t\n"
     "NIC1\tSYS\tPIX\tSYS\t X \t\t\t\t\n" + _LEGEND + "\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_bond_0\n\n"
 )
-"""As a driver of 2024 prints it."""
+"""As drivers of 2024 print it."""
 _OLD = (
     "        GPU0    GPU1    GPU2    mlx5_0  CPU Affinity\n"
     "GPU0     X      NV6     NODE    PIX     0-23,48-71\n"
@@ -40,7 +40,7 @@ _OLD = (
     "GPU2    NODE    SYS      X      SYS     24-47\n"
     "mlx5_0  PIX     NODE    SYS      X\n" + _LEGEND
 )
-"""As one of 2020 does, here with spaces in place of tabs."""
+"""As those of 2020 did, with the adapters' own names; here with spaces in place of tabs."""
 _ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n" + _LEGEND
 
 
