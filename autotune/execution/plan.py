@@ -268,7 +268,8 @@ def _is_to_blame(
     key = name.rpartition("/")[2]
     for other, another, alternative in probes:
         if other == name and another != value:
-            swapped = replace(point, values={**point.values, key: alternative.values[key]})
+            values = {each: point.values.get(each, value) for each, value in alternative.values.items()}  # those that the other opens
+            swapped = replace(point, values={**values, key: alternative.values[key]})
             if unsupported(composer.compose_suggestion(swapped, seed=0).trial, capabilities) is None:
                 return True
     return False

@@ -1,5 +1,6 @@
 """What a study is going to do: printed by a dry run, less what the machine cannot run, with the resources of each trial."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,15 @@ def evaluation() -> Evaluation:
 def test_a_budget_of_time_alone_is_enough() -> None:
     lines = describe_plan(make_plan("search.num_trials=null", "search.time_budget_seconds=60"))
     assert any(line.startswith("budget    60 s; ") for line in lines)
+
+
+def test_an_option_that_opens_parameters_is_left_out_with_them() -> None:
+    space = (
+        "search_space=[{parallelism:{type:choice,choices:{single:{},ddp:{parallelism.num_workers:[2],parallelism.static_graph:[false]}}}}]"
+    )
+    plan = make_plan(space, on=replace(_GPUS, num_gpus=1))
+    assert options_of(plan, "parallelism") == ["single"]
+    assert plan.dropped == ("parallelism=ddp: parallelism.num_workers=2 needs as many GPUs, and there are 1",)
 
 
 def test_what_the_machine_cannot_run_is_left_out_and_said() -> None:
