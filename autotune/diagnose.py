@@ -20,7 +20,7 @@ _EPILOG = """keys:
   output=FILE.json    where the same goes as JSON
 
 with experiment=NAME, any key of the configuration, as for python -m autotune. What a study would leave out is then told of that
-experiment's search space; else of all precisions and of search_spaces/runtime.yaml."""
+experiment's search space; else of all precisions, search_spaces/runtime.yaml and parallelism.yaml."""
 
 _LOG_WIDTH = 120
 """Columns where no terminal says how many there are."""
@@ -28,7 +28,7 @@ _OWN_KEYS = ("seconds", "output")
 _SECONDS = 0.3
 _MOST_SECONDS = 60.0
 _ACCEPTED = "accepted are seconds=NUMBER, output=FILE.json and experiment=NAME, and with that any key of the configuration"
-_OPTIONS = "all precisions and search_spaces/runtime.yaml"
+_OPTIONS = "all precisions, search_spaces/runtime.yaml and search_spaces/parallelism.yaml"
 
 
 def diagnose_command(arguments: Sequence[str]) -> int:
@@ -84,9 +84,12 @@ def diagnose_command(arguments: Sequence[str]) -> int:
 
 
 def _all_options() -> list[str]:
-    """The command line of a study whose search space has every precision and every way to run."""
+    """The command line of a study whose search space has every precision and every way to run, alone and together."""
     options = sorted((path.stem for path in (shipped_folder("conf") / "precision").glob("*.yaml")), key=lambda name: (name != "fp32", name))
-    return ["experiment=cnn", f"search_space=[{{precision:[{','.join(options)}]}},search_spaces/runtime.yaml]"]
+    return [
+        "experiment=cnn",
+        f"search_space=[{{precision:[{','.join(options)}]}},search_spaces/runtime.yaml,search_spaces/parallelism.yaml]",
+    ]
 
 
 def _seconds(own: dict[str, str]) -> float:

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from autotune.training.parallel.ranks import Ranks
+from autotune.training.parallel.ranks import ALONE, Ranks
 
 _ROUND_SECONDS = 0.02
 """Long against waiting for a device and reading the clock, short against what else a machine does from time to time."""
@@ -13,7 +13,7 @@ _MOST_RUNS = 1000
 
 
 def seconds_a_run(
-    run: Callable[[], object], wait: Callable[[], None], *, limit_seconds: float, at_once: int | None = None, ranks: Ranks | None = None
+    run: Callable[[], object], wait: Callable[[], None], *, limit_seconds: float, at_once: int | None = None, ranks: Ranks = ALONE
 ) -> float:
     """The seconds that one run takes: the median over rounds, of many runs each where they are short.
 
@@ -24,7 +24,6 @@ def seconds_a_run(
         at_once: runs of a round; None for as many as make it long enough.
         ranks: those that run it together; they make equally many runs, as a run of one waits for the others.
     """
-    ranks = ranks or Ranks()
     until = time.perf_counter() + limit_seconds
     run()
     num_runs = at_once or ranks.agreed(max(1, min(_MOST_RUNS, round(_ROUND_SECONDS / max(1e-9, _seconds_of(run, wait, 1))))))
