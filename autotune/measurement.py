@@ -11,7 +11,7 @@ synchronised when the phase changes and at no other time. From the phases follow
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -116,14 +116,27 @@ class Evaluation:
     peak_memory_bytes: int | None
     """Peak device memory of the trial so far; on the CPU the process's peak resident size; None where unknown."""
     energy_joules: float | None
-    """None where the device has no readable energy counter."""
+    """Of prepare and train so far, by the devices of all workers; None where a device has no readable energy counter."""
     outcome: Outcome | None = None
     """Set on the last evaluation of a training, None before."""
+    build_joules: float | None = None
+    """Of build, likewise."""
+    num_workers: int = 1
+    """That train together; each has a device: a GPU, or its share of the CPU cores."""
+    device_kind: str | None = None
+    """``cpu``, or the GPU's name; None where it was not recorded."""
 
     @property
     def warm_seconds(self) -> float:
         """Seconds of prepare and train so far."""
         return self.prepare_seconds + self.train_seconds
+
+    def extrapolated(self, train_seconds: float) -> Self:
+        """As if it had been made at another time of training, with energy used at the same rate."""
+        energy = self.energy_joules
+        if energy is not None:
+            energy *= (self.prepare_seconds + train_seconds) / max(self.warm_seconds, 1e-9)
+        return replace(self, train_seconds=train_seconds, energy_joules=energy)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as JSON holds it."""
@@ -135,6 +148,18 @@ class Evaluation:
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         outcome = known.get("outcome")
         return cls(**{**known, "outcome": Outcome(outcome) if outcome else None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What is known of the device of a training's workers before it is trained, as far as an objective may need it."""
+
+    kind: str | None
+    """``cpu``, or the GPU's name; None where it is not known."""
+    where: str
+    """The machine, or the recording."""
+    energy_fault: str | None
+    """Why its energy cannot be read; None where it can."""
 
 
 @dataclass(frozen=True, kw_only=True)

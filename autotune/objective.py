@@ -1,14 +1,18 @@
 """What a search minimises: a number made of one trial's result.
 
 Of two configurations the better one is the one with the lower score. An objective whose score can only grow while a trial
-trains also has ``lower_bound``, and then running trials can be stopped at the best score so far.
+trains also has ``lower_bound``, and then running trials can be stopped at the best score so far. What all of autotune's own say
+besides is ``quantity`` and ``unit``, for those who read their scores, and ``unmeasured``: an objective that needs a reading which a
+machine does not give is refused before anything is trained there, and never becomes another one.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Device, Evaluation, Outcome, TrialResult
 
 
 class Objective(Protocol):
@@ -28,12 +32,25 @@ class BoundedObjective(Objective, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class AmortisedTime:
-    """Seconds to target when the exported configuration is trained ``num_trainings`` times by one process.
+def unmeasured(objective: Objective, device: Device) -> str | None:
+    """What the objective needs and a training on this device would not tell; None where it can be scored."""
+    asked = getattr(objective, "unmeasured", None)
+    return None if asked is None else asked(device)
 
-    Build time (loading, compiling) is paid once by the process and shared by its trainings: with 1 this is the cold time to
-    target, with a large number the warm one.
+
+def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
+    """Refuse an objective that a training on any of these devices could not be scored by.
+
+    Raises:
+        ConfigError: with the machine, what it does not tell, and what is accepted.
+    """
+    for device in devices:
+        _require(unmeasured(objective, device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Amortised(ABC):
+    """What grows with a training, build spread over the trainings of a process.
 
     Raises:
         ConfigError: ``num_trainings`` is less than one.
@@ -45,16 +62,120 @@ class AmortisedTime:
         if self.num_trainings < 1:
             raise ConfigError(f"objective.num_trainings: found {self.num_trainings}, accepted is a whole number from 1")
 
+    @abstractmethod
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        """What was spent up to an evaluation."""
+
     def score(self, result: TrialResult) -> float:
-        """Amortised seconds to target.
+        """What was spent up to the target.
 
         Raises:
-            ValueError: the trial did not reach the target, so it has no time.
+            ValueError: the trial did not reach the target, so it has no score.
         """
-        if result.outcome is not Outcome.REACHED or result.last is None:
-            raise ValueError(f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a time to target")
-        return self.lower_bound(result.last)
+        return self.lower_bound(_at_target(result))
+
+    def unmeasured(self, device: Device) -> str | None:
+        """Nothing: seconds are measured everywhere."""
+        return None
+
+    def _seconds(self, evaluation: Evaluation) -> float:
+        return evaluation.build_seconds / self.num_trainings + evaluation.warm_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmortisedTime(_Amortised):
+    """Seconds to target when the exported configuration is trained ``num_trainings`` times by one process.
+
+    Build time (loading, compiling) is paid once by the process and shared by its trainings: with 1 this is the cold time to
+    target, with a large number the warm one.
+    """
+
+    quantity: ClassVar[str] = "time to target"
+    unit: ClassVar[str] = "s"
 
     def lower_bound(self, evaluation: Evaluation) -> float:
         """Amortised seconds spent up to an evaluation."""
-        return evaluation.build_seconds / self.num_trainings + evaluation.warm_seconds
+        return self._seconds(evaluation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSeconds(_Amortised):
+    """Amortised seconds to target times the devices that a training takes: one for each of its workers."""
+
+    quantity: ClassVar[str] = "device time to target"
+    unit: ClassVar[str] = "device-s"
+
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        """Amortised device-seconds spent up to an evaluation."""
+        return self._seconds(evaluation) * evaluation.num_workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost(_Amortised):
+    """Money to target: device-seconds at the price of an hour of their kind.
+
+    Args:
+        price_per_hour: of one worker's device, by kind: ``cpu``, or a GPU's name as its driver tells it; None for no price.
+        currency: what prices are in.
+
+    Raises:
+        ConfigError: a price is not a number above 0.
+    """
+
+    price_per_hour: Mapping[str, float] | None
+    currency: str
+
+    quantity: ClassVar[str] = "cost to target"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for kind, price in self._prices.items():
+            if not 0 < price < float("inf"):
+                raise ConfigError(f"cluster.price_per_hour: found {price} for {kind!r}, accepted is above 0")
+
+    @property
+    def unit(self) -> str:
+        """The currency."""
+        return self.currency
+
+    @property
+    def _prices(self) -> Mapping[str, float]:
+        return self.price_per_hour or {}
+
+    def unmeasured(self, device: Device) -> str | None:
+        """A price, where there is none of this kind of device."""
+        if device.kind in self._prices:
+            return None
+        if device.kind is None:
+            return f"{device.where} does not say on what kind of device it was trained, so it has no price"
+        known = f"only prices of {', '.join(map(repr, self._prices))}" if self._prices else "no price"
+        return (
+            f"{device.where} trains on {device.kind!r}, and cluster.price_per_hour has {known}; accepted is a price of a device-hour, as "
+            f"in 'cluster.price_per_hour={{{device.kind}: 2.5}}'"
+        )
+
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        """Money spent up to an evaluation.
+
+        Raises:
+            ConfigError: the kind of device has no price.
+        """
+        _require(self.unmeasured(device_of(evaluation)))
+        return self._seconds(evaluation) * evaluation.num_workers / 3600 * self._prices[str(evaluation.device_kind)]
+
+
+def _at_target(result: TrialResult) -> Evaluation:
+    if result.outcome is not Outcome.REACHED or result.last is None:
+        raise ValueError(f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a time to target")
+    return result.last
+
+
+def _require(missing: str | None) -> None:
+    if missing is not None:
+        raise ConfigError(f"objective: {missing}")
+
+
+def device_of(evaluation: Evaluation, where: str = "this training") -> Device:
+    """The device of a training, as an evaluation tells it."""
+    fault = "it was not measured" if evaluation.energy_joules is None else None
+    return Device(kind=evaluation.device_kind, where=where, energy_fault=fault)

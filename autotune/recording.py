@@ -9,7 +9,8 @@ A folder of four files:
 * ``curves.parquet``: ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began), ``metric`` (not finite where
   training diverged); one row an evaluation. Of a study of autotune's also ``build_seconds`` and ``prepare_seconds`` (the latter within
   ``train_seconds``), ``outcome``, where the evaluation ended the trial, and ``limit_seconds``, where it was made because the trial was
-  past that limit and not because one was due.
+  past that limit and not because one was due; and what objectives other than time need: ``num_workers``, ``device_kind``,
+  ``build_joules`` and ``energy_joules`` (empty where they were not measured).
 
 A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds; where
 outcomes are recorded, of the one that is REACHED.
@@ -48,6 +49,11 @@ class RecordedTrial:
     """Which evaluation ended the trial, and how; empty where the recording does not say."""
     limit_seconds: tuple[float, ...] = ()
     """The limit that an evaluation was made past, NaN where one was due; empty where the recording does not say."""
+    num_workers: tuple[float, ...] = ()
+    device_kinds: tuple[str | None, ...] = ()
+    build_joules: tuple[float, ...] = ()
+    energy_joules: tuple[float, ...] = ()
+    """NaN where they were not measured; these four are empty where the recording does not have them."""
     outcome: Outcome | None = None
     """How the trial ended; None where the recording does not say."""
 
@@ -128,6 +134,10 @@ def read_recording(folder: Path) -> Recording:
                 prepare_seconds=column("prepare_seconds"),
                 ends=tuple(_outcome(curves["outcome"][row], where) for row in own) if "outcome" in curves else (),
                 limit_seconds=column("limit_seconds"),
+                num_workers=column("num_workers"),
+                device_kinds=tuple(curves["device_kind"][row] for row in own) if "device_kind" in curves else (),
+                build_joules=column("build_joules"),
+                energy_joules=column("energy_joules"),
                 outcome=_outcome(outcomes.get(number), where),
             )
         )
@@ -270,6 +280,10 @@ def write_recording(
         "prepare_seconds": pa.array([point.prepare_seconds for _, point in rows], pa.float64()),
         "outcome": pa.array([None if point.outcome is None else str(point.outcome) for _, point in rows], pa.string()),
         "limit_seconds": pa.array([_limit_seconds(each, point, target) for each, point in rows], pa.float64()),
+        "num_workers": pa.array([point.num_workers for _, point in rows], pa.int64()),
+        "device_kind": pa.array([point.device_kind for _, point in rows], pa.string()),
+        "build_joules": pa.array([point.build_joules for _, point in rows], pa.float64()),
+        "energy_joules": pa.array([point.energy_joules for _, point in rows], pa.float64()),
     }
     if all(math.isfinite(point.build_seconds) for _, point in rows):
         curves |= details

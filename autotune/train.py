@@ -21,6 +21,7 @@ from autotune.config.command_line import (
 from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.objective import Objective, check_measured
 
 
 def train_command(arguments: Sequence[str]) -> int:
@@ -39,6 +40,7 @@ def train_command(arguments: Sequence[str]) -> int:
     config = composed.trial
 
     from autotune.config.build import build  # noqa: PLC0415
+    from autotune.training.device import local_capabilities  # noqa: PLC0415
     from autotune.training.parallel.spawn import spawned  # noqa: PLC0415
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415
@@ -47,6 +49,7 @@ def train_command(arguments: Sequence[str]) -> int:
     train_missing_sources(composer, lambda line: print(line, flush=True))
     check_training(config)
     objective = build(composed.config.objective, config.allowed_targets, "objective")
+    check_measured(objective, [local_capabilities().device_of(config)])
     kept = _kept(composed.config, config, arguments)
     settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True, **kept}
     with spawned(config, **settings) as ranks:
@@ -77,9 +80,15 @@ def train_command(arguments: Sequence[str]) -> int:
         return EXIT_NOT_REACHED
     print(
         f"time to target: warm {last.warm_seconds:.3f} s, cold {last.build_seconds + last.warm_seconds:.3f} s, "
-        f"objective {objective.score(result):.3f}"
+        f"objective {_described(objective, result)}"
     )
     return 0
+
+
+def _described(objective: Objective, result: TrialResult) -> str:
+    """A score with its unit, which seconds need not say here."""
+    score, unit = f"{objective.score(result):.3f}", getattr(objective, "unit", "")
+    return score if unit in ("", "s") else f"{objective.score(result):.4g} {unit}"
 
 
 def _kept(config: Config, trial: TrialConfig, arguments: Sequence[str]) -> dict[str, Any]:

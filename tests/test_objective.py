@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, TrialResult
-from autotune.objective import AmortisedTime, BoundedObjective
+from autotune.measurement import Device, Evaluation, Outcome, TrialResult
+from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, check_measured, device_of
 
 
 def evaluation(**changes: object) -> Evaluation:
@@ -51,3 +51,56 @@ def test_the_lower_bound_grows_with_training_and_ends_at_the_score() -> None:
 def test_fewer_than_one_training_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^objective\.num_trainings: found 0, accepted is a whole number from 1$"):
         AmortisedTime(num_trainings=0)
+
+
+CPU = Device(kind="cpu", where="here", energy_fault=None)
+H200 = Device(kind="NVIDIA H200", where="there", energy_fault=None)
+PRICES = {"cpu": 0.36, "NVIDIA H200": 3.6}
+
+
+@pytest.mark.parametrize(("num_workers", "device_seconds"), [(1, 7.0), (4, 28.0)])
+def test_every_worker_takes_a_device_for_the_whole_time(num_workers: int, device_seconds: float) -> None:
+    objective = DeviceSeconds(num_trainings=4)
+    assert objective.score(result(Outcome.REACHED, evaluation(num_workers=num_workers))) == device_seconds
+    assert objective.lower_bound(evaluation(num_workers=num_workers, train_seconds=2.0)) == device_seconds - 2.0 * num_workers
+
+
+@pytest.mark.parametrize(("kind", "num_workers", "cost"), [("cpu", 1, 0.0007), ("NVIDIA H200", 1, 0.007), ("NVIDIA H200", 8, 0.056)])
+def test_money_is_device_seconds_at_the_price_of_their_kind(kind: str, num_workers: int, cost: float) -> None:
+    objective = Cost(num_trainings=4, price_per_hour=PRICES, currency="EUR")
+    reached = result(Outcome.REACHED, evaluation(device_kind=kind, num_workers=num_workers))
+    assert objective.score(reached) == pytest.approx(cost, rel=1e-12)
+    assert objective.unit == "EUR"
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        (None, "objective: there trains on 'NVIDIA H200', and cluster.price_per_hour has no price; accepted is a price"),
+        ({"cpu": 1.0}, r"only prices of 'cpu'; .* 'cluster\.price_per_hour=\{NVIDIA H200: 2\.5\}'$"),
+        ({"NVIDIA H100": 1.0}, "only prices of 'NVIDIA H100'"),
+    ],
+)
+def test_a_kind_without_a_price_is_refused_with_the_key_to_set(prices: dict[str, float] | None, message: str) -> None:
+    objective = Cost(num_trainings=1, price_per_hour=prices, currency="USD")
+    with pytest.raises(ConfigError, match=message):
+        check_measured(objective, [H200])
+    with pytest.raises(ConfigError, match="price"):
+        objective.lower_bound(evaluation(device_kind="NVIDIA H200"))
+
+
+def test_what_was_recorded_without_its_kind_of_device_has_no_price() -> None:
+    objective = Cost(num_trainings=1, price_per_hour=PRICES, currency="USD")
+    with pytest.raises(ConfigError, match="the recording does not say on what kind of device"):
+        check_measured(objective, [CPU, device_of(evaluation(), "the recording")])
+
+
+def test_seconds_are_measured_everywhere() -> None:
+    for objective in (AmortisedTime(num_trainings=1), DeviceSeconds(num_trainings=1)):
+        check_measured(objective, [CPU, H200, Device(kind=None, where="a recording", energy_fault="nobody measured it")])
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_price_that_is_none_is_refused(price: float) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', accepted is above 0$"):
+        Cost(num_trainings=1, price_per_hour={"cpu": price}, currency="USD")

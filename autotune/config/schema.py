@@ -83,6 +83,8 @@ class ClusterConfig:
     num_cpus: int | None = MISSING
     num_gpus: int | None = MISSING
     connect_timeout_seconds: float = MISSING
+    price_per_hour: dict[str, float] | None = MISSING
+    currency: str = MISSING
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError, ConfigError
 from autotune.execution.cluster import cluster_capabilities
 from autotune.execution.plan import deadline_seconds, resources_of, study_name, workload_of
 from autotune.measurement import Target
-from autotune.objective import Objective
+from autotune.objective import Objective, check_measured
 from autotune.search.seeds import derived_seed
 from autotune.space import Suggestion
 from autotune.training.device import Capabilities, local_capabilities, unsupported
@@ -179,6 +179,7 @@ def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPl
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; accepted is another name, or none")
     objective = call(build_partial(config.objective, allowed, "objective"), "objective")
+    check_measured(objective, [capabilities.device_of(side.trial) for side in sides])
     return ComparisonPlan(name=name, folder=folder, num_seeds=num_seeds, sides=sides, objective=objective, capabilities=capabilities)
 
 

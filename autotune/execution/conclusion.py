@@ -20,6 +20,7 @@ from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.recording import write_recording
 from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
+from autotune.report.scale import scale_of
 from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import LEAST_REACHED, importances
@@ -48,8 +49,9 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         _say_nothing_reached(live, results, confirmation)
         return EXIT_NOT_REACHED
     if confirmation is None:
-        number = min(policy.scores, key=lambda number: policy.scores[number])
-        _say(live, f"not confirmed (confirm=none), so nothing is exported; the fastest trial was {number}, {policy.scores[number]:.3g} s")
+        number, scale = min(policy.scores, key=lambda number: policy.scores[number]), scale_of(plan.objective)
+        best_word, score = "fastest" if scale.is_time else "best", scale.format(policy.scores[number])
+        _say(live, f"not confirmed (confirm=none), so nothing is exported; the {best_word} trial was {number}, {score}")
         return 0
     print_summary(live.console, _summary(live, confirmation))
     return 0
@@ -58,7 +60,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None) -> list[Path]:
     """All files of the study's folder; those that a tracker keeps."""
     folder, results = plan.folder, list(policy.results.values())
-    TrialsTable(folder / "trials.csv", plan.space, results, policy.scores)
+    TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, scale_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
     write_recording(
         folder / "recording",
@@ -82,6 +84,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         importances=importances(results, policy.scores, plan.space),
         confirmation=_confirmation_figures(confirmation) if confirmation else None,
         num_reached_needed=LEAST_REACHED,
+        scale=scale_of(plan.objective),
     )
     return [*(path for name in ("best.yaml", "best.json", "trials.csv") if (path := folder / name).is_file()), *figures]
 
@@ -92,13 +95,14 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     best, speed_up = confirmation.best, confirmation.speed_up
     own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
     tests = [run.test_metric for run in own_runs if run.test_metric is not None]
-    target = plan.trial.target
+    target, scale = plan.trial.target, scale_of(plan.objective)
     return {
         "study": plan.name,
         "experiment": plan.experiment,
         "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
         "trial": best.trial,
         "overrides": best.suggestion.as_overrides(),
+        "objective": {"quantity": scale.quantity, "unit": scale.unit},
         "baseline": arm_json(confirmation.times[confirmation.arms[0].trial]),
         "best": {**arm_json(confirmation.times[best.trial]), "test_metrics": tests},
         "speed_up": asdict(speed_up) if speed_up else None,
@@ -130,8 +134,9 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     times, speed_up = confirmation.times[best.trial], confirmation.speed_up
     comments = [
         f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target.metric} {plan.trial.target.value:g} in "
-        f"{', '.join(f'{seconds:.3g}' for seconds, reached in times.timed_runs if reached)} s on fresh seeds.",
-        *([f"Speed-up over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
+        f"{', '.join(f'{seconds:.3g}' for seconds, reached in times.timed_runs if reached)} {times.scale.unit}".rstrip()
+        + " on fresh seeds.",
+        *([f"{times.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
         "The seed is the search trial's own.",
     ]
     content = composer.experiment_content(plan.experiment)

@@ -13,6 +13,7 @@ from autotune.comparison import Ratio, RunTime, in_turns, ratio_of_times
 from autotune.measurement import Outcome, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.report.arms import ArmTimes
+from autotune.report.scale import scale_of
 from autotune.search.seeds import derived_seed
 from autotune.space import Suggestion
 
@@ -40,7 +41,7 @@ class Confirmation:
     best: Arm | None
     """The arm to export; None where no run reached the target."""
     speed_up: Ratio | None
-    """The baseline's mean time over the best arm's, at least that where runs of the baseline did not reach the target; None where
+    """The baseline's mean score over the best arm's, at least that where runs of the baseline did not reach the target; None where
     runs of the best arm did not, or no run of the baseline has a time."""
     times: Mapping[int, ArmTimes]
     """By trial number of the arm."""
@@ -105,4 +106,4 @@ def run_time(run: TrialResult, objective: Objective) -> RunTime:
 
 def _times(arm: Arm, runs: Mapping[tuple[int, int], TrialResult], objective: Objective) -> ArmTimes:
     own = [run for (trial, _), run in sorted(runs.items()) if trial == arm.trial]
-    return ArmTimes(label=arm.label, runs=[run_time(run, objective) for run in own])
+    return ArmTimes(label=arm.label, runs=[run_time(run, objective) for run in own], scale=scale_of(objective))

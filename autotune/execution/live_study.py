@@ -19,6 +19,7 @@ from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.recording import target_fields
+from autotune.report.scale import scale_of
 from autotune.report.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.pausing import PausingSampler
@@ -249,6 +250,7 @@ def _settings(plan: StudyPlan) -> Mapping[str, object]:
         "sampler": config.search.sampler["_target_"].rpartition(".")[2],
         "stopping": config.stopping["_target_"].rpartition(".")[2],
         "objective": config.objective["_target_"].rpartition(".")[2],
+        "score_unit": scale_of(plan.objective).unit,
         "num_trials": config.search.num_trials,
         "time_budget_seconds": config.search.time_budget_seconds,
         "seed": config.study.seed,
@@ -280,4 +282,5 @@ def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
         time_budget_seconds=None if budget is None else budget - busy_seconds(list(policy.results.values())),
         num_done=len(policy.results),
         best=(best, scores[best]) if best is not None else None,
+        scale=scale_of(plan.objective),
     )

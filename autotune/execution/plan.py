@@ -13,7 +13,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
-from autotune.objective import Objective
+from autotune.objective import Objective, check_measured
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.parts import make_sampler, make_stopping
 from autotune.search.stopping import StoppingRule
@@ -143,7 +143,9 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
     space = read_search_space(config.search_space, composer)
     probes = check_space(space, composer)
     space, dropped = _without_unsupported(space, probes, composer, capabilities)
-    objective = build_partial(config.objective, trial.allowed_targets, "objective")
+    objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
+    places = dict.fromkeys([trial.device, *(point.values.get("device", trial.device) for _, _, point in space.probes())])
+    check_measured(objective, [capabilities.device_of(replace(trial, device=each)) for each in places])
     name = study_name(config, composed.choices["experiment"])
     plan = StudyPlan(
         name=name,
@@ -155,7 +157,7 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
         probes=tuple((f"{option}={value}" if option else "", point) for option, value, point in space.probes()),
         dropped=tuple(dropped),
         baseline=space.point_of(composed.lookup),
-        objective=call(objective, "objective"),
+        objective=objective,
         capabilities=capabilities,
         earlier=tuple(_earlier(config, space)),
     )

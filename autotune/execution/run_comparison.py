@@ -28,6 +28,7 @@ from autotune.measurement import Outcome, TrialResult
 from autotune.report.compared import ComparedSide, Comparison
 from autotune.report.comparison_files import write_comparison
 from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
+from autotune.report.scale import scale_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, Tracker
 from autotune.training.versions import versions
 
@@ -86,6 +87,7 @@ def _make_runs(
                 sides=[side.label for side in _comparison(plan, results).sides],
                 num_runs=len(order),
                 console=console,
+                scale=scale_of(plan.objective),
             )
         )
 
@@ -158,7 +160,9 @@ def _comparison(plan: ComparisonPlan, results: Results) -> Comparison:
 def _side(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSide:
     runs = {pair: result for (name, pair), result in results.items() if name == side.name}
     times: dict[int, RunTime] = {pair: run_time(result, plan.objective) for pair, result in runs.items()}
-    return ComparedSide(name=side.name, overrides=side.overrides, config=side.trial.as_dict(), runs=runs, times=times)
+    return ComparedSide(
+        name=side.name, overrides=side.overrides, config=side.trial.as_dict(), runs=runs, times=times, scale=scale_of(plan.objective)
+    )
 
 
 def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, Any], tracker: BackgroundTracker) -> None:
@@ -168,8 +172,13 @@ def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, 
     device = next((run.fingerprint.get("device") for side in comparison.sides for run in side.runs.values() if run.fingerprint), None)
     files = write_comparison(plan.folder, comparison, {**facts, "device": device})
     figures = write_comparison_figures(plan.folder / "figures", comparison)
-    metrics = {f"{side.name}_mean_seconds": side.arm.mean_seconds or float("nan") for side in comparison.sides}
-    for name, ratio in (("time", comparison.time_ratio), ("steps", comparison.steps_ratio), ("step", comparison.step_ratio)):
+    is_time = comparison.scale.is_time
+    metrics = {f"{side.name}_mean_{'seconds' if is_time else 'score'}": side.arm.mean_seconds or float("nan") for side in comparison.sides}
+    for name, ratio in (
+        ("time" if is_time else "score", comparison.time_ratio),
+        ("steps", comparison.steps_ratio),
+        ("step", comparison.step_ratio),
+    ):
         if ratio is not None:
             metrics |= {f"{name}_ratio": ratio.ratio, f"{name}_ratio_low": ratio.low, f"{name}_ratio_high": ratio.high}
     metrics["num_pairs"] = comparison.num_pairs
@@ -202,6 +211,7 @@ def _open_tracker(plan: ComparisonPlan) -> Tracker:
             "target": f"{target.metric} {target.value:g}",
             "max_train_seconds": target.max_train_seconds,
             "objective": plan.config.objective["_target_"].rpartition(".")[2],
+            "score_unit": scale_of(plan.objective).unit,
             "num_seeds": plan.num_seeds,
             "seed": plan.config.study.seed,
             **{side.name: " ".join(side.overrides) for side in plan.sides},

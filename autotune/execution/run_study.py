@@ -22,6 +22,7 @@ from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.plan import StudyPlan
 from autotune.measurement import Outcome
+from autotune.report.scale import scale_of
 from autotune.report.study_files import TrialsTable
 from autotune.report.trace_file import TraceFile
 from autotune.search.study import confirmations, store_confirmation
@@ -41,6 +42,7 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
     Raises:
         AutotuneError: the study cannot be run, in one line.
         WorkerError: several trials in a row failed in the user's own code.
+        ConfigError: a worker did not measure what the objective needs.
     """
     with interruptible() as interrupt, opened(plan, command=command, code_folders=code_folders, console=console) as live:
         confirmation = None
@@ -85,7 +87,7 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
 
     plan, policy = live.plan, live.policy
-    table = TrialsTable(plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores)
+    table = TrialsTable(plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores, scale_of(plan.objective).unit)
     trace = TraceFile(plan.folder / "trace.csv", began_at=min((each.started_at for each in policy.results.values()), default=time.time()))
     num_cpus, num_gpus = plan.resources(plan.trial)
     in_flight = TrialsInFlight(

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed
+from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
+from autotune.replay.simulation import replayed_evaluation
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.parts import make_sampler, make_stopping
 from autotune.search.pausing import pausing_sampler
@@ -36,6 +38,8 @@ def replayed_policy(
     """
     config = composed.config
     objective = call(build_partial(config.objective, config.allowed_targets, "objective"), "objective")
+    last = [replayed_evaluation(each, len(each.steps) - 1) for each in recording.trials if each.steps]
+    check_measured(objective, [device_of(each, "the recording") for each in last])
     baseline = next((each.suggestion for each in recording.trials if each.number == recording.baseline), None)
     sampler = make_sampler(
         config.search.sampler,

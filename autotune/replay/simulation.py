@@ -7,7 +7,7 @@ each asks for its next trial when it is free.
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.measurement import PAUSED, Evaluation, Outcome, Target, TrialResult
@@ -248,5 +248,12 @@ def replayed_evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
         loss=math.nan,
         samples_per_second=step / seconds if seconds else 0.0,
         peak_memory_bytes=None,
-        energy_joules=None,
+        energy_joules=_measured(recorded.energy_joules, place),
+        build_joules=_measured(recorded.build_joules, place),
+        num_workers=int(recorded.num_workers[place]) if recorded.num_workers else 1,
+        device_kind=recorded.device_kinds[place] if recorded.device_kinds else None,
     )
+
+
+def _measured(values: Sequence[float], place: int) -> float | None:
+    return values[place] if values and math.isfinite(values[place]) else None

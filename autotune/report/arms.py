@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.comparison import Claim, Ratio, RunTime
+from autotune.report.scale import SECONDS, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmTimes:
-    """One configuration's runs."""
+    """One configuration's runs; where the objective is not time, what stands for their seconds is their score on its scale."""
 
     label: str
     runs: Sequence[RunTime]
+    scale: Scale = SECONDS
 
     @property
     def timed_runs(self) -> list[tuple[float, bool]]:
@@ -61,8 +63,8 @@ def describe_arm(arm: ArmTimes) -> str:
         return "no confirmation runs"
     runs = "1 run" if arm.num_runs == 1 else f"mean of {arm.num_runs} runs"
     if arm.all_reached:
-        return f"{format_seconds(mean)} ({runs})"
-    return f"at least {format_seconds(mean)} ({runs}, {arm.num_reached} reached the target)"
+        return f"{arm.scale.format(mean)} ({runs})"
+    return f"at least {arm.scale.format(mean)} ({runs}, {arm.num_reached} reached the target)"
 
 
 def describe_speed_up(best: ArmTimes, speed_up: Ratio | None) -> str:
@@ -90,16 +92,3 @@ def describe_interval(ratio: Ratio) -> str:
     if ratio.low > 0:
         return f"interval {ratio.low:.2f}x to {ratio.high:.2f}x" if math.isfinite(ratio.high) else f"interval from {ratio.low:.2f}x"
     return f"interval to {ratio.high:.2f}x" if math.isfinite(ratio.high) else "one pair, no interval"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration as a person reads it: ``0.123 s``, ``12.3 s``, ``12 min 05 s``, ``3 h 07 min``."""
-    if not math.isfinite(seconds):
-        return "unknown"
-    if seconds < 600:
-        digits = 3 if seconds < 1 else 2 if seconds < 10 else 1
-        return f"{seconds:.{digits}f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.comparison import Claim, Ratio, RunTime, ratio_of_means, ratio_of_times
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.report.arms import ArmTimes, describe_interval, describe_ratio
+from autotune.report.scale import SECONDS, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class ComparedSide:
     runs: Mapping[int, TrialResult]
     """By number of the pair."""
     times: Mapping[int, RunTime]
-    """What the objective makes of each run, by number of the pair."""
+    """What the objective makes of each run, by number of the pair; seconds to target on the scale of time."""
+    scale: Scale = SECONDS
 
     @property
     def label(self) -> str:
@@ -34,8 +36,8 @@ class ComparedSide:
 
     @property
     def arm(self) -> ArmTimes:
-        """Its times to target."""
-        return ArmTimes(label=self.label, runs=[self.times[number] for number in sorted(self.times)])
+        """What the objective makes of its runs."""
+        return ArmTimes(label=self.label, runs=[self.times[number] for number in sorted(self.times)], scale=self.scale)
 
     @property
     def steps(self) -> Mapping[int, RunTime]:
@@ -70,6 +72,11 @@ class Comparison:
     sides: tuple[ComparedSide, ComparedSide]
 
     @property
+    def scale(self) -> Scale:
+        """The objective's, which both sides share."""
+        return self.sides[0].scale
+
+    @property
     def num_runs(self) -> int:
         """Runs that ended."""
         return sum(len(side.runs) for side in self.sides)
@@ -95,7 +102,7 @@ class Comparison:
 
     @property
     def time_ratio(self) -> Ratio | None:
-        """Side a's time to target over side b's: above 1 where b is the faster one."""
+        """Side a's time to target, or other objective, over side b's: above 1 where b is the better one."""
         one, other = (side.times for side in self.sides)
         return ratio_of_times([one[number] for number in self._pairs], [other[number] for number in self._pairs])
 
@@ -121,13 +128,19 @@ def verdict(comparison: Comparison) -> str:
     if not comparison.each_side_reached:
         return f"{_who_never_reached(comparison)} reached the target" + (f"; a / b is {describe_ratio(ratio)}" if ratio else "")
     if ratio is None:
-        return "no pair of runs has two times to compare"
+        return f"no pair of runs has two {'times' if comparison.scale.is_time else 'scores'} to compare"
     bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
     pairs = "1 pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
     where = " in which both reached it" if ratio.claim is Claim.WHERE_BOTH_REACHED else ""
-    text = f"b reaches the target {bound}{ratio.ratio:.2f}x as fast as a ({describe_interval(ratio)}, n = {pairs}{where})"
+    scale = comparison.scale
+    how = (
+        f"b reaches the target {bound}{ratio.ratio:.2f}x as fast as a"
+        if scale.is_time
+        else f"{scale.quantity}: a / b is {bound}{ratio.ratio:.2f}x"
+    )
+    text = f"{how} ({describe_interval(ratio)}, n = {pairs}{where})"
     is_open = ratio.low <= 1 <= ratio.high
-    return f"{text}; the interval includes 1: which is faster is not resolved" if is_open else text
+    return f"{text}; the interval includes 1: which is {'faster' if scale.is_time else 'better'} is not resolved" if is_open else text
 
 
 def format_step(seconds: float) -> str:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from autotune.comparison import Claim, Ratio, RunTime
-from autotune.report.arms import format_seconds
 from autotune.report.compared import ComparedSide, Comparison, format_step, verdict
 from autotune.report.drawing import (
     CIRCLE,
@@ -44,13 +43,13 @@ def draw_comparison(comparison: Comparison) -> Figure:
     """Above, each run's time to target and the ratio of each pair; below, the same of the step time."""
     figure = Figure(figsize=(9, 5.6), layout="constrained")
     if not any(run.seconds is not None for side in comparison.sides for run in side.times.values()):
-        return say(figure, f"{comparison.experiment}: a against b", "No run has a time.")
+        return say(figure, f"{comparison.experiment}: a against b", f"No run has a {'time' if comparison.scale.is_time else 'score'}.")
     grid = figure.add_gridspec(2, 2, width_ratios=[1.7, 1])
     times = [side.times for side in comparison.sides]
     steps = [_in_milliseconds(side) for side in comparison.sides]
     for row, (name, values, label_of, ratio) in enumerate(
         (
-            ("Time to target (s)", times, _time_label, comparison.time_ratio),
+            (comparison.scale.axis_label, times, _time_label, comparison.time_ratio),
             ("Time of a training step (ms)", steps, _step_label, comparison.step_ratio),
         )
     ):
@@ -177,10 +176,10 @@ def _add_sides(figure: Figure, comparison: Comparison, counts: Sequence[str]) ->
 def _time_label(side: ComparedSide) -> str:
     arm = side.arm
     if arm.mean_seconds is None:
-        return f"{side.name}\nno time"
+        return f"{side.name}\nno {'time' if arm.scale.is_time else 'score'}"
     if arm.all_reached:
-        return f"{side.name}\n{format_seconds(arm.mean_seconds)}\nn = {arm.num_runs}"
-    return f"{side.name}\nat least {format_seconds(arm.mean_seconds)}\n{arm.num_reached} of {arm.num_runs} reached"
+        return f"{side.name}\n{arm.scale.format(arm.mean_seconds)}\nn = {arm.num_runs}"
+    return f"{side.name}\nat least {arm.scale.format(arm.mean_seconds)}\n{arm.num_reached} of {arm.num_runs} reached"
 
 
 def _step_label(side: ComparedSide) -> str:

@@ -14,16 +14,17 @@ from autotune.report.compared import ComparedSide, Comparison, step_seconds
 from autotune.report.study_files import arm_json, write_json
 
 _COLUMNS = (
-    "run", "side", "pair", "seed", "outcome", "score", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds",
-    "evaluate_seconds", "step", "step_seconds", "num_evaluations", "epoch", "metric", "test_metric", "loss", "samples_per_second",
-    "peak_memory_bytes", "energy_joules", "started_at", "stopped_at", "error",
+    "run", "side", "pair", "seed", "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds",
+    "train_seconds", "evaluate_seconds", "step", "step_seconds", "num_evaluations", "epoch", "metric", "test_metric", "loss",
+    "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind", "energy_joules", "started_at", "stopped_at", "error",
 )  # fmt: skip
 
 
 def write_comparison(folder: Path, comparison: Comparison, circumstances: Mapping[str, Any]) -> list[Path]:
     """Write both files and return their paths; ``circumstances`` are facts about the command and the machine, for compare.json."""
     one, other = comparison.sides
-    ratios = {"time_to_target": comparison.time_ratio, "steps_to_target": comparison.steps_ratio, "step_seconds": comparison.step_ratio}
+    quantity = comparison.scale.quantity.replace(" ", "_")
+    ratios = {quantity: comparison.time_ratio, "steps_to_target": comparison.steps_ratio, "step_seconds": comparison.step_ratio}
     content = {
         "comparison": comparison.name,
         "experiment": comparison.experiment,
@@ -54,6 +55,7 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
                 "seed": run.seed,
                 "outcome": run.outcome.value,
                 "score": side.times[number].seconds if side.times[number].reached else None,
+                "score_unit": side.scale.unit,
                 "time_to_target_seconds": run.time_to_target_seconds,
                 "step_seconds": step_seconds(run.last) if run.last else None,
                 "num_evaluations": len(run.evaluations),
@@ -71,7 +73,7 @@ def _side_json(side: ComparedSide) -> dict[str, Any]:
         "overrides": side.overrides,
         "config": side.config,
         **arm_json(side.arm),
-        "mean_seconds": side.arm.mean_seconds,
+        "mean_seconds" if side.scale.is_time else "mean_score": side.arm.mean_seconds,
         "step_seconds": list(side.step_seconds.values()),
         "test_metrics": [run.test_metric for run in side.runs.values() if run.test_metric is not None],
     }

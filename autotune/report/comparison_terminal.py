@@ -15,20 +15,24 @@ from rich.text import Text
 
 from autotune.comparison import Claim, Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.arms import ArmTimes, describe_interval, format_seconds
+from autotune.report.arms import ArmTimes, describe_interval
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
+from autotune.report.scale import SECONDS, Scale, format_seconds
 from autotune.report.terminal import OUTCOME_STYLES, REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 
 class ComparisonDisplay:
     """Shows a comparison while it runs; a context manager."""
 
-    def __init__(self, *, title: str, target: Target, sides: Sequence[str], num_runs: int, console: Console) -> None:
+    def __init__(
+        self, *, title: str, target: Target, sides: Sequence[str], num_runs: int, console: Console, scale: Scale = SECONDS
+    ) -> None:
         self._title = title
         self._target = target
         self._sides = sides
         self._num_runs = num_runs
         self._console = console
+        self._scale = scale
         self._num_done = 0
         self._running: str | None = None
         self._since = 0.0
@@ -59,12 +63,13 @@ class ComparisonDisplay:
         """The run under way reported."""
         self._evaluation = evaluation
 
-    def run_finished(self, side: str, result: TrialResult, seconds: float | None) -> None:
-        """A run ended; ``seconds`` to the target, or spent without reaching it."""
+    def run_finished(self, side: str, result: TrialResult, score: float | None) -> None:
+        """A run ended; ``score`` at the target, or what was spent without reaching it."""
         self._num_done += 1
         self._running = None
         parts = [f"run {self._num_done} of {self._num_runs}", side, f"{result.outcome}"]
-        parts.append("no time" if seconds is None else format_seconds(seconds))
+        nothing = "no time" if self._scale.is_time else "no score"
+        parts.append(nothing if score is None else self._scale.format(score))
         last = result.last
         if last is not None:
             step = step_seconds(last)
@@ -124,7 +129,7 @@ def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], st
     """Name, cell of a side, and ratio of each row."""
     return [
         ("reached", lambda side: f"{side.arm.num_reached} of {side.arm.num_runs}", ""),
-        ("time to target", lambda side: _mean_time(side.arm), _ratio(comparison, comparison.time_ratio)),
+        (comparison.scale.quantity, lambda side: _mean_time(side.arm), _ratio(comparison, comparison.time_ratio)),
         ("steps to target", _mean_steps, _ratio(comparison, comparison.steps_ratio)),
         ("step time", _mean_step, _ratio(comparison, comparison.step_ratio)),
         ("build, once a process", _mean_build, ""),
@@ -141,9 +146,10 @@ def _notes(comparison: Comparison) -> list[str]:
     if one.config["batch_size"] != other.config["batch_size"]:
         notes.append(f"a step of a is {one.config['batch_size']} samples, one of b {other.config['batch_size']}")
     for side in comparison.sides:
+        nothing = "without a time" if side.scale.is_time else "without a score"
         timeless = [run for number, run in side.runs.items() if side.times[number].seconds is None]
         if timeless:
-            notes.append(f"{side.name}: {len(timeless)} without a time: {timeless[0].outcome} {timeless[0].error_line}".rstrip())
+            notes.append(f"{side.name}: {len(timeless)} {nothing}: {timeless[0].outcome} {timeless[0].error_line}".rstrip())
     return notes
 
 
@@ -157,7 +163,7 @@ def _ratio(comparison: Comparison, ratio: Ratio | None) -> str:
 
 def _mean_time(arm: ArmTimes) -> str:
     mean = arm.mean_seconds
-    return "-" if mean is None else format_seconds(mean) if arm.all_reached else f"at least {format_seconds(mean)}"
+    return "-" if mean is None else arm.scale.format(mean) if arm.all_reached else f"at least {arm.scale.format(mean)}"
 
 
 def _mean_steps(side: ComparedSide) -> str:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from autotune.measurement import Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_speed_up, format_seconds
+from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_speed_up
 from autotune.report.drawing import (
     BASELINE_COLOUR,
     CIRCLE,
@@ -37,6 +37,7 @@ from autotune.report.drawing import (
     with_arrow,
     write_png,
 )
+from autotune.report.scale import SECONDS, Scale
 
 _MANY_TRIALS = 100
 _MAX_BARS = 25
@@ -51,37 +52,40 @@ def write_figures(
     importances: Mapping[str, float],
     confirmation: ConfirmationFigures | None,
     num_reached_needed: int = 10,
+    scale: Scale = SECONDS,
 ) -> list[Path]:
     """Write a study's figures into ``folder``, made where missing, and return their paths.
 
-    ``scores`` are seconds to target by trial number, of trials that REACHED only. ``importances`` are shares by parameter;
+    ``scores`` are on the objective's ``scale``, by trial number, of trials that REACHED only. ``importances`` are shares by parameter;
     where there are none, the figure says that ``num_reached_needed`` reached trials are needed. Without a confirmation
     there is no figure of one.
     """
     finite_scores = {trial: score for trial, score in scores.items() if math.isfinite(score)}
     figures = {
-        "best_over_search": lambda: draw_best_over_search(results, finite_scores, target),
+        "best_over_search": lambda: draw_best_over_search(results, finite_scores, target, scale),
         "curves": lambda: draw_curves(results, finite_scores, target),
-        "importance": lambda: draw_importance(importances, num_reached=len(finite_scores), num_reached_needed=num_reached_needed),
+        "importance": lambda: draw_importance(
+            importances, num_reached=len(finite_scores), num_reached_needed=num_reached_needed, scale=scale
+        ),
     }
     if confirmation is not None:
         figures["baseline_vs_best"] = lambda: draw_confirmation(confirmation, target)
     return write_png(figures, folder)
 
 
-def draw_best_over_search(results: Sequence[TrialResult], scores: Mapping[int, float], target: Target) -> Figure:
+def draw_best_over_search(results: Sequence[TrialResult], scores: Mapping[int, float], target: Target, scale: Scale = SECONDS) -> Figure:
     """The best score so far against search time, and where every trial ended.
 
-    A trial that was stopped stands at the time it spent, with an arrow: its own time lies above. Trials that have no time
+    A trial that was stopped stands at what it spent, with an arrow: its own score lies above. Trials that have no score
     at all stand in a strip below.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
     if not results:
-        return say(figure, "Best time to target over the search", "No trial has finished yet.")
+        return say(figure, f"Best {scale.quantity} over the search", "No trial has finished yet.")
     start = min(result.started_at for result in results)
-    heights = {result.trial: _height(result, scores) for result in results}
+    heights = {result.trial: _height(result, scores, scale) for result in results}
     timeless = [result for result in results if heights[result.trial] is None]
-    axes, strip = _axes_with_strip(figure, has_strip=bool(timeless))
+    axes, strip = _axes_with_strip(figure, has_strip=bool(timeless), scale=scale)
     handles: list[Artist] = []
 
     ordered = sorted((result for result in results if result.trial in scores), key=lambda result: result.stopped_at)
@@ -91,32 +95,32 @@ def draw_best_over_search(results: Sequence[TrialResult], scores: Mapping[int, f
         end = max(result.stopped_at for result in results) - start
         handles += axes.step([*times, end], [*best, best[-1]], where="post", color=INK, linewidth=1.8, label="best so far")
     if 0 in scores:
-        label = f"baseline {format_seconds(scores[0])}"
+        label = f"baseline {scale.format(scores[0])}"
         handles.append(axes.axhline(scores[0], color=BASELINE_COLOUR, linestyle="--", linewidth=1.3, label=label))
-    scale = 0.7 if len(results) > _MANY_TRIALS else 1.0
+    mark_scale = 0.7 if len(results) > _MANY_TRIALS else 1.0
     for result in results:
         height = heights[result.trial]
         where = (axes, height) if height is not None else (strip, 0.0)
-        draw_mark(where[0], result.stopped_at - start, where[1], MARKS[result.outcome], scale=scale)
+        draw_mark(where[0], result.stopped_at - start, where[1], MARKS[result.outcome], scale=mark_scale)
 
     set_scale(axes, "y", [height for height in heights.values() if height is not None] + list(scores.values()))
     if len(timeless) == len(results):
         axes.set_yticks([])
-        axes.text(0.5, 0.5, "No trial has a time yet.", ha="center", va="center", fontsize=12, transform=axes.transAxes)
+        axes.text(0.5, 0.5, f"No trial has a {_short(scale)} yet.", ha="center", va="center", fontsize=12, transform=axes.transAxes)
     axes.margins(x=0.03, y=0.12)
     axes.update_datalim([(0.0, axes.dataLim.y0)], updatey=False)
-    axes.set_ylabel("Time to target (s)")
+    axes.set_ylabel(scale.axis_label)
     strip.set_xlabel("Search time since the first trial started (s)")
     handles += _outcome_handles(result.outcome for result in results)
     add_legend(axes, handles, title=counted(len(results), "trial"))
     if scores:
         winner = min(scores, key=lambda trial: scores[trial])
-        headline = f"Best time to target over the search: {format_seconds(scores[winner])}, trial {winner}"
+        headline = f"Best {scale.quantity} over the search: {scale.format(scores[winner])}, trial {winner}"
     else:
-        headline = "Best time to target over the search: none yet"
+        headline = f"Best {scale.quantity} over the search: none yet"
     reached = f"{len(scores)} of {counted(len(results), 'trial')} reached {target_label(target)}"
     has_bound = any(result.outcome.is_censored for result in results)
-    note = "; an arrow marks a trial that ended short of it, at a lower bound of its time" if has_bound else ""
+    note = f"; an arrow marks a trial that ended short of it, at a lower bound of its {_short(scale)}" if has_bound else ""
     return add_title(figure, headline, reached + note)
 
 
@@ -160,9 +164,9 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
     return add_title(figure, headline, detail + (f"; {counted(without, 'trial')} without a curve" if without else ""))
 
 
-def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_reached_needed: int) -> Figure:
+def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_reached_needed: int, scale: Scale = SECONDS) -> Figure:
     """How much each parameter matters to the score, the most important one on top."""
-    headline = "Which parameters matter for the time to target"
+    headline = f"Which parameters matter for the {scale.quantity}"
     finite = sorted(((share, name) for name, share in importances.items() if math.isfinite(share)), reverse=True)
     if not finite:
         figure = Figure(figsize=(9, 3), layout="constrained")
@@ -190,14 +194,15 @@ def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_r
 
 
 def draw_confirmation(confirmation: ConfirmationFigures, target: Target) -> Figure:
-    """Each arm's times to target on fresh seeds: a dot a run, a bar to their mean."""
+    """Each arm's scores on fresh seeds: a dot a run, a bar to their mean."""
     arms = confirmation.arms
+    scale = arms[0].scale if arms else SECONDS
     figure = Figure(figsize=(9, 2.0 + 0.85 * max(len(arms), 1)), layout="constrained")
     headline = "Confirmation on fresh seeds"
     if not any(arm.timed_runs for arm in arms):
-        return say(figure, headline, "No confirmation run has a time.")
+        return say(figure, headline, f"No confirmation run has a {_short(scale)}.")
     if len(arms) > 1 and confirmation.speed_up is not None:
-        headline = f"Speed-up on fresh seeds: {describe_speed_up(arms[1], confirmation.speed_up)}"
+        headline = f"{scale.gain.capitalize()} on fresh seeds: {describe_speed_up(arms[1], confirmation.speed_up)}"
     axes = figure.add_subplot()
     reached_mark = Mark(colour=INK, marker="o", hollow=False, size=5)
     bound_mark = Mark(colour=INK, marker=with_arrow(CIRCLE, angle="right"), hollow=True, size=16)
@@ -212,7 +217,7 @@ def draw_confirmation(confirmation: ConfirmationFigures, target: Target) -> Figu
     axes.tick_params(axis="y", length=0)
     longest = max(seconds for arm in arms for seconds, _ in arm.timed_runs)
     axes.set_xlim(0, 1.1 * longest if longest > 0 else 1)
-    axes.set_xlabel("Time to target (s)")
+    axes.set_xlabel(scale.axis_label)
     has_bound = any(not reached for arm in arms for _, reached in arm.timed_runs)
     note = "; an arrow marks a run that ended short of it" if has_bound else ""
     return add_title(figure, headline, f"Each dot is a run to {target_label(target)}, bars are means{note}")
@@ -232,20 +237,22 @@ def _arm_label(arm: ArmTimes) -> str:
     if mean is None:
         return f"{shorten(arm.label)}\nno runs"
     if arm.all_reached:
-        return f"{shorten(arm.label)}\n{format_seconds(mean)}, n = {num_runs}"
-    return f"{shorten(arm.label)}\nat least {format_seconds(mean)}\n{arm.num_reached} of {num_runs} reached"
+        return f"{shorten(arm.label)}\n{arm.scale.format(mean)}, n = {num_runs}"
+    return f"{shorten(arm.label)}\nat least {arm.scale.format(mean)}\n{arm.num_reached} of {num_runs} reached"
 
 
-def _height(result: TrialResult, scores: Mapping[int, float]) -> float | None:
-    """The score, or for a stopped trial the seconds that bound it from below; None where there is neither."""
+def _height(result: TrialResult, scores: Mapping[int, float], scale: Scale) -> float | None:
+    """The score, or for a stopped trial what bounds it from below; None where there is neither."""
     if result.trial in scores:
         return scores[result.trial]
-    if not result.outcome.is_censored or result.last is None or not math.isfinite(result.last.warm_seconds):
-        return None
-    return result.last.warm_seconds
+    return scale.spent(result) if result.outcome.is_censored else None
 
 
-def _axes_with_strip(figure: Figure, *, has_strip: bool) -> tuple[Axes, Axes]:
+def _short(scale: Scale) -> str:
+    return "time" if scale.is_time else "score"
+
+
+def _axes_with_strip(figure: Figure, *, has_strip: bool, scale: Scale) -> tuple[Axes, Axes]:
     """The main axes and a strip below it for trials without a time; the same axes twice where none is needed."""
     if not has_strip:
         axes = figure.add_subplot()
@@ -254,7 +261,7 @@ def _axes_with_strip(figure: Figure, *, has_strip: bool) -> tuple[Axes, Axes]:
     axes = figure.add_subplot(grid[0])
     strip = figure.add_subplot(grid[1], sharex=axes)
     axes.tick_params(axis="x", labelbottom=False)
-    strip.set_yticks([0], ["no time"])
+    strip.set_yticks([0], [f"no {_short(scale)}"])
     strip.set_ylim(-1, 1)
     strip.tick_params(axis="y", length=0)
     return axes, strip

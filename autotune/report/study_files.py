@@ -9,12 +9,13 @@ from typing import Any
 
 from autotune.measurement import TrialResult
 from autotune.report.arms import ArmTimes
+from autotune.report.scale import SECONDS
 from autotune.space import SearchSpace
 
 _MEASURED = (
-    "outcome", "score", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",
-    "num_evaluations", "metric", "loss", "epoch", "samples_per_second", "peak_memory_bytes", "started_at", "stopped_at", "seed",
-    "error",
+    "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",
+    "num_evaluations", "metric", "loss", "epoch", "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind",
+    "energy_joules", "started_at", "stopped_at", "seed", "error",
 )  # fmt: skip
 
 
@@ -24,8 +25,11 @@ class TrialsTable:
     The file is written anew from what ended before, then a row at a time.
     """
 
-    def __init__(self, path: Path, space: SearchSpace, results: Sequence[TrialResult], scores: Mapping[int, float]) -> None:
+    def __init__(
+        self, path: Path, space: SearchSpace, results: Sequence[TrialResult], scores: Mapping[int, float], unit: str = SECONDS.unit
+    ) -> None:
         self._path = path
+        self._unit = unit
         self._parameters = list(dict.fromkeys(key for _, key, _ in space.items()))
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -55,6 +59,7 @@ class TrialsTable:
             **last,
             "outcome": result.outcome.value,
             "score": score,
+            "score_unit": self._unit,
             "time_to_target_seconds": result.time_to_target_seconds,
             "num_evaluations": len(result.evaluations),
             "started_at": result.started_at,
@@ -67,12 +72,14 @@ class TrialsTable:
 
 
 def arm_json(times: ArmTimes) -> dict[str, Any]:
-    """One configuration's repeated runs, for programs."""
+    """One configuration's repeated runs, for programs; scores stand for times where the objective is another one."""
+    scores, bounds = ("times_seconds", "lower_bounds_seconds") if times.scale.is_time else ("scores", "lower_bounds")
     return {
-        "times_seconds": [seconds for seconds, reached in times.timed_runs if reached],
+        "unit": times.scale.unit,
+        scores: [seconds for seconds, reached in times.timed_runs if reached],
         "num_runs": times.num_runs,
         "num_reached": times.num_reached,
-        "lower_bounds_seconds": [seconds for seconds, reached in times.timed_runs if not reached],
+        bounds: [seconds for seconds, reached in times.timed_runs if not reached],
     }
 
 

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes, describe_arm, describe_speed_up, format_seconds
+from autotune.report.arms import ArmTimes, describe_arm, describe_speed_up
+from autotune.report.scale import SECONDS, Scale, format_seconds
 
 REFRESHES_PER_SECOND = 2
 FRAME_LINES = 8
@@ -44,7 +45,8 @@ OUTCOME_STYLES: Mapping[Outcome, str] = {
 class StudyDisplay:
     """Shows a study while it runs; a context manager.
 
-    ``num_done`` counts trials of earlier sessions of the same study, ``best`` is the best of them with its score in seconds.
+    ``num_done`` counts trials of earlier sessions of the same study, ``best`` is the best of them with its score, on the objective's
+    ``scale``.
     Its verbs are called from one thread; the live table is redrawn from another one.
     """
 
@@ -58,6 +60,7 @@ class StudyDisplay:
         num_done: int,
         console: Console | None = None,
         best: tuple[int, float] | None = None,
+        scale: Scale = SECONDS,
     ) -> None:
         self._title = title
         self._target = target
@@ -66,6 +69,7 @@ class StudyDisplay:
         self._num_done = num_done
         self._console = console or Console()
         self._best = best
+        self._scale = scale
         self._began = time.monotonic()
         self._running: dict[int, _Running] = {}
         self._paused: dict[int, _Running] = {}
@@ -109,7 +113,7 @@ class StudyDisplay:
         self.note(f"trial {trial}  LOST with its machine; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """A trial ended; ``score`` in seconds where it reached the target."""
+        """A trial ended; ``score`` where it reached the target."""
         self._running.pop(result.trial, None)
         self._paused.pop(result.trial, None)
         self._outcomes[result.outcome] += 1
@@ -135,9 +139,10 @@ class StudyDisplay:
 
     def _line(self, result: TrialResult, score: float | None) -> str:
         last = result.last
-        spent = score if score is not None else last.warm_seconds if last is not None else None
+        spent = score if score is not None else self._scale.spent(result)
         parts = [f"trial {result.trial}", f"{result.outcome}"]
-        parts.append("no time" if spent is None else format_seconds(spent))
+        nothing = "no time" if self._scale.is_time else "no score"
+        parts.append(nothing if spent is None else self._scale.format(spent))
         parts.append(f"{self._target.metric} {'none' if last is None else format_metric(last.metric)}")
         parts.append(self._best_so_far())
         if result.error_line:
@@ -148,7 +153,7 @@ class StudyDisplay:
         if self._best is None:
             return "best none yet"
         trial, score = self._best
-        return f"best {format_seconds(score)} (trial {trial})"
+        return f"best {self._scale.format(score)} (trial {trial})"
 
     def _budget(self) -> str:
         """What is left of the study's budget, in words."""
@@ -194,7 +199,7 @@ class Summary:
     """What is exported; the baseline again where nothing beat it, None where nothing was confirmed."""
     best_overrides: Sequence[str]
     speed_up: Ratio | None
-    """The baseline's time over the best's."""
+    """The baseline's score over the best's."""
     outcomes: Mapping[str, int]
     """How many trials ended in which way."""
     train_seconds_spent: float
@@ -218,7 +223,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     ]
     lines = [Text(f"{summary.experiment} · {summary.study}", style="bold")]
     for name, value in rows:
-        style = "bold green" if name == "speed-up" and _is_resolved_gain(summary) else ""
+        style = "bold green" if name == summary.baseline.scale.gain and _is_resolved_gain(summary) else ""
         lines.append(Text.assemble((f"  {name:<10}", "dim"), (printable(value), style)))
     for purpose, command in summary.next_commands:
         lines += [Text(f"\n{printable(purpose)}:"), Text(f"  {command}", style="cyan")]
@@ -256,22 +261,25 @@ class _Running:
 def _verdict(summary: Summary) -> list[tuple[str, str]]:
     """The rows that compare baseline and best."""
     rows = [("baseline", describe_arm(summary.baseline))]
-    best = summary.best
+    best, scale = summary.best, summary.baseline.scale
     if best is None:
         reached = summary.outcomes.get(Outcome.REACHED, 0)
-        why = "not confirmed, so no speed-up is claimed" if reached else "none: no trial reached the target"
+        why = f"not confirmed, so no {scale.gain} is claimed" if reached else "none: no trial reached the target"
         return [*rows, ("best", why)]
     if best.label == summary.baseline.label:
-        return [*rows, ("best", "the baseline itself: no other configuration was confirmed to be faster")]
+        return [
+            *rows,
+            ("best", f"the baseline itself: no other configuration was confirmed to be {'faster' if scale.is_time else 'better'}"),
+        ]
     rows.append(("best", f"{describe_arm(best)}, {best.label}"))
     rows += [("" if index else "overrides", override) for index, override in enumerate(summary.best_overrides)]
     num_runs = f"n = {summary.baseline.num_runs} and {best.num_runs}"
     speed_up = summary.speed_up
-    rows.append(("speed-up", f"{describe_speed_up(best, speed_up)}, {num_runs}"))
+    rows.append((scale.gain, f"{describe_speed_up(best, speed_up)}, {num_runs}"))
     if speed_up is not None and speed_up.low <= 1 <= speed_up.high:
         rows.append(("", f"the interval includes 1: the gain is not resolved at {num_runs}"))
     if speed_up is not None and speed_up.high < 1:
-        rows.append(("", "slower than the baseline"))
+        rows.append(("", "slower than the baseline" if scale.is_time else "worse than the baseline"))
     return rows
 
 

@@ -23,7 +23,7 @@ from scipy.special import log_ndtr
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.objective import BoundedObjective, Objective
+from autotune.objective import AmortisedTime, BoundedObjective, Objective
 from autotune.search.chance import Chance
 from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness, one_thread
 from autotune.search.earlier_trials import EarlierStudy
@@ -132,6 +132,11 @@ class FreezeThawSampler:
         self._space = space
         self._target = target
         self._objective = objective
+        self._is_time = isinstance(objective, AmortisedTime)
+        self._unit = 1.0 if self._is_time else 0.0
+        """What the objective counts a second of training as, of the first one seen: all scores are divided by it."""
+        self._limit = target.max_train_seconds if self._is_time else 0.0
+        """What no trial can take, as scores are told here: the target's limit on seconds, of the dearest trial seen."""
         self._num_startup_trials = num_startup_trials
         self._num_candidates = num_candidates
         self._reduction_factor = reduction_factor
@@ -211,7 +216,7 @@ class FreezeThawSampler:
             self._note(trial, evaluation)
         trial.is_paused = False
         if score is not None:
-            self._best = min(self._best, score)
+            self._best = min(self._best, score / self._unit)
             if trial.hoped_as is not None:
                 self._hopes[trial.hoped_as].came_true()
         if self._chosen == result.trial:
@@ -224,9 +229,10 @@ class FreezeThawSampler:
             self._chosen = None
 
     def _note(self, trial: _Trial, evaluation: Evaluation) -> None:
+        dearness = self._dearness(evaluation)
         if not trial.curve:
-            trial.resume_seconds = evaluation.build_seconds + evaluation.prepare_seconds
-        seconds = max(self._objective.lower_bound(evaluation), 1e-6)
+            trial.resume_seconds = (evaluation.build_seconds + evaluation.prepare_seconds) * dearness
+        seconds = max(self._objective.lower_bound(evaluation) / self._unit, 1e-6)
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:
                 self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
@@ -237,6 +243,16 @@ class FreezeThawSampler:
             trial.index = math.inf
             if trial.curve[-1].shortfall < trial.curve[trial.best_place].shortfall:
                 trial.best_place = len(trial.curve) - 1
+
+    def _dearness(self, evaluation: Evaluation) -> float:
+        """How many times as much a second of this trial counts as one of the first trial seen; 1 where seconds are what counts."""
+        if self._is_time:
+            return 1.0
+        longest = self._target.max_train_seconds
+        score = self._objective.lower_bound(evaluation.extrapolated(longest))
+        self._unit = self._unit or max(score / longest, 1e-12)
+        self._limit = max(self._limit, score / self._unit)
+        return score / self._unit / longest
 
     def _next_seconds(self, trial: _Trial) -> float:
         """The soonest that the trial's next evaluation is to be expected, as a second evaluation came after a first one so far."""
@@ -295,7 +311,7 @@ class FreezeThawSampler:
         target, the nearest ones are those that will never reach it.
         """
         first = min(trial.curve[0].seconds for trial in seen)
-        horizon = min(self._best, self._target.max_train_seconds)
+        horizon = min(self._best, self._limit)
         highest = _level(horizon, first)
         levels = np.sort([_level(trial.curve[-1].seconds, first) for trial in seen])
         numbers = len(levels) - np.searchsorted(levels, np.arange(highest + 2))
@@ -357,7 +373,7 @@ class FreezeThawSampler:
                 resuming[row] = 0.0 if number == running else self._trials[number].resume_seconds
                 log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
         has_best = math.isfinite(self._best)
-        best = min(self._best, self._target.max_train_seconds)
+        best = min(self._best, self._limit)
         last = best * _WIN if has_best else best
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
         times = np.geomspace(first, last, _NUM_TIMES)

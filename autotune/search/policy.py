@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import optuna
 from optuna.trial import TrialState
 
-from autotune.errors import ConfigError, WorkerError
+from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.objective import Objective
+from autotune.objective import Objective, device_of, unmeasured
 from autotune.search.pausing import PausingSampler
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision, StoppingRule
@@ -101,8 +101,8 @@ class SearchPolicy:
         self._running: dict[int, optuna.Trial] = {}
         self._handed_out: dict[int, Trial] = {}
         self._errors: list[TrialResult] = []
-        self.error: WorkerError | None = None
-        """Set once too many trials in a row failed in user code."""
+        self.error: AutotuneError | None = None
+        """Set once too many trials in a row failed in user code, or a worker did not measure what the objective needs."""
         _take_up(study, objective, lambda number: pausing is not None and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
@@ -233,6 +233,8 @@ class SearchPolicy:
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
         """Whether a running trial goes on after an evaluation; a paused one is suggested again when its turn comes."""
+        if not self._is_measured(evaluation):
+            return Decision.STOP
         decision = self._stopping.observe(number, evaluation)
         trial = self._handed_out[number]
         if decision is Decision.CONTINUE and self._pausing is not None and trial.suggestion.values:
@@ -246,6 +248,9 @@ class SearchPolicy:
         Returns:
             Its score, None unless it REACHED the target.
         """
+        if not all(map(self._is_measured, result.evaluations)):
+            self.interrupt(result.trial)
+            return None
         trial = self._running.pop(result.trial)
         del self._handed_out[result.trial]
         _note(trial, result, self._target)
@@ -253,6 +258,13 @@ class SearchPolicy:
         _tell(self._study, trial.number, result, self._objective)
         self.results[result.trial] = result
         return self._learn(result)
+
+    def _is_measured(self, evaluation: Evaluation) -> bool:
+        """Whether the objective has all it needs of an evaluation; where not, as on another machine of a cluster, the search ends."""
+        missing = unmeasured(self._objective, device_of(evaluation, "a worker"))
+        if missing is not None:
+            self.error = ConfigError(f"objective: {missing}")
+        return missing is None
 
     def interrupt(self, number: int) -> None:
         """Give up a trial that says nothing about its configuration.

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
-from autotune.objective import AmortisedTime, BoundedObjective, Objective
+from autotune.objective import AmortisedTime, BoundedObjective, DeviceSeconds, Objective
 
 
 class Decision(StrEnum):
@@ -72,4 +72,4 @@ class CapAtIncumbent:
 
     def cap_seconds(self) -> float:
         """Warm seconds that no winner can take; infinite for an objective that is not known to count seconds."""
-        return self._cap if isinstance(self._objective, AmortisedTime) else math.inf
+        return self._cap if isinstance(self._objective, AmortisedTime | DeviceSeconds) else math.inf

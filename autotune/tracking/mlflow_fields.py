@@ -46,6 +46,8 @@ EVALUATION_METRICS = (
     "samples_per_second",
     "peak_memory_bytes",
     "energy_joules",
+    "build_joules",
+    "num_workers",
 )
 STEP_METRIC = "train_seconds"
 """The metric that every evaluation has, so its history says which evaluations are kept."""

@@ -14,6 +14,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.measurement import Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,18 @@ class Capabilities:
     has_torchao: bool
     """Whether torchao is installed, which float8 needs."""
 
+    host: str = platform.node()
+    """The machine that was asked."""
+
     @property
     def device_name(self) -> str:
         """The GPU's name, or the processor's where there is none."""
         return self.gpu_name or cpu_name()
+
+    def device_of(self, config: TrialConfig) -> Device:
+        """The device that each worker of a training has here."""
+        is_gpu = uses_cuda(config, self)
+        return Device(kind=self.gpu_name if is_gpu else "cpu", where=self.host, energy_fault=None)
 
 
 def local_capabilities() -> Capabilities:
@@ -46,6 +55,7 @@ def local_capabilities() -> Capabilities:
         compute_capability=torch.cuda.get_device_capability(0) if num_gpus else None,
         has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
         has_torchao=importlib.util.find_spec("torchao") is not None,
+        host=platform.node(),
     )
 
 
@@ -129,6 +139,11 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: found cuda, and there is no GPU here; accepted are auto, cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def device_kind(device: torch.device) -> str:
+    """``cpu``, or the GPU's name: what a price is of."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from typing import Any
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.components import Components, make_strategy
-from autotune.training.device import peak_memory_bytes, pick_device, synchronizer
+from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.outcome import outcome_of
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.parallel.time_limit import TimeLimit
@@ -138,6 +138,8 @@ def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_
         samples_per_second=(samples - place.evaluated_samples) / max(train_seconds - since_seconds, 1e-9),
         peak_memory_bytes=peak_memory_bytes(run.device),
         energy_joules=None,
+        num_workers=run.ranks.size,
+        device_kind=device_kind(run.device),
         outcome=outcome_of(
             run.config.target,
             metric,

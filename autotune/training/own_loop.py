@@ -21,7 +21,7 @@ from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.training.device import peak_memory_bytes, pick_device, reset_device, synchronizer
+from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, synchronizer
 from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.seeding import seed_everything
 
@@ -186,6 +186,7 @@ def _evaluation(
         samples_per_second=(samples - since[0]) / max(train_seconds - since[1], 1e-9),
         peak_memory_bytes=peak_memory_bytes(device),
         energy_joules=None,
+        device_kind=device_kind(device),
         outcome=outcome_of(config.target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False),
     )
 

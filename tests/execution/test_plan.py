@@ -112,6 +112,31 @@ def evaluation() -> Evaluation:
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "on", "message"),
+    [
+        (
+            "objective=cost",
+            _CPU,
+            "^objective: .* trains on 'cpu', and cluster.price_per_hour has no price; accepted is a price of a device-hour",
+        ),
+        ("cluster.price_per_hour={cpu: 1}", _GPUS, "trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'"),
+        ("cluster.price_per_hour={NVIDIA H200: 1}", _CPU, "trains on 'cpu', and cluster.price_per_hour has only prices of 'NVIDIA H200'"),
+    ],
+)
+def test_a_device_without_a_price_is_refused_before_anything_is_trained(override: str, on: Capabilities, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan("objective=cost", override, on=on)
+
+
+def test_every_device_that_the_space_has_needs_a_price() -> None:
+    space, prices = "search_space=[{device:[cpu,cuda]}]", "cluster.price_per_hour={NVIDIA H200: 1}"
+    with pytest.raises(ConfigError, match="trains on 'cpu'"):
+        make_plan("objective=cost", space, prices, on=_GPUS)
+    both = make_plan("objective=cost", space, "cluster.price_per_hour={NVIDIA H200: 1, cpu: 0.05}", on=_GPUS)
+    assert both.definition()["objective"]["price_per_hour"] == {"NVIDIA H200": 1.0, "cpu": 0.05}
+
+
 def test_a_budget_of_time_alone_is_enough() -> None:
     lines = describe_plan(make_plan("search.num_trials=null", "search.time_budget_seconds=60"))
     assert any(line.startswith("budget    60 s; ") for line in lines)

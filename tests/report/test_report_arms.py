@@ -5,7 +5,8 @@ import math
 import pytest
 
 from autotune.comparison import Claim, Ratio, RunTime
-from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, describe_speed_up, format_seconds
+from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, describe_speed_up
+from autotune.report.scale import format_seconds
 
 
 def arm(*runs: tuple[float | None, bool]) -> ArmTimes:

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import PAUSED, Outcome, Target
-from autotune.objective import AmortisedTime
+from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw
@@ -62,20 +62,28 @@ def sampler(**settings: Any) -> FreezeThawSampler:
     return FreezeThawSampler(**{"space": SPACE, "target": TARGET, "objective": OBJECTIVE, "seed": 0, **settings})
 
 
-def searched(recorded: Recording, *, seed: int, pausing: bool = True, num_workers: int = 1, within: float | None = 0.1) -> Trace:
+def searched(
+    recorded: Recording,
+    *,
+    seed: int,
+    pausing: bool = True,
+    num_workers: int = 1,
+    within: float | None = 0.1,
+    objective: BoundedObjective = OBJECTIVE,
+) -> Trace:
     def make(place: Place) -> SearchPolicy:
         return SearchPolicy(
             study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
             space=SPACE,
             baseline=None,
             has_baseline=False,
-            stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0),
-            objective=OBJECTIVE,
+            stopping=CapAtIncumbent(objective=objective, cap_margin=1.0),
+            objective=objective,
             target=TARGET,
             seed=seed,
             num_trials=None,
             max_errors_in_a_row=3,
-            pausing=sampler(seed=seed) if pausing else None,
+            pausing=sampler(seed=seed, objective=objective) if pausing else None,
             place=place,
         )
 
@@ -96,6 +104,15 @@ def test_the_same_seed_searches_the_same_way() -> None:
     recorded = recording(24)
     assert searched(recorded, seed=3) == searched(recorded, seed=3)
     assert searched(recorded, seed=3) != searched(recorded, seed=4)
+
+
+@pytest.mark.parametrize("objective", [DeviceSeconds(num_trainings=1), Cost(num_trainings=1, price_per_hour={"cpu": 0.05}, currency="USD")])
+def test_the_unit_of_the_objective_does_not_change_the_search(objective: BoundedObjective) -> None:
+    plain = recording(24)
+    trials = tuple(replace(each, device_kinds=("cpu",) * len(each.steps)) for each in plain.trials)
+    assert [each.trial for each in searched(replace(plain, trials=trials), seed=3, objective=objective).stretches] == [
+        each.trial for each in searched(plain, seed=3).stretches
+    ]
 
 
 def test_workers_do_not_train_a_trial_together() -> None:

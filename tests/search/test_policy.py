@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from optuna.trial import TrialState
 from autotune.config.build import build
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
+from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.objective import AmortisedTime
+from autotune.objective import AmortisedTime, Cost
 from autotune.search.policy import SearchPolicy, Trial, finished_results
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
@@ -364,6 +366,21 @@ def test_the_cap_of_a_trial_is_the_best_score_when_it_is_handed_out() -> None:
     taken_up = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
     assert suggested(taken_up).cap_seconds == 15.0
     assert suggested(policy_over(new_study())).cap_seconds == math.inf
+
+
+def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search() -> None:
+    policy = policy_over(new_study(), objective=Cost(num_trainings=1, price_per_hour={"cpu": 1.0}, currency="USD"))
+    first, second = suggested(policy), suggested(policy)
+    assert policy.finish(replace(ended(first), evaluations=(replace(evaluation(36.0, 0.9), device_kind="cpu"),))) == pytest.approx(0.01)
+    assert policy.observe(second.number, replace(evaluation(1.0, 0.5), device_kind="NVIDIA H200")) is Decision.STOP
+    assert isinstance(policy.error, ConfigError)
+    assert "a worker trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'" in str(policy.error)
+    assert (
+        policy.finish(replace(ended(second, Outcome.STOPPED), evaluations=(replace(evaluation(1.0, 0.5), device_kind="NVIDIA H200"),)))
+        is None
+    )
+    assert list(policy.results) == [0]
+    assert policy.suggest() is None
 
 
 def test_results_come_back_from_the_storage_as_they_went_in(tmp_path: Path) -> None:

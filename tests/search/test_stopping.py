@@ -1,12 +1,13 @@
 """Stopping rules: which trials go on, and at how many seconds a worker ends one itself."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, TrialResult
-from autotune.objective import AmortisedTime
+from autotune.objective import AmortisedTime, DeviceSeconds
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 
 
@@ -110,6 +111,17 @@ def test_an_objective_that_does_not_count_seconds_caps_at_evaluations_only() -> 
     assert rule.cap_seconds() == math.inf
     assert rule.observe(1, evaluation(8.9)) is Decision.CONTINUE
     assert rule.observe(1, evaluation(9.1)) is Decision.CAP
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) -> None:
+    objective = DeviceSeconds(num_trainings=10**9)
+    rule = CapAtIncumbent(objective=objective, cap_margin=1)
+    rule.finish(result(Outcome.REACHED, 7.0), 8.0)
+    assert rule.cap_seconds() == 8.0, "no fewer than one device is busy, so no winner takes more seconds than that"
+    seen = [rule.observe(1, replace(evaluation(seconds), num_workers=num_workers)) for seconds in (0.9, 1.1, 6.9, 7.1)]
+    num_on = 3 if num_workers == 1 else 1
+    assert seen == [Decision.CONTINUE] * num_on + [Decision.CAP] * (4 - num_on)
 
 
 def test_an_objective_without_a_bound_caps_nothing() -> None:

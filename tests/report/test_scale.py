@@ -1,0 +1,91 @@
+"""Scores as a person reads them: in the objective's own quantity and unit."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from autotune.comparison import Ratio, RunTime
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.objective import AmortisedTime, Cost, DeviceSeconds
+from autotune.report.arms import ArmTimes, describe_arm
+from autotune.report.scale import SECONDS, Scale, scale_of
+from autotune.report.study_files import arm_json
+from autotune.report.terminal import StudyDisplay, Summary, print_summary
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
+COST = Cost(num_trainings=1, price_per_hour={"cpu": 3.6}, currency="EUR")
+MONEY = scale_of(COST)
+
+
+class FinalLoss:
+    """An objective of the user's own, which says nothing of itself."""
+
+    def score(self, result: TrialResult) -> float:
+        return 0.0
+
+
+def ended(outcome: Outcome) -> TrialResult:
+    evaluation = Evaluation(
+        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=1.0, train_seconds=9.0, evaluate_seconds=0.0, metric=0.5, loss=0.1,
+        samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, num_workers=2, device_kind="cpu",
+    )  # fmt: skip
+    return TrialResult(
+        trial=1, values={}, overrides=(), seed=0, outcome=outcome, evaluations=(evaluation,), started_at=0.0, stopped_at=1.0, fingerprint={}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scale", "score", "words"),
+    [
+        (SECONDS, 12.34, "12.3 s"),
+        (scale_of(AmortisedTime(num_trainings=1)), 754.0, "12 min 34 s"),
+        (scale_of(DeviceSeconds(num_trainings=1)), 754.0, "754 device-s"),
+        (scale_of(DeviceSeconds(num_trainings=1)), 75432.1, "75,432 device-s"),
+        (MONEY, 0.000123456, "0.000123 EUR"),
+        (scale_of(FinalLoss()), 0.25, "0.25"),
+        (MONEY, float("inf"), "unknown"),
+    ],
+)
+def test_a_score_is_told_in_its_objectives_unit(scale: Scale, score: float, words: str) -> None:
+    assert scale.format(score) == words
+
+
+def test_a_trial_that_fell_short_is_told_at_what_it_spent_in_the_same_unit() -> None:
+    assert MONEY.spent(ended(Outcome.CAPPED)) == pytest.approx(0.02)
+    assert SECONDS.spent(ended(Outcome.CAPPED)) == 10.0
+    assert scale_of(FinalLoss()).spent(ended(Outcome.CAPPED)) is None
+
+
+def test_axes_and_files_name_quantity_and_unit() -> None:
+    assert [each.axis_label for each in (SECONDS, MONEY, scale_of(FinalLoss()))] == ["Time to target (s)", "Cost to target (EUR)", "Score"]
+    arm = ArmTimes(label="a", runs=[RunTime(0.5, reached=True), RunTime(0.75, reached=False)], scale=MONEY)
+    assert arm_json(arm) == {"unit": "EUR", "scores": [0.5], "lower_bounds": [0.75], "num_runs": 2, "num_reached": 1}
+    assert describe_arm(arm) == "at least 0.625 EUR (mean of 2 runs, 1 reached the target)"
+
+
+def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
+    file = StringIO()
+    console = Console(file=file, width=200, force_terminal=False)
+    with StudyDisplay(title="t", target=TARGET, num_trials=3, time_budget_seconds=None, num_done=0, console=console, scale=MONEY) as shown:
+        shown.trial_finished(ended(Outcome.REACHED), 0.02)
+        shown.trial_finished(ended(Outcome.CAPPED), None)
+    arms = [
+        ArmTimes(label=label, runs=[RunTime(cost, reached=True)], scale=MONEY) for label, cost in (("baseline", 0.04), ("trial 1", 0.02))
+    ]
+    print_summary(
+        console,
+        Summary(
+            study="s", experiment="cnn", target=TARGET, baseline=arms[0], best=arms[1], best_overrides=[], outcomes={},
+            speed_up=Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=1), train_seconds_spent=20.0, wall_seconds=30.0,
+            folder="f", next_commands=(),
+        ),
+    )  # fmt: skip
+    lines = file.getvalue().splitlines()
+    assert lines[1:3] == [
+        "trial 1  REACHED  0.02 EUR  accuracy 0.5  best 0.02 EUR (trial 1)",
+        "trial 1  CAPPED  0.02 EUR  accuracy 0.5  best 0.02 EUR (trial 1)",
+    ]
+    assert "  baseline  0.04 EUR (1 run)" in lines
+    assert "  gain      2.00x (interval 1.80x to 2.20x), n = 1 and 1" in lines
+    assert "speed-up" not in file.getvalue()
