@@ -225,14 +225,18 @@ class TrialResult:
 
 
 class PhaseClock:
-    """The one clock of a trial: counts host monotonic seconds into the phase it is in, or into none.
+    """The one clock of a trial: counts host monotonic seconds into the phase it is in, or into none, and joules likewise.
 
-    ``synchronize`` waits for the device and is called only when the phase changes, so steps run unhindered.
+    ``synchronize`` waits for the device, ``read_joules`` reads its energy counter, NaN where that fails. Both are called only when the
+    phase changes, so steps run unhindered; what reading takes belongs to no phase.
     """
 
-    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, synchronize: Callable[[], None] = lambda: None, read_joules: Callable[[], float] | None = None) -> None:
         self._synchronize = synchronize
+        self._read_joules = read_joules
+        self._counter = 0.0
         self._seconds = dict.fromkeys(Phase, 0.0)
+        self._joules = dict.fromkeys(Phase, 0.0 if read_joules else math.nan)
         self._phase: Phase | None = None
         self._since = 0.0
 
@@ -242,15 +246,22 @@ class PhaseClock:
         now = time.perf_counter()
         if self._phase is not None:
             self._seconds[self._phase] += now - self._since
+        if self._read_joules is not None:
+            before, self._counter = self._counter, self._read_joules()
+            if self._phase is not None:
+                self._joules[self._phase] += self._counter - before
+            now = time.perf_counter()
         self._phase, self._since = phase, now
 
     def reset(self) -> None:
         """Forget what was counted: a paused training that is taken up again is not charged for being made anew."""
         self._seconds = dict.fromkeys(Phase, 0.0)
+        self._joules = dict.fromkeys(Phase, 0.0 if self._read_joules else math.nan)
 
-    def add(self, phase: Phase, seconds: float) -> None:
-        """Count seconds that were measured elsewhere, as by the process that a training goes on from."""
+    def add(self, phase: Phase, seconds: float, joules: float | None = None) -> None:
+        """Count what was measured elsewhere, as by the process that a training goes on from; energy that was not is not known then."""
         self._seconds[phase] += seconds
+        self._joules[phase] += math.nan if joules is None else joules
 
     @property
     def phase(self) -> Phase | None:
@@ -261,3 +272,8 @@ class PhaseClock:
         """Seconds counted into a phase so far, by the host's clock and without waiting for the device."""
         running = time.perf_counter() - self._since if phase is self._phase else 0.0
         return self._seconds[phase] + running
+
+    def joules(self, *phases: Phase) -> float | None:
+        """Joules counted into phases up to when the last one of them ended; None where not all of it was measured."""
+        joules = math.fsum(self._joules[phase] for phase in phases)
+        return joules if math.isfinite(joules) else None

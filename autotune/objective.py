@@ -164,6 +164,35 @@ class Cost(_Amortised):
         return self._seconds(evaluation) * evaluation.num_workers / 3600 * self._prices[str(evaluation.device_kind)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Energy(_Amortised):
+    """Joules to target, by the counters of the training's own devices: prepare and train, and build spread over the trainings."""
+
+    quantity: ClassVar[str] = "energy to target"
+    unit: ClassVar[str] = "J"
+
+    def unmeasured(self, device: Device) -> str | None:
+        """The energy, where no counter of it can be read."""
+        if device.energy_fault is None:
+            return None
+        kind = {None: "the device", "cpu": "the CPU"}.get(device.kind, device.kind)
+        return (
+            f"the energy that {kind} uses is not known on {device.where} ({device.energy_fault}); accepted there are objective=time, "
+            f"device_seconds and cost"
+        )
+
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        """Joules used up to an evaluation.
+
+        Raises:
+            ConfigError: they were not measured.
+        """
+        _require(self.unmeasured(device_of(evaluation)))
+        assert evaluation.energy_joules is not None
+        assert evaluation.build_joules is not None
+        return evaluation.build_joules / self.num_trainings + evaluation.energy_joules
+
+
 def _at_target(result: TrialResult) -> Evaluation:
     if result.outcome is not Outcome.REACHED or result.last is None:
         raise ValueError(f"trial {result.trial} ended {result.outcome}: only a trial that REACHED has a time to target")
@@ -177,5 +206,6 @@ def _require(missing: str | None) -> None:
 
 def device_of(evaluation: Evaluation, where: str = "this training") -> Device:
     """The device of a training, as an evaluation tells it."""
-    fault = "it was not measured" if evaluation.energy_joules is None else None
+    is_known = evaluation.energy_joules is not None and evaluation.build_joules is not None
+    fault = None if is_known else "it was not measured"
     return Device(kind=evaluation.device_kind, where=where, energy_fault=fault)

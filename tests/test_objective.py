@@ -4,7 +4,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Evaluation, Outcome, TrialResult
-from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, check_measured, device_of
+from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy, check_measured, device_of
 
 
 def evaluation(**changes: object) -> Evaluation:
@@ -104,3 +104,35 @@ def test_seconds_are_measured_everywhere() -> None:
 def test_a_price_that_is_none_is_refused(price: float) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', accepted is above 0$"):
         Cost(num_trainings=1, price_per_hour={"cpu": price}, currency="USD")
+
+
+@pytest.mark.parametrize(("num_trainings", "joules"), [(1, 1500.0), (4, 750.0), (10**9, 500.000001)])
+def test_the_energy_of_building_is_shared_among_the_trainings_of_a_process(num_trainings: int, joules: float) -> None:
+    objective = Energy(num_trainings=num_trainings)
+    reached = result(Outcome.REACHED, evaluation(build_joules=1000.0, energy_joules=500.0, train_seconds=1e9))
+    assert objective.score(reached) == pytest.approx(joules, rel=1e-12)
+
+
+@pytest.mark.parametrize("changes", [{}, {"energy_joules": 500.0}, {"build_joules": 500.0}])
+def test_energy_that_was_not_measured_is_refused_and_never_taken_for_another_number(changes: dict[str, float]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^objective: the energy that the device uses is not known on this training \(it was not measured\)"
+    ):
+        Energy(num_trainings=1).score(result(Outcome.REACHED, evaluation(**changes)))
+
+
+def test_energy_where_no_counter_can_be_read_is_refused_with_what_is_accepted() -> None:
+    blind = Device(kind="cpu", where="host-7", energy_fault="/sys/class/powercap has no intel-rapl package")
+    with pytest.raises(ConfigError) as refused:
+        check_measured(Energy(num_trainings=1), [H200, blind])
+    assert str(refused.value) == (
+        "objective: the energy that the CPU uses is not known on host-7 (/sys/class/powercap has no intel-rapl package); accepted there are "
+        "objective=time, device_seconds and cost"
+    )
+
+
+def test_an_evaluation_at_another_time_uses_energy_at_the_same_rate() -> None:
+    seen = evaluation(prepare_seconds=1.0, train_seconds=4.0, energy_joules=500.0)
+    later = seen.extrapolated(9.0)
+    assert (later.train_seconds, later.energy_joules, later.build_seconds) == (9.0, 1000.0, 8.0)
+    assert evaluation().extrapolated(9.0).energy_joules is None

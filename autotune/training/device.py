@@ -6,7 +6,7 @@ import platform
 import resource
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Device
+from autotune.training.energy import energy_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,10 @@ class Capabilities:
     has_torchao: bool
     """Whether torchao is installed, which float8 needs."""
 
-    host: str = platform.node()
-    """The machine that was asked."""
+    host: str = "this machine"
+    """That was asked."""
+    energy_faults: Mapping[str, str] = field(default_factory=dict)
+    """Why the energy of ``cpu`` or ``cuda`` devices cannot be read; no entry where it can."""
 
     @property
     def device_name(self) -> str:
@@ -42,7 +45,9 @@ class Capabilities:
     def device_of(self, config: TrialConfig) -> Device:
         """The device that each worker of a training has here."""
         is_gpu = uses_cuda(config, self)
-        return Device(kind=self.gpu_name if is_gpu else "cpu", where=self.host, energy_fault=None)
+        return Device(
+            kind=self.gpu_name if is_gpu else "cpu", where=self.host, energy_fault=self.energy_faults.get("cuda" if is_gpu else "cpu")
+        )
 
 
 def local_capabilities() -> Capabilities:
@@ -56,6 +61,7 @@ def local_capabilities() -> Capabilities:
         has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
         has_torchao=importlib.util.find_spec("torchao") is not None,
         host=platform.node(),
+        energy_faults={each: fault for each in ["cpu", *(["cuda"] if num_gpus else [])] if (fault := energy_fault(each))},
     )
 
 

@@ -22,6 +22,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, synchronizer
+from autotune.training.energy import energy_meter
 from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.seeding import seed_everything
 
@@ -62,7 +63,7 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
     device = pick_device(config.device)
     torch.set_num_threads(config.runtime["num_threads"] or num_threads)
     reset_device(device)
-    clock = PhaseClock(synchronizer(device))
+    clock = PhaseClock(synchronizer(device), energy_meter(device))
     clock.enter(Phase.BUILD)
     _warm_up(device)
     seed_everything(config.seed)
@@ -185,7 +186,8 @@ def _evaluation(
         loss=numbers.get("loss", math.nan),
         samples_per_second=(samples - since[0]) / max(train_seconds - since[1], 1e-9),
         peak_memory_bytes=peak_memory_bytes(device),
-        energy_joules=None,
+        energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
+        build_joules=clock.joules(Phase.BUILD),
         device_kind=device_kind(device),
         outcome=outcome_of(config.target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False),
     )

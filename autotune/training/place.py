@@ -83,13 +83,13 @@ def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Plac
         part.load_state_dict(state["parts"][name])
     set_random_state(state["random"], run.device)
     evaluation = Evaluation.from_dict(state["evaluation"])
-    for phase, seconds in (
-        (Phase.BUILD, evaluation.build_seconds),
-        (Phase.PREPARE, evaluation.prepare_seconds),
-        (Phase.TRAIN, evaluation.train_seconds),
-        (Phase.EVALUATE, evaluation.evaluate_seconds),
+    for phase, seconds, joules in (
+        (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
+        (Phase.PREPARE, evaluation.prepare_seconds, 0.0),
+        (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),  # those of preparing are among them
+        (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
     ):
-        clock.add(phase, seconds)
+        clock.add(phase, seconds, joules)
     return Place(step=state["step"], last=evaluation)
 
 

@@ -182,7 +182,7 @@ def set_up(
         step = run.warmed_up()
     else:
         run, step = replace(_built.run, config=config), _built.step
-        clock.add(Phase.BUILD, _built.seconds)
+        clock.add(Phase.BUILD, _built.seconds, _built.joules)
 
     clock.enter(Phase.PREPARE)
     seed_everything(config.seed)
@@ -195,7 +195,7 @@ def set_up(
     if not step.is_bound or ranks.size > 1:  # ranks part at the end, and what is bound to their meeting with them
         return run, step
     if _built is None and isinstance(step.parts.technique, NoTechnique):  # others change the model for good
-        _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD))
+        _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD), joules=clock.joules(Phase.BUILD))
     return run, step
 
 
@@ -208,6 +208,8 @@ class _Built:
     step: TrainingStep
     seconds: float
     """That building took."""
+    joules: float | None
+    """Likewise; None where they were not measured."""
 
 
 _built: _Built | None = None

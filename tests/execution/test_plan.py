@@ -12,6 +12,7 @@ from autotune.config.compose import Composer
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.plan import StudyPlan, check_plan, describe_plan, plan_study
 from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.objective import Energy
 from autotune.recording import write_recording
 from autotune.training.device import Capabilities
 
@@ -127,6 +128,18 @@ def evaluation() -> Evaluation:
 def test_a_device_without_a_price_is_refused_before_anything_is_trained(override: str, on: Capabilities, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan("objective=cost", override, on=on)
+
+
+def test_energy_that_a_machine_does_not_tell_is_refused_before_anything_is_trained() -> None:
+    blind = replace(_GPUS, host="host-7", energy_faults={"cuda": "no driver", "cpu": "no counter"})
+    with pytest.raises(
+        ConfigError, match=r"^objective: the energy that NVIDIA H200 uses is not known on host-7 \(no driver\); accepted there"
+    ):
+        make_plan("objective=energy", on=blind)
+    half = replace(blind, energy_faults={"cpu": "no counter"})
+    assert make_plan("objective=energy", on=half).objective == Energy(num_trainings=100)
+    with pytest.raises(ConfigError, match=r"the CPU uses is not known on host-7 \(no counter\)"):
+        make_plan("objective=energy", "search_space=[{device:[cuda,cpu]}]", on=half)
 
 
 def test_every_device_that_the_space_has_needs_a_price() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import PAUSED, Outcome, Target
-from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds
+from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw
@@ -106,13 +106,29 @@ def test_the_same_seed_searches_the_same_way() -> None:
     assert searched(recorded, seed=3) != searched(recorded, seed=4)
 
 
-@pytest.mark.parametrize("objective", [DeviceSeconds(num_trainings=1), Cost(num_trainings=1, price_per_hour={"cpu": 0.05}, currency="USD")])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        DeviceSeconds(num_trainings=1),
+        Cost(num_trainings=1, price_per_hour={"cpu": 0.05}, currency="USD"),
+        Energy(num_trainings=1),
+    ],
+)
 def test_the_unit_of_the_objective_does_not_change_the_search(objective: BoundedObjective) -> None:
     plain = recording(24)
-    trials = tuple(replace(each, device_kinds=("cpu",) * len(each.steps)) for each in plain.trials)
-    assert [each.trial for each in searched(replace(plain, trials=trials), seed=3, objective=objective).stretches] == [
-        each.trial for each in searched(plain, seed=3).stretches
-    ]
+    trials = tuple(
+        replace(
+            each,
+            device_kinds=("cpu",) * len(each.steps),
+            energy_joules=tuple(512 * seconds for seconds in each.train_seconds),
+            build_joules=(0.0,) * len(each.steps),
+        )
+        for each in plain.trials
+    )
+    told = searched(replace(plain, trials=trials), seed=3, objective=objective)
+    assert [(each.trial, each.outcome) for each in told.stretches][:40] == [
+        (each.trial, each.outcome) for each in searched(plain, seed=3).stretches
+    ][:40]
 
 
 def test_workers_do_not_train_a_trial_together() -> None:

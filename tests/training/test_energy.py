@@ -1,0 +1,175 @@
+"""Energy meters over counters that a test sets: RAPL files in a folder, and a driver that says what it is told."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.measurement import Evaluation, Phase, PhaseClock
+from autotune.objective import Energy
+from autotune.training import energy
+from autotune.training.energy import NvmlMeter, RaplMeter, UnreadableEnergyError, energy_fault, energy_meter
+from autotune.training.loop import train
+
+MakeConfig = Callable[..., TrialConfig]
+
+
+def zone(folder: Path, number: str, name: str, microjoules: int, wraps_at: int = 1_000_000_000) -> Path:
+    made = folder / f"intel-rapl:{number}"
+    made.mkdir(parents=True)
+    (made / "name").write_text(f"{name}\n")
+    (made / "max_energy_range_uj").write_text(f"{wraps_at}\n")
+    (made / "energy_uj").write_text(f"{microjoules}\n")
+    return made
+
+
+def used(zone: Path, microjoules: int) -> None:
+    """The zone's counter goes on, and wraps around where it must."""
+    wraps_at = int((zone / "max_energy_range_uj").read_text())
+    (zone / "energy_uj").write_text(f"{(int((zone / 'energy_uj').read_text()) + microjoules) % wraps_at}\n")
+
+
+def test_packages_are_counted_and_their_parts_and_the_platform_are_not(tmp_path: Path) -> None:
+    zones = [
+        zone(tmp_path, number, name, 5_000_000)
+        for number, name in (("0", "package-0"), ("0:0", "core"), ("0:1", "dram"), ("1", "package-1"), ("2", "psys"))
+    ]
+    meter = RaplMeter(tmp_path)
+    assert meter() == 0.0
+    for each in zones:
+        used(each, 1_500_000)
+    assert meter() == 3.0
+    used(zones[0], 250_000)
+    assert meter() == 3.25
+
+
+def test_a_counter_that_wraps_around_goes_on(tmp_path: Path) -> None:
+    package = zone(tmp_path, "0", "package-0", 999_000_000)
+    meter = RaplMeter(tmp_path)
+    total = 0
+    for microjoules in (500_000, 700_000, 999_999_999, 1, 0, 800_000_000, 800_000_000):
+        used(package, microjoules)
+        total += microjoules
+        assert meter() == pytest.approx(total * 1e-6, abs=1e-9)
+
+
+def test_a_counter_that_can_no_longer_be_read_gives_no_number(tmp_path: Path) -> None:
+    package = zone(tmp_path, "0", "package-0", 1)
+    meter = RaplMeter(tmp_path)
+    (package / "energy_uj").unlink()
+    assert math.isnan(meter())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "has no intel-rapl package"),
+        ({"name": "package-0"}, "max_energy_range_uj: No such file"),
+        ({"name": "psys"}, "has no intel-rapl"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path: Path, content: dict[str, str], message: str) -> None:
+    for name, text in content.items():
+        (tmp_path / "intel-rapl:0").mkdir(exist_ok=True)
+        (tmp_path / "intel-rapl:0" / name).write_text(text)
+    with pytest.raises(UnreadableEnergyError, match=message):
+        RaplMeter(tmp_path)
+
+
+def test_a_counter_that_is_no_number_is_said(tmp_path: Path) -> None:
+    (zone(tmp_path, "0", "package-0", 1) / "energy_uj").write_text("")
+    with pytest.raises(UnreadableEnergyError, match="invalid literal"):
+        RaplMeter(tmp_path)
+
+
+class Driver:
+    """NVML as its Python module has it, of one GPU."""
+
+    class NVMLError(Exception):
+        """What it raises."""
+
+    def __init__(self, millijoules: int | None) -> None:
+        self.millijoules = millijoules
+
+    def nvmlInit(self) -> None:  # noqa: N802  # NVML's own name
+        if self.millijoules == -1:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid != "GPU-1":
+            raise self.NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
+        if self.millijoules is None:
+            raise self.NVMLError("Not Supported")
+        return self.millijoules
+
+
+def test_a_gpus_counter_is_in_millijoules() -> None:
+    driver = Driver(12_345_678)
+    meter = NvmlMeter("GPU-1", driver)
+    assert meter() == 12_345.678
+    driver.millijoules = None
+    assert math.isnan(meter())
+
+
+@pytest.mark.parametrize(
+    ("millijoules", "uuid", "message"), [(None, "GPU-1", "Not Supported"), (1, "GPU-2", "Not Found"), (-1, "GPU-1", "Loaded")]
+)
+def test_a_driver_that_does_not_tell_is_said(millijoules: int | None, uuid: str, message: str) -> None:
+    with pytest.raises(UnreadableEnergyError, match=f"NVML of {uuid}: .*{message}"):
+        NvmlMeter(uuid, Driver(millijoules))
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One package in place of this machine's own; its folder."""
+    package = zone(tmp_path, "0", "package-0", 0)
+    monkeypatch.setattr(energy, "RaplMeter", lambda: RaplMeter(tmp_path))
+    energy._cpu_meter.cache_clear()
+    return package
+
+
+def test_a_training_counts_the_joules_of_its_phases(packages: Path, trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = PhaseClock.enter
+
+    def enter_and_use(clock: PhaseClock, phase: Phase | None) -> None:
+        ending = clock.phase
+        if ending is not None:  # a phase uses as many joules as it has letters
+            used(packages, 1_000_000 * len(ending))
+        enter(clock, phase)
+
+    monkeypatch.setattr(PhaseClock, "enter", enter_and_use)
+    evaluations: list[Evaluation] = list(train(trial_config("epochs=3", "target.value=2")))
+    assert [each.build_joules for each in evaluations] == [pytest.approx(5)] * 3
+    assert [each.energy_joules for each in evaluations] == [pytest.approx(7 + 5 * each) for each in (1, 2, 3)]
+    assert Energy(num_trainings=10).lower_bound(evaluations[-1]) == pytest.approx(0.5 + 22)
+
+
+def test_a_device_without_a_counter_has_no_joules_and_says_why(
+    trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(energy, "RaplMeter", lambda: RaplMeter(tmp_path))
+    energy._cpu_meter.cache_clear()
+    assert energy_meter(torch.device("cpu")) is None
+    assert energy_fault("cpu") == f"{tmp_path} has no intel-rapl package"
+    last = list(train(trial_config("epochs=1", "target.value=2")))[-1]
+    assert (last.energy_joules, last.build_joules) == (None, None)
+    energy._cpu_meter.cache_clear()
+
+
+@pytest.mark.gpu
+def test_a_gpus_joules_grow_while_it_works() -> None:
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    device = torch.device("cuda")
+    meter = energy_meter(device)
+    assert meter is not None, energy_fault("cuda")
+    before, factor = meter(), torch.randn(4096, 4096, device=device)
+    for _ in range(500):
+        factor = torch.nn.functional.normalize(factor @ factor)
+    torch.cuda.synchronize(device)
+    assert meter() > before
