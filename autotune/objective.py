@@ -7,12 +7,13 @@ machine does not give is refused before anything is trained there, and never bec
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Evaluation, Outcome, TrialResult
+from autotune.pareto import weighted_product
 
 
 class Objective(Protocol):
@@ -191,6 +192,77 @@ class Energy(_Amortised):
         assert evaluation.energy_joules is not None
         assert evaluation.build_joules is not None
         return evaluation.build_joules / self.num_trainings + evaluation.energy_joules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pareto:
+    """Several objectives at once: what no trial beats in all of them is the front, and the search minimises one weighing of them.
+
+    Args:
+        objectives: by name; each must have ``lower_bound``.
+        preferences: weights by objective, by name of the preference; an objective that one does not name has weight 0. Each picks the
+            point of the front with the least weighted product (``autotune.pareto``).
+        search_for: the preference whose product is the score.
+
+    Raises:
+        ConfigError: an objective or a preference that cannot be.
+    """
+
+    objectives: Mapping[str, BoundedObjective]
+    preferences: Mapping[str, Mapping[str, float]]
+    search_for: str
+
+    unit: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if len(self.objectives) < 2:
+            raise ConfigError(f"objective.objectives: found {', '.join(self.objectives) or 'none'}, accepted are at least two")
+        for name, objective in self.objectives.items():
+            if not isinstance(objective, BoundedObjective):
+                raise ConfigError(f"objective.objectives.{name}: has no lower_bound, accepted is an objective that only grows")
+        for name, weights in self.preferences.items():
+            known = set(weights) <= set(self.objectives)
+            if not known or not all(0 <= weight < float("inf") for weight in weights.values()) or not sum(weights.values()) > 0:
+                raise ConfigError(
+                    f"objective.preferences.{name}: found {dict(weights)}, accepted are weights of {', '.join(self.objectives)} from 0, "
+                    f"one of them above 0"
+                )
+        if self.search_for not in self.preferences:
+            raise ConfigError(f"objective.search_for: found {self.search_for}, accepted are {', '.join(self.preferences) or 'none'}")
+
+    @property
+    def quantity(self) -> str:
+        """The product that is the score."""
+        shares = zip(self.objectives, self._weights(self.search_for), strict=True)
+        total = sum(self._weights(self.search_for))
+        return "product " + " x ".join(f"{name}^{weight / total:.2g}" for name, weight in shares if weight)
+
+    def unmeasured(self, device: Device) -> str | None:
+        """What the first of the objectives that cannot be scored needs."""
+        return next((missing for each in self.objectives.values() if (missing := unmeasured(each, device)) is not None), None)
+
+    def score(self, result: TrialResult) -> float:
+        """The weighted product at the target.
+
+        Raises:
+            ValueError: the trial did not reach the target, so it has no score.
+        """
+        return self.lower_bound(_at_target(result))
+
+    def lower_bound(self, evaluation: Evaluation) -> float:
+        """The weighted product of what was spent up to an evaluation: it grows with each of them."""
+        return weighted_product(self.values(evaluation), self._weights(self.search_for))
+
+    def values(self, evaluation: Evaluation) -> tuple[float, ...]:
+        """Every objective up to an evaluation, in their order."""
+        return tuple(each.lower_bound(evaluation) for each in self.objectives.values())
+
+    def picks(self, points: Mapping[int, Sequence[float]]) -> dict[str, int]:
+        """Of points by trial, the one that each preference picks; points are not none."""
+        return {name: min(points, key=lambda trial: weighted_product(points[trial], self._weights(name))) for name in self.preferences}
+
+    def _weights(self, preference: str) -> tuple[float, ...]:
+        return tuple(self.preferences[preference].get(name, 0.0) for name in self.objectives)
 
 
 def _at_target(result: TrialResult) -> Evaluation:

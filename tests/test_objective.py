@@ -4,7 +4,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Evaluation, Outcome, TrialResult
-from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy, check_measured, device_of
+from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy, Pareto, check_measured, device_of
 
 
 def evaluation(**changes: object) -> Evaluation:
@@ -126,8 +126,8 @@ def test_energy_where_no_counter_can_be_read_is_refused_with_what_is_accepted() 
     with pytest.raises(ConfigError) as refused:
         check_measured(Energy(num_trainings=1), [H200, blind])
     assert str(refused.value) == (
-        "objective: the energy that the CPU uses is not known on host-7 (/sys/class/powercap has no intel-rapl package); accepted there are "
-        "objective=time, device_seconds and cost"
+        "objective: the energy that the CPU uses is not known on host-7 (/sys/class/powercap has no intel-rapl package); accepted there "
+        "are objective=time, device_seconds and cost"
     )
 
 
@@ -136,3 +136,61 @@ def test_an_evaluation_at_another_time_uses_energy_at_the_same_rate() -> None:
     later = seen.extrapolated(9.0)
     assert (later.train_seconds, later.energy_joules, later.build_seconds) == (9.0, 1000.0, 8.0)
     assert evaluation().extrapolated(9.0).energy_joules is None
+
+
+OBJECTIVES = {"time": AmortisedTime(num_trainings=1), "energy": Energy(num_trainings=1)}
+PREFERENCES = {"balanced": {"time": 1.0, "energy": 1.0}, "quick": {"time": 3.0, "energy": 1.0}, "green": {"energy": 1.0}}
+
+
+def pareto(**changes: object) -> Pareto:
+    return Pareto(**{"objectives": OBJECTIVES, "preferences": PREFERENCES, "search_for": "quick", **changes})  # type: ignore[arg-type]
+
+
+def test_the_score_of_several_objectives_is_the_weighted_product_of_one_preference() -> None:
+    reached = evaluation(build_seconds=0.0, prepare_seconds=0.0, train_seconds=16.0, build_joules=0.0, energy_joules=81.0)
+    scores = {name: pareto(search_for=name).score(result(Outcome.REACHED, reached)) for name in PREFERENCES}
+    assert scores == {"balanced": pytest.approx(36.0), "quick": pytest.approx(8.0 * 3.0), "green": pytest.approx(81.0)}
+    assert pareto().quantity == "product time^0.75 x energy^0.25"
+
+
+def test_the_lower_bound_of_several_objectives_grows_with_training_and_ends_at_the_score() -> None:
+    course = [evaluation(train_seconds=each, build_joules=50.0, energy_joules=200.0 * each) for each in (0.5, 1.0, 4.0)]
+    bounds = [pareto().lower_bound(each) for each in course]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] == pareto().score(result(Outcome.REACHED, *course))
+
+
+def test_each_preference_picks_its_point() -> None:
+    points = {3: (1.0, 100.0), 5: (2.0, 40.0), 9: (20.0, 10.0)}
+    assert pareto().picks(points) == {"balanced": 5, "quick": 3, "green": 9}
+
+
+def test_several_objectives_need_what_each_of_them_needs() -> None:
+    blind = Device(kind="cpu", where="here", energy_fault="no counter")
+    with pytest.raises(ConfigError, match="the energy that the CPU uses is not known on here"):
+        check_measured(pareto(), [blind])
+    check_measured(pareto(), [CPU])
+
+
+class Unbounded:
+    def score(self, result: TrialResult) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objectives": {"time": OBJECTIVES["time"]}}, r"^objective\.objectives: found time, accepted are at least two"),
+        ({"objectives": {**OBJECTIVES, "loss": Unbounded()}}, r"^objective\.objectives\.loss: has no lower_bound"),
+        (
+            {"preferences": {"odd": {"time": 1.0, "speed": 1.0}}},
+            r"^objective\.preferences\.odd: found .* accepted are weights of time, energy",
+        ),
+        ({"preferences": {"odd": {"time": -1.0, "energy": 2.0}}}, r"^objective\.preferences\.odd: found"),
+        ({"preferences": {"odd": {"time": 0.0}}}, r"^objective\.preferences\.odd: found"),
+        ({"search_for": "slow"}, r"^objective\.search_for: found slow, accepted are balanced, quick, green"),
+    ],
+)
+def test_objectives_and_preferences_that_cannot_be_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pareto(**changes)

@@ -18,8 +18,10 @@ from autotune.execution.live_study import LiveStudy, busy_seconds
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
+from autotune.objective import Pareto
 from autotune.recording import write_recording
 from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
+from autotune.report.front import Front, describe_front, front_of, write_front
 from autotune.report.scale import scale_of
 from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
@@ -37,7 +39,8 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     plan, policy = live.plan, live.policy
     best = confirmation.best if confirmation else None
     results = list(policy.results.values())
-    artifacts = _write_files(plan, policy, confirmation)
+    front = front_of(plan.objective, results) if isinstance(plan.objective, Pareto) else None
+    artifacts = _write_files(plan, policy, confirmation, front)
     speed_up = confirmation.speed_up if confirmation else None
     live.tracker.close(
         "FINISHED",
@@ -48,6 +51,8 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     if best is None and (confirmation is not None or not policy.scores):
         _say_nothing_reached(live, results, confirmation)
         return EXIT_NOT_REACHED
+    for line in describe_front(front) if front is not None else ():
+        _say(live, line)
     if confirmation is None:
         number, scale = min(policy.scores, key=lambda number: policy.scores[number]), scale_of(plan.objective)
         best_word, score = "fastest" if scale.is_time else "best", scale.format(policy.scores[number])
@@ -57,7 +62,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     return 0
 
 
-def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None) -> list[Path]:
+def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
     """All files of the study's folder; those that a tracker keeps."""
     folder, results = plan.folder, list(policy.results.values())
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, scale_of(plan.objective).unit)
@@ -74,6 +79,8 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         write_json(folder / "best.json", best_json(plan, policy, confirmation))
         (folder / "best.yaml").write_text(best_yaml(plan, policy, confirmation), encoding="utf-8")
         keep_best(folder, confirmation.best.trial)
+    if front is not None:
+        write_front(folder / "pareto_front.csv", front, policy.results)
     from autotune.report.figures import write_figures  # noqa: PLC0415  # matplotlib is wanted once, at the end
 
     figures = write_figures(
@@ -85,8 +92,9 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         confirmation=_confirmation_figures(confirmation) if confirmation else None,
         num_reached_needed=LEAST_REACHED,
         scale=scale_of(plan.objective),
+        front=front,
     )
-    return [*(path for name in ("best.yaml", "best.json", "trials.csv") if (path := folder / name).is_file()), *figures]
+    return [*(path for name in ("best.yaml", "best.json", "trials.csv", "pareto_front.csv") if (path := folder / name).is_file()), *figures]
 
 
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:

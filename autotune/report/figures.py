@@ -37,6 +37,8 @@ from autotune.report.drawing import (
     with_arrow,
     write_png,
 )
+from autotune.report.front import Front
+from autotune.report.front_figure import draw_front
 from autotune.report.scale import SECONDS, Scale
 
 _MANY_TRIALS = 100
@@ -53,12 +55,13 @@ def write_figures(
     confirmation: ConfirmationFigures | None,
     num_reached_needed: int = 10,
     scale: Scale = SECONDS,
+    front: Front | None = None,
 ) -> list[Path]:
     """Write a study's figures into ``folder``, made where missing, and return their paths.
 
     ``scores`` are on the objective's ``scale``, by trial number, of trials that REACHED only. ``importances`` are shares by parameter;
     where there are none, the figure says that ``num_reached_needed`` reached trials are needed. Without a confirmation
-    there is no figure of one.
+    there is no figure of one, nor of a front without one.
     """
     finite_scores = {trial: score for trial, score in scores.items() if math.isfinite(score)}
     figures = {
@@ -68,6 +71,8 @@ def write_figures(
             importances, num_reached=len(finite_scores), num_reached_needed=num_reached_needed, scale=scale
         ),
     }
+    if front is not None:
+        figures["pareto_front"] = lambda: draw_front(front, target)
     if confirmation is not None:
         figures["baseline_vs_best"] = lambda: draw_confirmation(confirmation, target)
     return write_png(figures, folder)

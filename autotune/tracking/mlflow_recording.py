@@ -101,7 +101,8 @@ _JOULES = ("build_joules", "energy_joules")
 
 def _curve(client: MlflowClient, run_id: str) -> list[Evaluation]:
     """Every evaluation of a run, as far as a recording tells of it; NaN for a metric that was not finite, which MLflow is not told."""
-    told = {key: {each.step: each.value for each in client.get_metric_history(run_id, key)} for key in (*_SECONDS, *_JOULES, "num_workers", "metric")}
+    keys = (*_SECONDS, *_JOULES, "num_workers", "metric")
+    told = {key: {each.step: each.value for each in client.get_metric_history(run_id, key)} for key in keys}
     return [
         Evaluation(
             step=step,

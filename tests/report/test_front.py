@@ -1,0 +1,88 @@
+"""A Pareto front as table, lines and figure."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.objective import AmortisedTime, Cost, DeviceSeconds, Pareto
+from autotune.report.drawing import write_png
+from autotune.report.front import Front, describe_front, front_of, write_front
+from autotune.report.front_figure import draw_front
+
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
+TIME, DEVICES = AmortisedTime(num_trainings=1), DeviceSeconds(num_trainings=1)
+COST = Cost(num_trainings=1, price_per_hour={"cpu": 3.6, "NVIDIA H200": 36.0}, currency="EUR")
+PREFERENCES = {"balanced": {"time": 1.0, "devices": 1.0}, "quick": {"time": 5.0, "devices": 1.0}, "thrifty": {"devices": 1.0}}
+
+
+def ended(trial: int, seconds: float, num_workers: int, outcome: Outcome = Outcome.REACHED, kind: str = "cpu") -> TrialResult:
+    evaluation = Evaluation(
+        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=seconds, evaluate_seconds=0.0, metric=0.95,
+        loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, num_workers=num_workers, device_kind=kind,
+    )  # fmt: skip
+    return TrialResult(
+        trial=trial, values={"workers": num_workers}, overrides=(), seed=0, outcome=outcome, evaluations=(evaluation,), started_at=0.0,
+        stopped_at=1.0, fingerprint={},
+    )  # fmt: skip
+
+
+RESULTS = [
+    ended(0, 40.0, 1),
+    ended(1, 12.0, 4),
+    ended(2, 30.0, 2),
+    ended(3, 25.0, 2),
+    ended(4, 7.0, 8),
+    ended(5, 60.0, 1),
+    ended(6, 1.0, 1, Outcome.CAPPED),
+    ended(7, 13.0, 4),
+]
+
+
+def front_by(**objectives: AmortisedTime | DeviceSeconds | Cost) -> Front:
+    weights = {name: dict.fromkeys(objectives, 1.0) for name in ("balanced",)}
+    preferences = PREFERENCES if "devices" in objectives else {**weights, "cheap": {"cost": 1.0}}
+    found = front_of(Pareto(objectives=objectives, preferences=preferences, search_for="balanced"), RESULTS)
+    assert found is not None
+    return found
+
+
+def test_only_trials_that_reached_the_target_are_on_the_front() -> None:
+    front = front_by(time=TIME, devices=DEVICES)
+    assert front.members == (4, 1, 0)
+    assert set(front.points) == {0, 1, 2, 3, 4, 5, 7}
+    assert front.picks == {"balanced": 4, "quick": 4, "thrifty": 0}
+
+
+def test_a_study_in_which_nothing_reached_has_no_front() -> None:
+    objective = Pareto(objectives={"time": TIME, "devices": DEVICES}, preferences=PREFERENCES, search_for="quick")
+    assert front_of(objective, [ended(0, 1.0, 1, Outcome.MISSED)]) is None
+
+
+def test_the_table_has_a_row_a_trial_of_the_front(tmp_path: Path) -> None:
+    write_front(tmp_path / "front.csv", front_by(time=TIME, devices=DEVICES), {each.trial: each for each in RESULTS})
+    with (tmp_path / "front.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [
+        ["trial", "time (s)", "devices (device-s)", "picked_by", "overrides"],
+        ["4", "7.0", "56.0", "balanced quick", "workers=8"],
+        ["1", "12.0", "48.0", "", "workers=4"],
+        ["0", "40.0", "40.0", "thrifty", "workers=1"],
+    ]
+
+
+def test_the_front_is_told_with_what_each_preference_picks() -> None:
+    assert describe_front(front_by(time=TIME, devices=DEVICES)) == [
+        "Pareto front: 3 of 7 trials that reached the target, by time, devices",
+        "  balanced  picks trial 4: time 7.00 s, devices 56 device-s",
+        "  quick     picks trial 4: time 7.00 s, devices 56 device-s",
+        "  thrifty   picks trial 0: time 40.0 s, devices 40 device-s",
+    ]
+
+
+@pytest.mark.parametrize("objectives", [{"time": TIME, "devices": DEVICES}, {"time": TIME, "devices": DEVICES, "cost": COST}])
+def test_a_front_is_drawn(objectives: dict[str, AmortisedTime], tmp_path: Path) -> None:
+    front = front_by(**objectives)
+    [path] = write_png({"pareto_front": lambda: draw_front(front, TARGET)}, tmp_path)
+    assert path.stat().st_size > 10_000
