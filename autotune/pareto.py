@@ -27,7 +27,7 @@ def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
 
 def weighted_product(values: Sequence[float], weights: Sequence[float]) -> float:
     """The product of values from 0 on, each to the power of its share of the weights."""
-    return math.prod(value ** (weight / sum(weights)) for value, weight in zip(values, weights, strict=True))
+    return math.prod(math.pow(value, weight / sum(weights)) for value, weight in zip(values, weights, strict=True))
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -250,7 +250,7 @@ def _settings(plan: StudyPlan) -> Mapping[str, object]:
         "sampler": config.search.sampler["_target_"].rpartition(".")[2],
         "stopping": config.stopping["_target_"].rpartition(".")[2],
         "objective": config.objective["_target_"].rpartition(".")[2],
-        "score_unit": scale_of(plan.objective).unit,
+        "score": scale_of(plan.objective).description,
         "num_trials": config.search.num_trials,
         "time_budget_seconds": config.search.time_budget_seconds,
         "seed": config.study.seed,

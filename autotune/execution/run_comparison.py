@@ -211,7 +211,7 @@ def _open_tracker(plan: ComparisonPlan) -> Tracker:
             "target": f"{target.metric} {target.value:g}",
             "max_train_seconds": target.max_train_seconds,
             "objective": plan.config.objective["_target_"].rpartition(".")[2],
-            "score_unit": scale_of(plan.objective).unit,
+            "score": scale_of(plan.objective).description,
             "num_seeds": plan.num_seeds,
             "seed": plan.config.study.seed,
             **{side.name: " ".join(side.overrides) for side in plan.sides},

@@ -16,15 +16,17 @@ _EPILOG = """keys of its own:
   recording=DIR                a recording: outputs/STUDY/recording, or any folder of that format (docs/recording.md)
   seed=0                       of the search
   num_workers=1                virtual workers
-  within=0.1                   end when a trial reaches the target within 10% of the best recorded time; null: when none is left
+  within=0.1                   end when a trial reaches the target within 10% of the best recorded time, whatever the objective; null: when
+                               none is left
   output=trace.csv             where the trace goes
 
 what is replayed:
   search=tpe stopping=cap      the same groups as of a study (objective too), and their keys, as in stopping.cap_margin=1.1
+  cluster.price_per_hour={...}  of devices, for objective=cost; the recording must tell what the objective needs
   search.num_trials=40         trials to end; else all that the recording has
   warm_start=[DIR2,NAME]       recordings, studies or MLflow runs that the search learns from
 """
-_SEARCH_KEYS = ("search", "stopping", "objective", "warm_start", "study", "tracking", "allowed_targets")
+_SEARCH_KEYS = ("search", "stopping", "objective", "cluster", "warm_start", "study", "tracking", "allowed_targets")
 
 
 @dataclass(kw_only=True)

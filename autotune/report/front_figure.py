@@ -54,8 +54,9 @@ def _draw_pair(axes: Axes, front: Front, pair: tuple[int, int]) -> None:
         is_right = spots[trial][0] > statistics.median(x for x, _ in spots.values())  # then there is room on its left
         offset, side = ((-9, 7), "right") if is_right else ((9, 7), "left")
         axes.annotate(label, spots[trial], xytext=offset, textcoords="offset points", ha=side, fontsize=9, zorder=5)
-    scales = list(front.scales.values())
-    for axis, place, label in (("x", pair[0], axes.set_xlabel), ("y", pair[1], axes.set_ylabel)):
+    for axis, place in zip("xy", pair, strict=True):
         set_scale(axes, axis, [point[place] for point in front.points.values()])
-        label(scales[place].axis_label)
+    scales = list(front.scales.values())
+    axes.set_xlabel(scales[pair[0]].axis_label)
+    axes.set_ylabel(scales[pair[1]].axis_label)
     axes.margins(0.14)

@@ -29,10 +29,14 @@ class Scale:
         return "speed-up" if self.is_time else "gain"
 
     @property
+    def description(self) -> str:
+        """Quantity and unit."""
+        return f"{self.quantity} ({self.unit})" if self.unit else self.quantity
+
+    @property
     def axis_label(self) -> str:
-        """Quantity and unit, as they stand beside an axis."""
-        label = self.quantity[:1].upper() + self.quantity[1:]
-        return f"{label} ({self.unit})" if self.unit else label
+        """The same, as it stands beside an axis."""
+        return self.description[:1].upper() + self.description[1:]
 
     def spent(self, result: TrialResult) -> float | None:
         """What bounds the score of a trial that fell short from below; None where nothing does."""

@@ -216,6 +216,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     times = f"{format_seconds(summary.train_seconds_spent)} of training in {format_seconds(summary.wall_seconds)} of wall clock"
     rows = [
         ("target", describe_target(summary.target)),
+        *([] if summary.baseline.scale.is_time else [("objective", summary.baseline.scale.description)]),
         *_verdict(summary),
         ("trials", outcomes or "none"),
         ("spent", times),

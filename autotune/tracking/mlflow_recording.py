@@ -96,12 +96,11 @@ def _has_ended(child: Run) -> bool:
 
 
 _SECONDS = ("build_seconds", "prepare_seconds", "train_seconds")
-_JOULES = ("build_joules", "energy_joules")
 
 
 def _curve(client: MlflowClient, run_id: str) -> list[Evaluation]:
     """Every evaluation of a run, as far as a recording tells of it; NaN for a metric that was not finite, which MLflow is not told."""
-    keys = (*_SECONDS, *_JOULES, "num_workers", "metric")
+    keys = (*_SECONDS, "build_joules", "energy_joules", "num_workers", "metric")
     told = {key: {each.step: each.value for each in client.get_metric_history(run_id, key)} for key in keys}
     return [
         Evaluation(
@@ -114,7 +113,8 @@ def _curve(client: MlflowClient, run_id: str) -> list[Evaluation]:
             loss=math.nan,
             samples_per_second=math.nan,
             peak_memory_bytes=None,
-            **{key: told[key].get(step) for key in _JOULES},
+            energy_joules=told["energy_joules"].get(step),
+            build_joules=told["build_joules"].get(step),
             num_workers=int(told["num_workers"].get(step, 1)),
         )
         for step in sorted(told["train_seconds"])

@@ -43,6 +43,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     lines = {line.split()[0]: line for line in said.out.splitlines()}
     assert lines["study"].split()[1:] == ["mine", "->", str(tmp_path / "outputs/mine")]
     assert "accuracy >= 0.98" in lines["target"]
+    assert lines["objective"] == "objective time to target (s)"
     assert "0.001 to 1.0, log" in lines["optimizer=sgd/optimizer.lr"]
     assert "16 to 512, powers of two" in lines["batch_size"]
     assert "[8,16], [16,32], [32,64]" in lines["model.widths"]

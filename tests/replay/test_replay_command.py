@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, ConfigError
 from autotune.recording import read_recording
 from autotune.replay.__main__ import replay_command
 
@@ -61,6 +61,21 @@ def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path:
     assert {int(row["trial"]) for row in rows} == set(range(6))
     assert {row["worker"] for row in rows} == {"0", "1"}
     assert "6 of 6 trials" in capsys.readouterr().out
+
+
+def test_a_recording_that_does_not_tell_what_the_objective_needs_is_refused(folder: Path, tmp_path: Path) -> None:
+    output = f"output={tmp_path / 'trace.csv'}"
+    with pytest.raises(ConfigError, match=r"^objective: the energy that the device uses is not known on the recording"):
+        replay_command([f"recording={folder}", "objective=energy", output])
+    prices = "cluster.price_per_hour={cpu: 1}"
+    with pytest.raises(
+        ConfigError, match=r"^objective: the recording does not say on what kind of device it was trained, so it has no price"
+    ):
+        replay_command([f"recording={folder}", "objective=cost", prices, output])
+    curves = folder / "curves.parquet"
+    table = pq.read_table(curves)
+    pq.write_table(table.append_column("device_kind", pa.array(["cpu"] * len(table))), curves)
+    assert replay_command([f"recording={folder}", "objective=cost", "search=freeze_thaw", prices, output]) == 0
 
 
 def test_a_budget_of_trials_ends_the_search(folder: Path, tmp_path: Path) -> None:

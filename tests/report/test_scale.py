@@ -86,6 +86,7 @@ def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
         "trial 1  REACHED  0.02 EUR  accuracy 0.5  best 0.02 EUR (trial 1)",
         "trial 1  CAPPED  0.02 EUR  accuracy 0.5  best 0.02 EUR (trial 1)",
     ]
+    assert "  objective cost to target (EUR)" in lines
     assert "  baseline  0.04 EUR (1 run)" in lines
     assert "  gain      2.00x (interval 1.80x to 2.20x), n = 1 and 1" in lines
     assert "speed-up" not in file.getvalue()
