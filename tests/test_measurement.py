@@ -100,6 +100,34 @@ def test_the_device_is_awaited_when_the_phase_changes_and_at_no_other_time(hand_
     assert clock.seconds(Phase.EVALUATE) == 0.0
 
 
+def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_set_time: HandSetTime) -> None:
+    counter = 100.0
+
+    def read() -> float:
+        hand_set_time.now += 5.0
+        return counter
+
+    clock = PhaseClock(read_joules=read)
+    for phase, joules in ((None, 7.0), (Phase.PREPARE, 2.0), (Phase.TRAIN, 30.0), (Phase.EVALUATE, 4.0), (None, 9.0), (Phase.TRAIN, 10.0)):
+        clock.enter(phase)
+        counter += joules
+        hand_set_time.now += 1.0
+    clock.enter(None)
+    assert {phase: clock.joules(phase) for phase in Phase} == {"build": 0.0, "prepare": 2.0, "train": 40.0, "evaluate": 4.0}
+    assert clock.joules(Phase.PREPARE, Phase.TRAIN) == 42.0
+    assert {phase: clock.seconds(phase) for phase in Phase} == {"build": 0.0, "prepare": 1.0, "train": 2.0, "evaluate": 1.0}
+
+
+def test_joules_that_were_not_measured_throughout_are_not_known() -> None:
+    counters = iter([1.0, 2.0, math.nan, 4.0, 5.0])
+    clock = PhaseClock(read_joules=lambda: next(counters))
+    clock.add(Phase.BUILD, 3.0)
+    for phase in (Phase.PREPARE, Phase.TRAIN, Phase.TRAIN, Phase.EVALUATE, None):
+        clock.enter(phase)
+    assert [clock.joules(phase) for phase in Phase] == [None, 1.0, None, 1.0]
+    assert PhaseClock().joules(Phase.TRAIN) is None
+
+
 def same(left: object, right: object) -> bool:
     """Equality in which a NaN equals a NaN."""
     return repr(left) == repr(right)

@@ -134,20 +134,39 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_a_training_counts_the_joules_of_its_phases(packages: Path, trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def uses_joules(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every phase uses as many joules as its name has letters."""
     enter = PhaseClock.enter
 
     def enter_and_use(clock: PhaseClock, phase: Phase | None) -> None:
         ending = clock.phase
-        if ending is not None:  # a phase uses as many joules as it has letters
+        if ending is not None:
             used(packages, 1_000_000 * len(ending))
         enter(clock, phase)
 
     monkeypatch.setattr(PhaseClock, "enter", enter_and_use)
+
+
+@pytest.mark.usefixtures("uses_joules")
+def test_a_training_counts_the_joules_of_its_phases(trial_config: MakeConfig) -> None:
     evaluations: list[Evaluation] = list(train(trial_config("epochs=3", "target.value=2")))
     assert [each.build_joules for each in evaluations] == [pytest.approx(5)] * 3
     assert [each.energy_joules for each in evaluations] == [pytest.approx(7 + 5 * each) for each in (1, 2, 3)]
     assert Energy(num_trainings=10).lower_bound(evaluations[-1]) == pytest.approx(0.5 + 22)
+
+
+@pytest.mark.usefixtures("uses_joules")
+def test_a_training_that_was_paused_goes_on_with_its_joules(trial_config: MakeConfig, tmp_path: Path) -> None:
+    config = trial_config("epochs=3", "target.value=2")
+    training = train(config)
+    first = next(training)
+    training.send(tmp_path)
+    training.close()
+    resumed = list(train(config, paused_folder=tmp_path))
+    assert [(each.build_joules, each.energy_joules) for each in (first, *resumed)] == [
+        (pytest.approx(5), pytest.approx(7 + 5 * each)) for each in (1, 2, 3)
+    ]
 
 
 def test_a_device_without_a_counter_has_no_joules_and_says_why(
