@@ -7,14 +7,18 @@ whoever uses them: what else runs on the machine is counted, too.
 
 import math
 import os
+import platform
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from autotune.training.parallel.ranks import Ranks
 
 POWERCAP = Path("/sys/class/powercap")
 _READ_EVERY_SECONDS = 30.0
@@ -121,6 +125,33 @@ def energy_fault(device_type: str) -> str | None:
     except UnreadableEnergyError as error:
         return str(error)
     return None
+
+
+def joules_of_all(
+    own: tuple[float | None, ...], device: torch.device, ranks: Ranks, machine: int | None = None
+) -> tuple[float | None, ...]:
+    """Sums over the devices of all ranks that train together; None where one of them does not know its own.
+
+    A CPU's meter counts its whole machine: of the ranks on one machine only the first one's joules are taken.
+
+    Args:
+        own: this rank's.
+        machine: a number that only this machine has; None: found here.
+    """
+    if ranks.size == 1:
+        return own
+    machines = torch.zeros(ranks.size, dtype=torch.float64)
+    machines[ranks.rank] = _machine() if machine is None else machine
+    together = ranks.summed(machines).tolist()
+    counts = device.type == "cuda" or together.index(together[ranks.rank]) == ranks.rank
+    known = [math.nan if each is None else each for each in own] if counts else [0.0] * len(own)
+    summed = ranks.summed(torch.tensor(known, dtype=torch.float64)).tolist()
+    return tuple(each if math.isfinite(each) else None for each in summed)
+
+
+def _machine() -> int:
+    """A number of the running kernel, which containers of one machine share as they share its counters."""
+    return zlib.crc32((_text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()).encode())
 
 
 @cache

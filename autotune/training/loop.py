@@ -11,13 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
-from autotune.training.energy import energy_meter
+from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.outcome import outcome_of
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.parallel.time_limit import TimeLimit
@@ -126,7 +124,8 @@ def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_
     clock.enter(Phase.EVALUATE)
     metric, loss = run.evaluate(parts, run.validation)
     clock.enter(None)
-    energy_joules, build_joules = _joules(run, clock)
+    own_joules = clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD)
+    energy_joules, build_joules = joules_of_all(own_joules, run.device, run.ranks)
     samples, train_seconds = place.step * run.batch_size, clock.seconds(Phase.TRAIN)
     since_seconds = place.last.train_seconds if place.last else 0.0
     return Evaluation(
@@ -156,13 +155,3 @@ def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_
             counts=parts.technique.counts(place.step, run.total_steps),
         ),
     )
-
-
-def _joules(run: Run, clock: PhaseClock) -> tuple[float | None, float | None]:
-    """Joules of prepare and train, and of build, so far: of every rank's GPU; a CPU's meter counts all ranks of the machine already."""
-    own = (clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD))
-    if run.device.type == "cpu" or run.ranks.size == 1:
-        return own
-    counted = run.ranks.summed(torch.tensor([math.nan if each is None else each for each in own], dtype=torch.float64))
-    warm, build = (each if math.isfinite(each) else None for each in counted.tolist())
-    return warm, build

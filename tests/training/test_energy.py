@@ -1,18 +1,22 @@
 """Energy meters over counters that a test sets: RAPL files in a folder, and a driver that says what it is told."""
 
 import math
+import multiprocessing
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.objective import Energy
 from autotune.training import energy
-from autotune.training.energy import NvmlMeter, RaplMeter, UnreadableEnergyError, energy_fault, energy_meter
+from autotune.training.energy import NvmlMeter, RaplMeter, UnreadableEnergyError, energy_fault, energy_meter, joules_of_all
 from autotune.training.loop import train
+from autotune.training.parallel.ranks import joined, open_store
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -179,6 +183,29 @@ def test_a_device_without_a_counter_has_no_joules_and_says_why(
     last = list(train(trial_config("epochs=1", "target.value=2")))[-1]
     assert (last.energy_joules, last.build_joules) == (None, None)
     energy._cpu_meter.cache_clear()
+
+
+def _sum_as_rank(rank: int, machine: int, port: int, told: Connection) -> None:
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    with joined(store, rank=rank, size=3, device=torch.device("cpu")) as ranks:
+        own = (10.0 ** (rank + 1), None if rank == 1 else 1.0)
+        told.send({device: joules_of_all(own, torch.device(device), ranks, machine) for device in ("cpu", "cuda")})
+
+
+@pytest.mark.slow
+def test_ranks_sum_their_gpus_and_count_each_machines_cpu_once() -> None:
+    store, context = open_store(), multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in range(3)]
+    machines = (7, 7, 8)
+    others = [
+        context.Process(target=_sum_as_rank, args=(rank, machines[rank], store.port, theirs), daemon=True)
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    for each in others:
+        each.start()
+    assert [ours.recv() for ours, _ in pipes] == [{"cpu": (1010.0, 2.0), "cuda": (1110.0, None)}] * 3
+    for each in others:
+        each.join(10)
 
 
 @pytest.mark.gpu
