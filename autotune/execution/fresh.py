@@ -48,7 +48,7 @@ def train_fresh(
         ClusterError: a process did not start, or was not a new one.
     """
     for batch in _batches(runs, fit):
-        groups = [placement_group(bundles(run.task), strategy="PACK") for run in batch]
+        groups = [placement_group(bundles(run.task), strategy=run.task.placement) for run in batch]
         actors = [
             ray.remote(_FreshWorker).options(**_resources(run.task, group)).remote() for run, group in zip(batch, groups, strict=True)
         ]

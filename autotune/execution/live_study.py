@@ -115,6 +115,7 @@ class LiveStudy:
             hang_folder=str(self.plan.folder),
             num_cpus=num_cpus,
             num_gpus=num_gpus,
+            placement=self.plan.config.cluster.placement.upper(),
             score_test=score_test,
             weights_path=None if weights_path is None else str(weights_path),
         )

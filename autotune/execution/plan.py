@@ -229,8 +229,22 @@ def _describe_domain(domain: Any) -> str:
     return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *rest])
 
 
+def check_placement(cluster: ClusterConfig) -> None:
+    """Refuse a layout of workers that Ray does not know.
+
+    Raises:
+        ConfigError: with what was found.
+    """
+    if cluster.placement not in _PLACEMENTS:
+        raise ConfigError(f"cluster.placement: found {cluster.placement!r}, accepted are {', '.join(_PLACEMENTS)}")
+
+
+_PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
+
+
 def _check_budget(config: Config) -> None:
     search, confirm = config.search, config.confirm
+    check_placement(config.cluster)
     if search.num_trials is None and search.time_budget_seconds is None:
         raise ConfigError("search: num_trials and time_budget_seconds are both null; accepted is a limit on one of them")
     for key, value in (

@@ -148,6 +148,7 @@ def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[st
         hang_folder=str(plan.folder),
         num_cpus=num_cpus,
         num_gpus=num_gpus,
+        placement=plan.config.cluster.placement.upper(),
         score_test=True,
     )
 

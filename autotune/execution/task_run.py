@@ -52,6 +52,8 @@ class TrialTask:
     """Where the state is kept while the trial is paused; None for one that is never paused."""
     is_paused: bool = False
     """The state is there: the training goes on from it."""
+    placement: str = "PACK"
+    """How several workers are laid out over machines, in Ray's words."""
 
     @property
     def num_workers(self) -> int:

@@ -24,8 +24,8 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     @classmethod
     def default_resource_request(cls, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        """The resources of one trial, from its task: a bundle for each worker, on one node where they fit."""
-        return tune.PlacementGroupFactory(bundles(config["task"]), strategy="PACK")
+        """The resources of one trial, from its task: a bundle for each worker."""
+        return tune.PlacementGroupFactory(bundles(config["task"]), strategy=config["task"].placement)
 
     def setup(self, config: Mapping[str, Any]) -> None:
         """Take the first trial."""

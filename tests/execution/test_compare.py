@@ -232,6 +232,7 @@ def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path, wait_unti
         ("experiment=cnn a=[] b=[model._target_=os.system]", ["b: ", "_target_", "accepted are"]),
         ("experiment=cnn a=[] b=[epochs=3] study.name=../x", ["study.name: found '../x'"]),
         ("experiment=cnn a=[] b=[epochs=3] cluster.cpus_per_worker=0", ["cluster.cpus_per_worker: found 0"]),
+        ("experiment=cnn a=[] b=[epochs=3] cluster.placement=heap", ["cluster.placement: found 'heap'"]),
         ("experiment=cnn a=[] b=[epochs=3] objective.num_trainings=0", ["objective.num_trainings: found 0"]),
         ("experiment=cnn a=[] b=[epochs=3]", ["study.folder: /dev/null/outputs", "cannot be written"]),
         ("experiment=cnn a=[] b=[epochs=3] --no-such-flag", ["--no-such-flag", "--help"]),
