@@ -16,6 +16,7 @@ _EPILOG = """keys of its own:
   recording=DIR                a recording: outputs/STUDY/recording, or any folder of that format (docs/recording.md)
   seed=0                       of the search
   num_workers=1                virtual workers
+  lost_every_seconds=null      mean seconds of the virtual clock until a worker is lost; its trial begins again
   within=0.1                   end when a trial reaches the target within 10% of the best recorded time, whatever the objective; null: when
                                none is left
   output=trace.csv             where the trace goes
@@ -37,6 +38,7 @@ class _Request:
     seed: int = 0
     num_workers: int = 1
     within: float | None = 0.1
+    lost_every_seconds: float | None = None
     output: Path = Path("trace.csv")
     overrides: list[str] = field(default_factory=list)
 
@@ -70,6 +72,8 @@ def replay_command(arguments: Sequence[str]) -> int:
         lambda place: replayed_policy(recording, composed, seed=request.seed, place=place, earlier=earlier),
         num_workers=request.num_workers,
         within=request.within,
+        lost_every_seconds=request.lost_every_seconds,
+        seed=request.seed,
     )
     write_trace(request.output, trace)
     trials = len({each.trial for each in trace.stretches})
@@ -91,14 +95,14 @@ def _read(overrides: Sequence[str]) -> _Request:
     passed: list[str] = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        if key in ("recording", "seed", "num_workers", "within", "output") and equals:
+        if key in ("recording", "seed", "num_workers", "within", "lost_every_seconds", "output") and equals:
             given[key] = value
         elif key.split(".")[0].lstrip("+") in _SEARCH_KEYS:
             passed.append(text)
         else:
             raise ConfigError(
-                f"{text}: accepted are recording=DIR, seed, num_workers, within, output, warm_start, and keys of search, stopping and "
-                f"objective; --help shows them"
+                f"{text}: accepted are recording=DIR, seed, num_workers, within, lost_every_seconds, output, warm_start, and keys of "
+                f"search, stopping and objective; --help shows them"
             )
     if "recording" not in given:
         raise ConfigError("no recording; accepted is recording=DIR, a folder such as outputs/STUDY/recording")
@@ -106,7 +110,10 @@ def _read(overrides: Sequence[str]) -> _Request:
     request.output = Path(given.get("output", request.output)).expanduser()
     request.seed = _whole("seed", given.get("seed", "0"), least=0)
     request.num_workers = _whole("num_workers", given.get("num_workers", "1"), least=1)
-    request.within = _within(given.get("within", "0.1"))
+    request.within = _number_or_null("within", given.get("within", "0.1"))
+    request.lost_every_seconds = _number_or_null("lost_every_seconds", given.get("lost_every_seconds", "null"))
+    if request.lost_every_seconds == 0:
+        raise ConfigError("lost_every_seconds: found 0, accepted is a number above 0, or null")
     return request
 
 
@@ -120,7 +127,7 @@ def _whole(key: str, text: str, *, least: int) -> int:
     return value
 
 
-def _within(text: str) -> float | None:
+def _number_or_null(key: str, text: str) -> float | None:
     if text == "null":
         return None
     try:
@@ -128,7 +135,7 @@ def _within(text: str) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ConfigError(f"within: found {text!r}, accepted is a number from 0, or null")
+        raise ConfigError(f"{key}: found {text!r}, accepted is a number from 0, or null")
     return value
 
 

@@ -47,6 +47,12 @@ class RecordedPoints:
         self._taken.append(self._trials[nearest])
         return self._trials[nearest].suggestion
 
+    def release(self, trial: RecordedTrial) -> None:
+        """Hand a trial out again."""
+        for place, each in enumerate(self._trials):
+            if each.number == trial.number:
+                self._is_used[place] = False
+
     @property
     def last(self) -> RecordedTrial:
         """The trial whose point was handed out last."""

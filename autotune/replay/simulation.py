@@ -2,11 +2,13 @@
 
 A trial is charged the training seconds up to where it was paused, stopped, or reached the target, or its curve or the target's
 ``max_train_seconds`` ended; one that is taken up again is charged on from where it stood. Workers are asynchronous, as Ray's are:
-each asks for its next trial when it is free.
+each asks for its next trial when it is free. They may be lost, as machines are: the trial begins again, from its start, wherever the policy
+has it tried again, and another worker comes at once.
 """
 
 import heapq
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +16,11 @@ from autotune.measurement import PAUSED, Evaluation, Outcome, Target, TrialResul
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.points import RecordedPoints
 from autotune.search.policy import Place, SearchPolicy, Trial
+from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 
+_MOST_RETRIES = 1000
+"""A replayed search gives no point up."""
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
 
 
@@ -118,24 +123,59 @@ def replay(
     *,
     num_workers: int = 1,
     within: float | None = 0.1,
+    lost_every_seconds: float | None = None,
+    seed: int = 0,
 ) -> Trace:
     """Search a recording until no trial is left to train.
 
     Args:
         make_policy: the policy over the recording's space, for points that are placed as it is told.
+        num_workers: virtual ones.
+        lost_every_seconds: mean seconds of the clock until a worker is lost, exponentially distributed; None: none is.
+        seed: of when they are lost.
         within: end earlier, when a trial has reached the target in at most ``1 + within`` times the recording's best; None: do not.
     """
-    return _Replay(recording, make_policy, num_workers, within).run()
+    return _Replay(recording, make_policy, num_workers, within, _Losses(num_workers, lost_every_seconds, seed)).run()
+
+
+class _Losses:
+    """When each worker is lost next."""
+
+    def __init__(self, num_workers: int, every_seconds: float | None, seed: int) -> None:
+        self._every_seconds = every_seconds
+        self._rng = random.Random(derived_seed(seed, "lost workers"))  # noqa: S311  # no secret
+        self._next = [self._drawn() for _ in range(num_workers)]
+
+    def next(self, worker: int, now: float) -> float:
+        """The first loss of a worker at or after a time; what was lost while it had nothing to train is passed over."""
+        while self._next[worker] < now:
+            self._next[worker] += self._drawn()
+        return self._next[worker]
+
+    def passed(self, worker: int) -> None:
+        """It was lost."""
+        self._next[worker] += self._drawn()
+
+    def _drawn(self) -> float:
+        return math.inf if self._every_seconds is None else self._rng.expovariate(1 / self._every_seconds)
 
 
 class _Replay:
-    def __init__(self, recording: Recording, make_policy: Callable[[Place], SearchPolicy], num_workers: int, within: float | None) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        make_policy: Callable[[Place], SearchPolicy],
+        num_workers: int,
+        within: float | None,
+        losses: _Losses,
+    ) -> None:
         self._target = recording.target
         self._points = RecordedPoints(recording.space, recording.trials)
         self._policy = make_policy(self._points.place)
         best = recording.best_seconds
         self._enough = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers
+        self._losses = losses
         self._trainings: dict[int, _Training] = {}
         self._at_work: dict[int, tuple[_Training, float, float]] = {}  # worker -> training, clock and train seconds as it began
         self._events: list[tuple[float, int, int]] = []
@@ -148,7 +188,10 @@ class _Replay:
         self._hand_out(now)
         while self._events and not self._is_found:
             now, _, worker = heapq.heappop(self._events)
-            self._step(worker, now)
+            if now == self._losses.next(worker, now):
+                self._lose(worker, now)
+            else:
+                self._step(worker, now)
             self._hand_out(now)
         for worker in sorted(self._at_work):  # the search ended while these were being trained
             training, since, seconds = self._at_work[worker]
@@ -175,7 +218,18 @@ class _Replay:
         training = self._at_work[worker][0]
         stop, _ = training.next_stop(self._target.max_train_seconds)
         self._num_events += 1
-        heapq.heappush(self._events, (now + (stop - training.seconds), self._num_events, worker))
+        due = min(now + (stop - training.seconds), self._losses.next(worker, now))
+        heapq.heappush(self._events, (due, self._num_events, worker))
+
+    def _lose(self, worker: int, now: float) -> None:
+        """A worker is lost, and what it trained with it."""
+        training, since, seconds = self._at_work[worker]
+        training.seconds = seconds + (now - since)
+        self._losses.passed(worker)
+        self._leave(worker, now, Outcome.LOST)
+        del self._trainings[training.trial.number]
+        self._points.release(training.recorded)
+        self._policy.retry(training.trial.number, most=_MOST_RETRIES)
 
     def _step(self, worker: int, now: float) -> None:
         """What happens at a worker's next stop."""

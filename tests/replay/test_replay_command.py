@@ -89,7 +89,9 @@ def test_a_budget_of_trials_ends_the_search(folder: Path, tmp_path: Path) -> Non
     [
         ([], "no recording; accepted is recording=DIR"),
         (["recording=nope"], "recording=nope: no such folder"),
-        (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, output, warm_start, and keys"),
+        (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, lost_every_seconds, "),
+        (["recording={folder}", "lost_every_seconds=0"], "lost_every_seconds: found 0, accepted is a number above 0, or null"),
+        (["recording={folder}", "lost_every_seconds=often"], "lost_every_seconds: found 'often', accepted is a number from 0, or null"),
         (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
         (["recording={folder}", "num_workers=0"], "num_workers: found '0', accepted is a whole number from 1"),
         (["recording={folder}", "within=-1"], "within: found '-1', accepted is a number from 0, or null"),

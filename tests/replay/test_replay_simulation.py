@@ -215,3 +215,35 @@ def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num
     for worker in range(num_workers):
         busy = sorted((each.started_seconds, each.stopped_seconds) for each in trace.stretches if each.worker == worker)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(busy))
+
+
+MANY = recording(*(recorded(number, number / 30, (4.0, 0.5), (9.0, 0.7), (14.0, 0.85), (19.0, 0.91)) for number in range(30)))
+
+
+@pytest.mark.parametrize("num_workers", [1, 5])
+@pytest.mark.parametrize("pausing", [False, True])
+def test_what_a_lost_worker_trained_begins_again_and_all_is_trained_in_the_end(num_workers: int, pausing: bool) -> None:
+    def make(place: Place) -> SearchPolicy:
+        freeze_thaw = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=0) if pausing else None
+        return policy(place, pausing=freeze_thaw)
+
+    trace = replay(MANY, make, num_workers=num_workers, within=None, lost_every_seconds=30.0, seed=1)
+    lost = [each for each in trace.stretches if each.outcome == Outcome.LOST]
+    ended = [each.trial for each in trace.stretches if each.outcome not in (Outcome.LOST, PAUSED)]
+    assert len(lost) > 5
+    assert sorted(ended) == [each.number for each in MANY.trials], "each once"
+    for place, each in enumerate(trace.stretches):
+        after = next((other for other in trace.stretches[place + 1 :] if other.trial == each.trial), None)
+        if after is not None:
+            assert after.from_train_seconds == (0.0 if each.outcome == Outcome.LOST else each.train_seconds)
+            assert after.started_seconds >= each.stopped_seconds
+
+
+def test_workers_are_lost_as_often_as_was_asked_and_alike_for_one_seed() -> None:
+    traces = [replay(MANY, policy, num_workers=3, within=None, lost_every_seconds=50.0, seed=seed) for seed in (0, 0, 1)]
+    assert traces[0] == traces[1] != traces[2]
+    long = recording(*(recorded(number, number / 400, (0.5, 0.5), (1.0, 0.6)) for number in range(400)))
+    few, many = (replay(long, policy, within=None, lost_every_seconds=every) for every in (100.0, 4.0))
+    num_lost = [sum(each.outcome == Outcome.LOST for each in trace.stretches) for trace in (few, many)]
+    assert 0 <= num_lost[0] <= 15  # four or so
+    assert 60 <= num_lost[1] <= 160  # a hundred or so

@@ -71,6 +71,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 @pytest.mark.slow
 def test_processes_add_up_and_one_that_fails_is_told_after_what_was_measured() -> None:
+    before = set(multiprocessing.active_children())
     rate, failure = all_reduce_rates("cpu", num_ranks=2, limit_seconds=0, sizes=(2**12, -8))
     assert isinstance(rate, AllReduceRate)
     assert (rate.backend, rate.num_ranks, rate.num_bytes) == ("gloo", 2, 2**12)
@@ -79,22 +80,24 @@ def test_processes_add_up_and_one_that_fails_is_told_after_what_was_measured() -
     assert failure.what == "all-reduce of 2 processes over gloo"
     assert "negative" in failure.reason
     assert failure.reason.endswith(", at -8 bytes")
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) == before
 
 
 @pytest.mark.slow
 def test_a_process_that_crashes_is_told_by_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(multiprocessing.active_children())
     monkeypatch.setenv("PYTHONHOME", "/no/such/folder")  # new processes end before they run anything
     (failure,) = all_reduce_rates("cpu", num_ranks=2, limit_seconds=0)
     assert failure == NotMeasured(what="all-reduce of 2 processes over gloo", reason="a process ended with exit code 1, at 65536 bytes")
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_processes_that_do_not_answer_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(multiprocessing.active_children())
     monkeypatch.setattr(all_reduce, "_START_SECONDS", 0.0)
     (failure,) = all_reduce_rates("cpu", num_ranks=2, limit_seconds=0)
     assert failure == NotMeasured(what="all-reduce of 2 processes over gloo", reason="no answer in time, at 65536 bytes")
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) == before
 
 
 @pytest.mark.gpu

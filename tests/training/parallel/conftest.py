@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from ranks import Ranks
+
+from tests.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

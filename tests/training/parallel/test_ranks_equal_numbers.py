@@ -3,7 +3,8 @@
 from functools import cache
 
 import pytest
-from ranks import Ranks, losses
+
+from tests.ranks import Ranks, losses
 
 pytestmark = pytest.mark.slow
 

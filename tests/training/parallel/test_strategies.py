@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks, losses
 from safetensors.torch import load_file
 from torch import nn
 
@@ -16,6 +15,7 @@ from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.parallel.pipeline import _evenly
 from autotune.training.run import check_training
+from tests.ranks import Ranks, losses
 
 SHORT = (
     "experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32", "epochs=0.5", "evaluate_every_samples=192",

@@ -1,0 +1,262 @@
+"""What does a search cost with more workers, and with workers that are lost? ``python -m benchmarks.scaling --recordings DIR``.
+
+Searches are replayed over recorded learning curves (``docs/recording.md``) on a virtual clock, with each number of workers, with and
+without losses: a worker is lost at random, once in ``--lost-every`` times the recording's best time to target on average, its trial
+begins again from its start, and another worker comes at once. The driver of a replay is that of a study, so what its decisions
+cost is measured.
+
+Reported for each policy, number of workers and kind of losses: seconds of the clock until a trial within 10% of the best has
+reached the target, in trainings of the best configuration (geometric mean over recordings and seeds); the share of worker seconds
+in which nothing was trained; the share that was lost; and what an answer of the driver took (median, 99th percentile). No claim is
+checked.
+
+Exit code 0: it ran; 2: no recordings.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from autotune.config.compose import Composed, Composer
+from autotune.errors import AutotuneError
+from autotune.measurement import Outcome
+from autotune.recording import Recording, read_recording
+from autotune.replay.replayed_policy import replayed_policy
+from autotune.replay.simulation import Trace, replay
+from autotune.search.policy import SearchPolicy
+from autotune.search.study import quiet_optuna
+from benchmarks.measuring import circumstances, write_result
+from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders
+from benchmarks.search_peers.scores import WITHIN
+
+_DRIVER = ("suggest", "observe", "finish")
+"""What a driver does while a worker waits for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """One search to replay."""
+
+    recording: Path
+    policy: str
+    num_workers: int
+    lost_every: float | None
+    """Best times to target between two losses of one worker, on average."""
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What became of it."""
+
+    search: Search
+    wall_multiple: float
+    """Seconds of the virtual clock over the best time to target."""
+    idle_share: float
+    """Of the worker seconds, those in which nothing was trained."""
+    lost_share: float
+    """Of the worker seconds, those of stretches that were lost."""
+    num_lost: int
+    num_answers: int
+    median_answer_ms: float
+    late_answer_ms: float
+    """The 99th percentile."""
+    answers_per_training: float
+    """Answers of the driver while one worker trains for the best time to target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The searches by one policy with one number of workers."""
+
+    policy: str
+    num_workers: int
+    lost_every: float | None
+    num_searches: int
+    wall_multiple: float
+    """The geometric mean; the others are means."""
+    idle_share: float
+    lost_share: float
+    num_lost: float
+    median_answer_ms: float
+    late_answer_ms: float
+    answers_per_training: float
+
+
+def run_search(search: Search) -> Score:
+    """Replay a search, and time its driver."""
+    quiet_optuna()
+    recording = _recording(search.recording)
+    best = recording.best_seconds
+    assert best is not None
+    answers: list[float] = []
+    trace = replay(
+        recording,
+        lambda place: _timed(replayed_policy(recording, _composed(search.policy), seed=search.seed, place=place), answers),
+        num_workers=search.num_workers,
+        within=WITHIN,
+        lost_every_seconds=None if search.lost_every is None else search.lost_every * best,
+        seed=search.seed,
+    )
+    return _score(search, trace, best, answers)
+
+
+def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) -> Score:
+    wall = max(each.stopped_seconds for each in trace.stretches)
+    there = wall * search.num_workers
+    lost = [each for each in trace.stretches if each.outcome == Outcome.LOST]
+    return Score(
+        search=search,
+        wall_multiple=wall / best,
+        idle_share=1 - sum(each.stopped_seconds - each.started_seconds for each in trace.stretches) / there,
+        lost_share=sum(each.stopped_seconds - each.started_seconds for each in lost) / there,
+        num_lost=len(lost),
+        num_answers=len(answers),
+        median_answer_ms=1e3 * float(np.median(answers)),
+        late_answer_ms=1e3 * float(np.quantile(answers, 0.99)),
+        answers_per_training=len(answers) * best / there,
+    )
+
+
+def _timed(policy: SearchPolicy, answers: list[float]) -> SearchPolicy:
+    """The policy, which notes the seconds of each answer."""
+
+    def timed(answer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return answer(*arguments, **settings)
+            finally:
+                answers.append(time.perf_counter() - began)
+
+        return call
+
+    for name in _DRIVER:
+        setattr(policy, name, timed(getattr(policy, name)))
+    return policy
+
+
+@lru_cache(maxsize=32)
+def _recording(folder: Path) -> Recording:
+    return read_recording(folder)
+
+
+@lru_cache
+def _composed(policy: str) -> Composed:
+    return Composer([f"search={policy}", "stopping=cap", "search.num_trials=null"]).compose()
+
+
+def rows_of(scores: Sequence[Score]) -> list[Row]:
+    """A row for each policy, number of workers and kind of losses."""
+    groups: dict[tuple[str, int, float | None], list[Score]] = {}
+    for each in scores:
+        groups.setdefault((each.search.policy, each.search.num_workers, each.search.lost_every), []).append(each)
+    return [
+        Row(
+            policy=policy,
+            num_workers=num_workers,
+            lost_every=lost_every,
+            num_searches=len(group),
+            wall_multiple=math.exp(float(np.mean([math.log(each.wall_multiple) for each in group]))),
+            **{name: float(np.mean([getattr(each, name) for each in group])) for name in _MEANS},
+        )
+        for (policy, num_workers, lost_every), group in groups.items()
+    ]
+
+
+_MEANS = ("idle_share", "lost_share", "num_lost", "median_answer_ms", "late_answer_ms", "answers_per_training")
+
+
+def print_rows(console: Console, rows: Sequence[Row]) -> None:
+    """A table of the rows."""
+    table = Table(title="Searches until one within 10% of the best has reached the target", title_justify="left")
+    for name in ("policy", "workers", "lost every", "n", "wall", "idle", "lost", "answer ms", "99%", "answers a training"):
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for each in rows:
+        table.add_row(
+            each.policy,
+            str(each.num_workers),
+            "never" if each.lost_every is None else f"{each.lost_every:g}",
+            str(each.num_searches),
+            f"{each.wall_multiple:.3g}",
+            f"{each.idle_share:.1%}",
+            f"{each.lost_share:.1%}",
+            f"{each.median_answer_ms:.3g}",
+            f"{each.late_answer_ms:.3g}",
+            f"{each.answers_per_training:.3g}",
+        )
+    console.print(table)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Replay everything, print and keep it."""
+    root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
+    if not root:
+        console.print(f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}")
+        return 2
+    try:
+        folders = recording_folders(Path(root).expanduser(), arguments.names)
+    except AutotuneError as error:
+        console.print(str(error), markup=False)
+        return 2
+    started = circumstances()
+    searches = [
+        Search(recording=folder, policy=policy, num_workers=num_workers, lost_every=lost_every, seed=seed)
+        for policy in arguments.policies
+        for num_workers in arguments.workers
+        for lost_every in (None, arguments.lost_every)
+        for folder in folders
+        for seed in range(arguments.seeds)
+    ]
+    scores = []
+    with one_thread_processes(arguments.processes) as pool:
+        for number, score in enumerate(pool.imap(run_search, searches), 1):
+            scores.append(score)
+            if number % max(1, len(searches) // 20) == 0:
+                console.print(f"{number} of {len(searches)} searches")
+    rows = rows_of(scores)
+    print_rows(console, rows)
+    settings = {**vars(arguments), "recordings": [each.name for each in folders]}
+    path = write_result("scaling", started=started, settings=settings, result={"rows": rows, "searches": [_plain(each) for each in scores]})
+    console.print(f"written to {path}", soft_wrap=True)
+    return 0
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    return {**vars(score), "search": {**vars(score.search), "recording": score.search.recording.name}}
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Read the command line, run, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.partition("\n")[0])
+    parser.add_argument("--recordings", help=f"folder of recordings, one folder each; else the variable {RECORDINGS_VARIABLE}")
+    parser.add_argument("--names", type=_names, default=[], help="of recordings, with commas; else all")
+    parser.add_argument("--policies", type=_names, default=["freeze_thaw", "tpe"], help="of search=, with commas")
+    parser.add_argument("--workers", type=_numbers, default=[1, 8, 64, 512], help="numbers of workers, with commas")
+    parser.add_argument("--lost-every", type=float, default=20.0, help="best times to target between two losses of a worker")
+    parser.add_argument("--seeds", type=int, default=2, help="searches of each kind over each recording")
+    parser.add_argument("--processes", type=int, default=1, help="to replay with; more than one disturbs the times of answers")
+    return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 160))
+
+
+def _names(text: str) -> list[str]:
+    return [each for each in text.split(",") if each]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in _names(text)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
