@@ -7,8 +7,8 @@ cost is measured.
 
 Reported for each policy, number of workers and kind of losses: seconds of the clock until a trial within 10% of the best has
 reached the target, in trainings of the best configuration (geometric mean over recordings and seeds); the share of worker seconds
-in which nothing was trained; the share that was lost; and what an answer of the driver took (median, 99th percentile). No claim is
-checked.
+in which nothing was trained; the share that was lost; and what an answer of the driver took (mean, median, 99th percentile).
+No claim is checked.
 
 Exit code 0: it ran; 2: no recordings.
 """
@@ -69,6 +69,7 @@ class Score:
     """Of the worker seconds, those of stretches that were lost."""
     num_lost: int
     num_answers: int
+    mean_answer_ms: float
     median_answer_ms: float
     late_answer_ms: float
     """The 99th percentile."""
@@ -89,6 +90,7 @@ class Row:
     idle_share: float
     lost_share: float
     num_lost: float
+    mean_answer_ms: float
     median_answer_ms: float
     late_answer_ms: float
     answers_per_training: float
@@ -123,6 +125,7 @@ def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) 
         lost_share=sum(each.stopped_seconds - each.started_seconds for each in lost) / there,
         num_lost=len(lost),
         num_answers=len(answers),
+        mean_answer_ms=1e3 * float(np.mean(answers)),
         median_answer_ms=1e3 * float(np.median(answers)),
         late_answer_ms=1e3 * float(np.quantile(answers, 0.99)),
         answers_per_training=len(answers) * best / there,
@@ -175,13 +178,13 @@ def rows_of(scores: Sequence[Score]) -> list[Row]:
     ]
 
 
-_MEANS = ("idle_share", "lost_share", "num_lost", "median_answer_ms", "late_answer_ms", "answers_per_training")
+_MEANS = ("idle_share", "lost_share", "num_lost", "mean_answer_ms", "median_answer_ms", "late_answer_ms", "answers_per_training")
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """A table of the rows."""
     table = Table(title="Searches until one within 10% of the best has reached the target", title_justify="left")
-    for name in ("policy", "workers", "lost every", "n", "wall", "idle", "lost", "answer ms", "99%", "answers a training"):
+    for name in ("policy", "workers", "lost every", "n", "wall", "idle", "lost", "answer ms", "median", "99%", "answers a training"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for each in rows:
         table.add_row(
@@ -192,6 +195,7 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
             f"{each.wall_multiple:.3g}",
             f"{each.idle_share:.1%}",
             f"{each.lost_share:.1%}",
+            f"{each.mean_answer_ms:.3g}",
             f"{each.median_answer_ms:.3g}",
             f"{each.late_answer_ms:.3g}",
             f"{each.answers_per_training:.3g}",
