@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock
 from autotune.training.batches import Batch, host_batches, resident_batches, sample_order
 from autotune.training.components import Components, make_components, make_strategy
@@ -170,8 +171,13 @@ def set_up(
 
     What was compiled or captured is kept for the next training of the process, which takes it where only seed or target differ;
     its build phase then has the seconds that building took, since that is what a process pays once.
+
+    Raises:
+        ConfigError: there are more or fewer ranks than workers.
     """
     global _built  # noqa: PLW0603  # what one process has built is the point
+    if ranks.size != (wanted := config.parallelism["num_workers"]):
+        raise ConfigError(f"parallelism.num_workers: found {wanted}, and this training has {ranks.size}; accepted is as many")
     clock.enter(Phase.BUILD)
     key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)
     if _built is None or _built.key != key:

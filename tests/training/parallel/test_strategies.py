@@ -70,6 +70,11 @@ def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(overrides: li
     assert "\n" not in str(refused.value)
 
 
+def test_a_training_without_its_other_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^parallelism.num_workers: found 2, and this training has 1; accepted is as many$"):
+        losses([*SHORT, "parallelism=ddp"])
+
+
 @pytest.mark.parametrize(("sizes", "number", "expected"), [([1, 1, 1, 1], 2, [2, 2]), ([9, 1, 1], 3, [1, 1, 1]), ([1, 1, 8], 2, [2, 1])])
 def test_layers_are_shared_out_evenly(sizes: list[int], number: int, expected: list[int]) -> None:
     layers = [nn.Linear(size, 1, bias=False) for size in sizes]
