@@ -25,7 +25,7 @@ keys that people change most:
   optimizer.lr=interval(1e-3,1)    what to search over, in place of the experiment's own domain for that key
   target.value=0.97                what counts as trained; target.max_train_seconds=60 is a trial's limit
   search.num_trials=100            how much to search; search.time_budget_seconds=600 limits it by time
-  search=tpe|random|gp|cmaes       who proposes
+  search=tpe|gp|cmaes|random       who proposes, in place of freeze_thaw
   objective=device_seconds|energy|cost|pareto    what is minimised, in place of time
   warm_start=[NAME,DIR]            earlier studies that the search learns from
   study.name=NAME                  name a study; the same name goes on with it

@@ -49,16 +49,16 @@ def diagnose_command(arguments: Sequence[str]) -> int:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0
     composed = composer.compose()
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415  # likewise
 
-    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415
+    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # likewise
     from autotune.execution.plan import plan_study  # noqa: PLC0415  # imports torch, which takes more than a second
-    from autotune.machine import Diagnosis  # noqa: PLC0415
-    from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415
-    from autotune.report.study_files import write_json  # noqa: PLC0415
-    from autotune.training.device import local_capabilities  # noqa: PLC0415
-    from autotune.training.diagnosis.measuring import measured_rates  # noqa: PLC0415
-    from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415
+    from autotune.machine import Diagnosis  # noqa: PLC0415  # likewise
+    from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415  # likewise
+    from autotune.report.study_files import write_json  # noqa: PLC0415  # likewise
+    from autotune.training.device import local_capabilities  # noqa: PLC0415  # likewise
+    from autotune.training.diagnosis.measuring import measured_rates  # noqa: PLC0415  # likewise
+    from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # likewise
 
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     with console.status("reading the configuration") as status:

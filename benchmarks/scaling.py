@@ -15,7 +15,6 @@ Exit code 0: it ran; 2: no recordings.
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ from autotune.replay.simulation import Trace, replay
 from autotune.search.policy import SearchPolicy
 from autotune.search.study import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
-from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders
+from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordings_asked_for
 from benchmarks.search_peers.scores import WITHIN
 
 _DRIVER = ("suggest", "observe", "finish")
@@ -205,12 +204,8 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Replay everything, print and keep it."""
-    root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
-    if not root:
-        console.print(f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}")
-        return 2
     try:
-        folders = recording_folders(Path(root).expanduser(), arguments.names)
+        folders = recordings_asked_for(arguments)
     except AutotuneError as error:
         console.print(str(error), markup=False)
         return 2

@@ -217,6 +217,18 @@ def recording_folders(root: Path, names: Sequence[str]) -> list[Path]:
     return [found[name] for name in names or found]
 
 
+def recordings_asked_for(arguments: argparse.Namespace) -> list[Path]:
+    """The recordings that ``--recordings`` and ``--names`` say.
+
+    Raises:
+        AutotuneError: there is no folder of them, or not all that are named are there.
+    """
+    root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
+    if not root:
+        raise AutotuneError(f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}")
+    return recording_folders(Path(root).expanduser(), arguments.names)
+
+
 def policies_to_run(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The policies to run, random with cap among them, and those that are skipped with the library that they lack.
 

@@ -16,7 +16,6 @@ Exit code 0: it ran; 2: no recordings, or no time for one seed.
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -38,7 +37,7 @@ from autotune.replay.simulation import replay
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.study import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
-from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders
+from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordings_asked_for
 from benchmarks.search_peers.scores import WITHIN, interval
 
 COLD = "cold"
@@ -223,12 +222,8 @@ def print_ratios(console: Console, ratios: Sequence[Ratio], scores: Sequence[Sco
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Replay everything, print and keep it."""
-    root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
-    if not root:
-        console.print(f"no recordings: give --recordings DIR or set {RECORDINGS_VARIABLE}")
-        return 2
     try:
-        folders = recording_folders(Path(root).expanduser(), arguments.names)
+        folders = recordings_asked_for(arguments)
     except AutotuneError as error:
         console.print(str(error), markup=False)
         return 2

@@ -254,7 +254,7 @@ def how_it_died(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcom
 
 def is_lost(reason: str) -> bool:
     """Whether a worker went with its machine, by what Ray says of it."""
-    return any(words in reason for words in ("node has died", "node died", "NodeDied", "preempted", "temporarily unavailable"))
+    return any(words in reason for words in ("node has died", "preempted", "temporarily unavailable"))
 
 
 def _hang_path(task: TrialTask) -> Path:

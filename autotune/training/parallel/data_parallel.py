@@ -5,7 +5,7 @@ mesh of two dimensions, of which one shares the batch and the other every layer.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -164,7 +164,7 @@ class _Replicated(SharedModel):
     def average_every(self, steps: int, *, after: int) -> None:
         """Average weights every so many updates, and no gradients then."""
         from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook  # noqa: PLC0415
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager  # noqa: PLC0415
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager  # noqa: PLC0415  # few want it
 
         group = self._mesh["data"].get_group()
         alone = [distributed.new_group([rank]) for rank in range(self._ranks.size)][self._ranks.rank]
@@ -205,7 +205,7 @@ class _Replicated(SharedModel):
 
 
 def _compress(made: nn.parallel.DistributedDataParallel, compression: str, rank: int) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook  # noqa: PLC0415
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook  # noqa: PLC0415  # few want it
 
     if compression == "powersgd":
         state = powerSGD_hook.PowerSGDState(
@@ -247,7 +247,7 @@ class FSDP(_DataParallel):
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
         """A part of every weight on each rank; the blocks that a model names are gathered one by one."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415  # DDP does without
 
         mesh = self._mesh(device)
         if self.tensor_size > 1:
@@ -266,11 +266,8 @@ class _Sharded(SharedModel):
         super().__init__(model)
         self._mesh = mesh
 
-    def accumulating(self) -> contextlib.AbstractContextManager[object]:
-        return self._not_reducing()
-
     @contextlib.contextmanager
-    def _not_reducing(self) -> Any:
+    def accumulating(self) -> Iterator[None]:
         self.model.set_requires_gradient_sync(False)  # type: ignore[operator]  # of FSDPModule
         yield
         self.model.set_requires_gradient_sync(True)  # type: ignore[operator]  # of FSDPModule
