@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("errors",),
-    ("space", "measurement", "comparison", "download", "pareto", "step_profile", "machine"),
+    ("space", "measurement", "comparison", "database_url", "download", "pareto", "step_profile", "machine"),
     ("objective", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),

@@ -27,6 +27,7 @@ from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import LEAST_REACHED, importances
 from autotune.search.policy import SearchPolicy
+from autotune.tracking.mlflow_environment import how_to_browse
 from autotune.training.versions import versions
 
 
@@ -185,7 +186,9 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
     assert confirmation.best is not None
     plan, policy = live.plan, live.policy
     exported = f"{plan.experiment}_best"
-    uri = plan.config.tracking.get("uri")
+    browse = how_to_browse(plan.config.tracking)
+    elsewhere = [] if plan.folder.parent == Path("outputs").absolute() else [f"folder={shown_path(plan.folder.parent)}"]
+    export = ["python", "-m", "autotune.export", f"study={plan.name}", f"as={exported}", *elsewhere, "--config-dir", "my_conf"]
     return Summary(
         study=plan.name,
         experiment=plan.experiment,
@@ -199,8 +202,8 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
         wall_seconds=busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
         folder=shown_path(plan.folder),
         next_commands=(
-            ("browse the runs", "mlflow ui" + (f" --backend-store-uri {shlex.quote(uri)}" if uri else "")),
-            ("export the best", f"python -m autotune.export study={plan.name} as={exported} --config-dir my_conf"),
+            *([("browse the runs", browse)] if browse else []),
+            ("export the best", shlex.join(export)),
             ("train it again", f"python -m autotune.train experiment={exported} --config-dir my_conf"),
             ("search further", live.further_command),
         ),

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from autotune.config.build import build_partial, call
 from autotune.config.schema import TrialConfig
+from autotune.database_url import without_password
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
 from autotune.execution.plan import StudyPlan
@@ -63,7 +64,8 @@ class LiveStudy:
     def _command_with(self, values: Mapping[str, object]) -> str:
         replaced = {"study.name": self.plan.name, **values}
         kept = [each for each in self.command if each.partition("=")[0] not in {*replaced, "dry_run"}]
-        return shlex.join(["python", "-m", "autotune", *kept, *(f"{key}={value}" for key, value in replaced.items())])
+        shown = [without_password(each) for each in kept]
+        return shlex.join(["python", "-m", "autotune", *shown, *(f"{key}={value}" for key, value in replaced.items())])
 
     @property
     def seconds_left(self) -> float | None:

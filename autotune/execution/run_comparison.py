@@ -16,6 +16,7 @@ from rich.console import Console
 
 from autotune.comparison import RunTime, in_turns
 from autotune.config.build import build_partial, call
+from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.cluster import connected
@@ -50,7 +51,8 @@ def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders
         WorkerError: several runs of a side in a row failed in the user's own code.
     """
     results: Results = {}
-    facts = {"command": list(command), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
+    shown = [without_password(each) for each in command]
+    facts = {"command": shown, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
     with interruptible() as interrupt, _opened(plan) as tracker:
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends at once what the first one was to end
             _make_runs(plan, results, facts, tracker, interrupt, code_folders=code_folders, console=console)

@@ -25,6 +25,7 @@ from autotune.measurement import Outcome
 from autotune.report.scale import scale_of
 from autotune.report.study_files import TrialsTable
 from autotune.report.trace_file import TraceFile
+from autotune.search.database import told_storage_errors
 from autotune.search.study import confirmations, store_confirmation
 from autotune.training.device import unsupported
 
@@ -44,7 +45,11 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
         WorkerError: several trials in a row failed in the user's own code.
         ConfigError: a worker did not measure what the objective needs.
     """
-    with interruptible() as interrupt, opened(plan, command=command, code_folders=code_folders, console=console) as live:
+    with (
+        interruptible() as interrupt,
+        opened(plan, command=command, code_folders=code_folders, console=console) as live,
+        told_storage_errors(live.resume_command),
+    ):
         confirmation = None
         try:
             confirmation = _search_and_confirm(live, interrupt)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune import TuneError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -43,6 +44,10 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.
             raise_on_failed_trial=False,
             verbose=0,
         )
+    except TuneError as error:  # Ray's wrapper about what the policy or the storage raised
+        if isinstance(error.__context__, Exception):
+            raise error.__context__ from None
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     in_flight.interrupt_all()

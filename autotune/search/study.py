@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from autotune.database_url import without_password
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
+from autotune.search.database import open_database
 from autotune.search.pausing import PausingSampler, pausing_sampler
 from autotune.search.seeds import derived_seed
 
@@ -109,7 +111,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
     except KeyError as error:
         names = ", ".join(sorted(optuna.get_all_study_names(storage)))
         known = f"accepted are {names}" if names else "there is none"
-        raise StudyError(f"study={name}: no such study in {storage_url or folder / JOURNAL}; {known}") from error
+        raise StudyError(f"study={name}: no such study in {without_password(storage_url or str(folder / JOURNAL))}; {known}") from error
 
 
 def study_definition(study: Study) -> dict[str, Any]:
@@ -147,10 +149,7 @@ def _storage(folder: Path, url: str | None) -> BaseStorage:
         journal = folder / JOURNAL
         _drop_torn_line(journal)
         return JournalStorage(JournalFileBackend(str(journal), lock_obj=_lock(journal)))
-    try:
-        return RDBStorage(url)
-    except Exception as error:
-        raise ConfigError(f"search.storage: {url}: cannot be opened: {' '.join(str(error).split())[:300]}") from error
+    return open_database(url)
 
 
 def _lock(journal: Path) -> JournalFileSymlinkLock:

