@@ -10,7 +10,8 @@ synchronised when the phase changes and at no other time. From the phases follow
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -252,6 +253,16 @@ class PhaseClock:
                 self._joules[self._phase] += self._counter - before
             now = time.perf_counter()
         self._phase, self._since = phase, now
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Count nothing while the context lasts, and go on in the same phase after it."""
+        phase = self._phase
+        self.enter(None)
+        try:
+            yield
+        finally:
+            self.enter(phase)
 
     def reset(self) -> None:
         """Forget what was counted: a paused training that is taken up again is not charged for being made anew."""

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
+from tests.served import Server, served
 
 MakeTrialConfig = Callable[..., TrialConfig]
 
@@ -79,3 +80,31 @@ def trial_config() -> MakeTrialConfig:
         return replace(_composed(overrides), **fields)
 
     return make
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that fetched files go to."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("AUTOTUNE_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty folder of fsspec's file system in memory."""
+    import fsspec
+
+    url = f"memory://{tmp_path.name}"
+    yield url
+    filesystem = fsspec.filesystem("memory")
+    for path in filesystem.find(url):
+        filesystem.rm_file(path)
+    filesystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A web server of an empty folder."""
+    with served(tmp_path / "served") as running:
+        yield running

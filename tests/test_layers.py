@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("errors",),
-    ("space", "measurement", "comparison", "database_url", "download", "pareto", "step_profile", "machine"),
+    ("space", "measurement", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
     ("objective", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),
@@ -23,6 +23,7 @@ FENCES = {
     "ray": ("execution",),
     "mlflow": ("tracking",),
     "torch": ("training", "workloads"),
+    "fsspec": ("remote",),
 }
 """Framework -> the parts that may import it."""
 
