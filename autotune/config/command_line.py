@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_command_line(program: str, purpose: str, epilog: str, arguments: Sequence[str], *, takes: str = "experiment=NAME") -> CommandLine:
-    """Parse flags and overrides; prints help or version and exits where asked.
+    """Parse flags and overrides; prints help or version and exits where asked. What is fetched from then on is said on stderr.
 
     Raises:
         ConfigError: an unknown flag.
@@ -75,6 +75,9 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
 
         sys.exit(shell_completion(found.shell_completion, [*found.overrides], found.config_dir))
+    from autotune.remote.cache import say_what_is_fetched  # noqa: PLC0415  # after --help
+
+    say_what_is_fetched()
     return CommandLine(overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve)
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, DataError
 from autotune.measurement import Evaluation, Outcome
+from autotune.remote.cache import say_what_is_fetched
+from autotune.remote.waiting import paused_while_waiting
 
 if TYPE_CHECKING:
     from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
@@ -108,9 +110,10 @@ class TaskRun:
 
     def next_report(self) -> WorkerReport:
         """Train to the next evaluation, or to the training's end; kills the process at the trial's deadline."""
-        faulthandler.dump_traceback_later(max(0.05, self._deadline - time.monotonic()), exit=True, file=self._open_hang_file())
+        self._watch()
         try:
-            return self._advance()
+            with paused_while_waiting(self._unwatched):
+                return self._advance()
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -143,6 +146,20 @@ class TaskRun:
             Path(self._hang_file.name).unlink(missing_ok=True)
             self._hang_file = None
 
+    def _watch(self) -> None:
+        faulthandler.dump_traceback_later(max(0.05, self._deadline - time.monotonic()), exit=True, file=self._open_hang_file())
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Move the deadline by what the context takes: files that a machine fetches once may take longer than any trial."""
+        faulthandler.cancel_dump_traceback_later()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._deadline += time.monotonic() - began
+            self._watch()
+
     def _advance(self) -> WorkerReport:
         from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch is imported by the first training
 
@@ -174,6 +191,7 @@ class TaskRun:
         task = self._task
         if task.weights_path is not None and not Path(task.weights_path).parent.is_dir():
             task = replace(task, weights_path=None)
+        say_what_is_fetched()  # to the worker's own log
         go_to_code(task)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
+from autotune.remote.waiting import paused_while_waiting
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
@@ -71,7 +72,8 @@ def train(
     device = pick_device(config.device)
     make_strategy(config)  # what it imports is there before the clock starts, as torch is
     clock = PhaseClock(synchronizer(device), energy_meter(device))
-    run, step = set_up(config, device, clock, num_threads, ranks)
+    with paused_while_waiting(clock.stopped):
+        run, step = set_up(config, device, clock, num_threads, ranks)
     parts, place = step.parts, Place()
     if paused_folder is not None:
         clock.enter(None)

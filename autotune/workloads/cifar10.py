@@ -19,6 +19,8 @@ from torch import Tensor
 
 from autotune.download import RemoteDataSet, RemoteFile, obtain
 from autotune.errors import ConfigError, DataError
+from autotune.remote.cache import fetched
+from autotune.remote.path import RemotePath, located
 from autotune.workloads.splits import stratified_split
 
 REMOTE = RemoteDataSet(
@@ -75,7 +77,7 @@ def cifar10(
     are int64 ``[samples]``, 0 to 9. Smaller files of the same form are split in the same proportion.
 
     Args:
-        root: the folder with the files.
+        root: the folder with the files, or its URL.
         download: whether to fetch them where they are not there.
         validation: held_out or test.
         num_train: training samples to keep of those, with each class's share to within one sample; the others are left out.
@@ -87,13 +89,19 @@ def cifar10(
     """
     if validation not in VALIDATIONS:
         raise ConfigError(f"data.validation: found {validation!r}, accepted are {', '.join(VALIDATIONS)}")
-    folder = Path(root).expanduser()
+    folder = located(root, "data.root")
     source = _find(folder)
     if source is None:
+        if isinstance(folder, RemotePath):
+            raise folder.lacks(REMOTE.name, REMOTE.accepted)
         obtain(REMOTE, folder, root=folder, download=download)
         source = folder / _BINARY.archive, _BINARY
     path, form = source
-    contents = _read_folder(path, form) if path.is_dir() else _read_archive(path, form)
+    if path.name == form.archive:
+        path = fetched(path)
+        contents = _read_archive(path, form)
+    else:
+        contents = _read_folder([fetched(path / name) for name in form.names])
     parse = _parse_binary if form is _BINARY else _parse_pickle
     batches = [parse(contents[name], path / name) for name in form.names]
     train, test = _joined(batches[:-1]), _joined(batches[-1:])
@@ -141,7 +149,7 @@ class Standardise:
         return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
 
 
-def _find(root: Path) -> tuple[Path, _Form] | None:
+def _find(root: Path | RemotePath) -> tuple[Path | RemotePath, _Form] | None:
     """The folder or archive to read and its form; None where there is neither.
 
     Raises:
@@ -164,10 +172,10 @@ def _find(root: Path) -> tuple[Path, _Form] | None:
     return None
 
 
-def _read_folder(folder: Path, form: _Form) -> dict[str, bytes]:
+def _read_folder(files: Sequence[Path]) -> dict[str, bytes]:
     """The batch files' content by name."""
     try:
-        return {name: (folder / name).read_bytes() for name in form.names}
+        return {file.name: file.read_bytes() for file in files}
     except OSError as error:
         raise DataError(f"data.root: {error.filename} cannot be read: {error.strerror}") from error
 
@@ -193,7 +201,7 @@ def _read_archive(archive: Path, form: _Form) -> dict[str, bytes]:
     return contents
 
 
-def _parse_binary(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
+def _parse_binary(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes]:
     """Images ``[records, 3, 32, 32]`` and labels ``[records]`` of one binary batch: per record a label byte, then the image."""
     record_bytes = 1 + IMAGE_BYTES
     if not content or len(content) % record_bytes:
@@ -202,7 +210,7 @@ def _parse_binary(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
     return _checked(records[:, 1:], records[:, 0], path)
 
 
-def _parse_pickle(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
+def _parse_pickle(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes]:
     """Images ``[records, 3, 32, 32]`` and labels ``[records]`` of one pickled batch: a dict with ``data`` and ``labels``."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -219,7 +227,7 @@ def _parse_pickle(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
     return _checked(np.frombuffer(data.content, dtype=np.uint8), np.array(labels, dtype=np.uint8), path)
 
 
-def _checked(images: Bytes, labels: Bytes, path: Path) -> tuple[Bytes, Bytes]:
+def _checked(images: Bytes, labels: Bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes]:
     if labels.max() >= NUM_CLASSES:
         raise DataError(f"data.root: {path} holds the label {labels.max()}, accepted are 0 to {NUM_CLASSES - 1}")
     return images.reshape(-1, *IMAGE_SHAPE), labels

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
 from autotune.errors import ConfigError, DataError
+from autotune.remote.cache import fetched
+from autotune.remote.path import located
 from autotune.workloads.splits import Splits
 from autotune.workloads.tabular import Column, Indices, table_splits
 
@@ -35,7 +37,7 @@ def csv_table(
     like others. Targets are int64 ``[samples]``, the target column's values counted in their order, of letters or of numbers.
 
     Args:
-        path: of the file.
+        path: of the file, or its URL.
         target_column: its name: of texts, whole numbers, or true and false.
         ignored_columns: names of those to leave out, such as a row's number.
         delimiter: what stands between two columns.
@@ -54,7 +56,7 @@ def csv_table(
         raise ConfigError(f"data.max_categories: found {max_categories}, accepted is a whole number from 2")
     if path is None:
         raise DataError(f"data.path: found null, accepted is {ACCEPTED}")
-    table = _read(Path(path).expanduser(), delimiter)
+    table = _read(fetched(located(path, "data.path")), delimiter)
     for name in ignored_columns:
         _check_there(name, table.column_names, "data.ignored_columns")
     _check_there(target_column, table.column_names, "data.target_column")

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from autotune.download import RemoteDataSet, RemoteFile, obtain
 from autotune.errors import DataError
+from autotune.remote.cache import fetched
+from autotune.remote.path import RemotePath, located
 from autotune.workloads.splits import Splits, image_splits
 
 _URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -45,11 +47,14 @@ def fashion_mnist(root: str, download: bool) -> Splits:
     Raises:
         DataError: if a file is missing, damaged or not of the idx form, or a wanted download fails.
     """
-    folder = Path(root).expanduser()
-    files = _find(folder)
-    if files is None:
+    folder = located(root, "data.root")
+    found = _find(folder)
+    if found is None:
+        if isinstance(folder, RemotePath):
+            raise folder.lacks(REMOTE.name, REMOTE.accepted)
         obtain(REMOTE, folder / FOLDERS[0], root=folder, download=download)
-        files = {name: folder / FOLDERS[0] / f"{name}.gz" for name in NAMES}
+        found = {name: folder / FOLDERS[0] / f"{name}.gz" for name in NAMES}
+    files = {name: fetched(path) for name, path in found.items()}
     train = _read_pair(files[NAMES[0]], files[NAMES[1]])
     test = _read_pair(files[NAMES[2]], files[NAMES[3]])
     num_validation = max(1, len(train[1]) // 12)
@@ -58,7 +63,7 @@ def fashion_mnist(root: str, download: bool) -> Splits:
     return image_splits(train, test, num_validation=num_validation, mean=MEAN, std=STD)
 
 
-def _find(root: Path) -> dict[str, Path] | None:
+def _find(root: Path | RemotePath) -> dict[str, Path | RemotePath] | None:
     """The four files by name, None where there is none of them.
 
     Raises:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from autotune.errors import DataError
+from autotune.remote.cache import fetched
+from autotune.remote.path import located
 
 
 def memory_mapped(*, root: str, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, Any]:
@@ -22,9 +24,10 @@ def memory_mapped(*, root: str, scale: float, mean: Sequence[float] | None, std:
     Raises:
         DataError: a file is missing or no array, or mean and std do not go together or do not fit the inputs.
     """
-    folder = Path(root).expanduser()
-    names = [split for split in ("train", "validation", "test") if split != "test" or (folder / "test_inputs.npy").exists()]
-    splits: dict[str, Any] = {split: (_mapped(folder / f"{split}_inputs.npy"), _mapped(folder / f"{split}_targets.npy")) for split in names}
+    folder = located(root, "data.root")
+    names = [split for split in ("train", "validation", "test") if split != "test" or (folder / "test_inputs.npy").is_file()]
+    files = {split: [fetched(folder / f"{split}_{part}.npy") for part in ("inputs", "targets")] for split in names}
+    splits: dict[str, Any] = {split: tuple(_mapped(path) for path in paths) for split, paths in files.items()}
     inputs = splits["train"][0]
     if inputs.dtype == np.uint8 or inputs.dtype.kind == "f":
         splits["transform"] = _standardiser(scale, mean, std, num_channels=inputs.shape[1] if inputs.ndim > 1 else 0)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError, DataError
+from autotune.remote.cache import fetched
+from autotune.remote.path import RemotePath, located
 from autotune.workloads.splits import Splits
 
 UNKNOWN = 0
@@ -49,7 +51,8 @@ def text(
     sure to be among the targets, from which a training reads how many classes there are.
 
     Args:
-        root: a UTF-8 file, or a folder whose ``.txt`` files are read in the order of their names; None is Python's documentation.
+        root: a UTF-8 file, or a folder whose ``.txt`` files are read in the order of their names, or a URL of either; None is Python's
+            documentation.
         length: characters in a window.
         max_characters: None is the whole text.
         validation_fraction: of the text's characters.
@@ -61,7 +64,7 @@ def text(
         DataError: the text is missing, empty, not UTF-8, too short, or its parts have too few characters in common.
     """
     _check(length, max_characters, validation_fraction, test_fraction, min_count)
-    content = (_python_documentation() if root is None else _read(Path(root).expanduser(), max_characters))[:max_characters]
+    content = (_python_documentation() if root is None else _read(located(root, "data.root"), max_characters))[:max_characters]
     codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
     num_validation, num_test = (int(len(codes) * fraction) for fraction in (validation_fraction, test_fraction))
     end = len(codes) - num_test
@@ -108,7 +111,7 @@ def _python_documentation() -> str:
     return "\n\n".join(paragraphs.values())
 
 
-def _read(path: Path, max_characters: int | None) -> str:
+def _read(path: Path | RemotePath, max_characters: int | None) -> str:
     """The beginning of the text; line ends are read as Python does, the same on every system, and one joins the files of a folder."""
     pieces: list[str] = []
     left = max_characters
@@ -129,7 +132,14 @@ def _read(path: Path, max_characters: int | None) -> str:
     return content
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path | RemotePath) -> Iterator[Path]:
+    """The files in their order, each fetched when it is asked for."""
+    if isinstance(path, RemotePath):
+        texts = [each for each in path.files() if each.name.endswith(".txt")] if path.is_folder() else [path]
+        if not texts:
+            raise DataError(f"data.root: {path} has no .txt file; accepted is {ACCEPTED}")
+        yield from map(fetched, texts)
+        return
     if not path.exists():
         raise DataError(f"data.root: {path} is not there; accepted is {ACCEPTED}")
     if not path.is_dir():

@@ -1,0 +1,74 @@
+"""A worker's watchdog: it ends what hangs, and lets a machine fetch its files however long that takes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEADLINE_SECONDS = 3
+
+DATA = f"""
+import time
+
+import torch
+
+from autotune.remote.waiting import waiting
+
+
+def images():
+    targets = torch.arange(64) % 2
+    pair = (targets.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), targets)
+    return {{"train": pair, "validation": pair}}
+
+
+def from_far():
+    with waiting():
+        time.sleep({DEADLINE_SECONDS + 1})
+    return images()
+
+
+def slow():
+    time.sleep({DEADLINE_SECONDS + 1})
+    return images()
+"""
+
+RUN = """
+import sys
+
+import autotune.training.run
+from autotune.config.compose import Composer
+from autotune.execution.task_run import TaskRun, TrialTask
+
+data, folder, deadline_seconds = sys.argv[1:]
+config = Composer(["experiment=cnn", "device=cpu", "model.widths=[4]", "allowed_targets=[my_data]", f"data._target_=my_data.{data}"])
+task = TrialTask(
+    name="trial-0", config=config.compose().trial, cap_seconds=100, num_threads=1, deadline_seconds=float(deadline_seconds),
+    code_folders=(folder,), working_folder=folder, hang_folder=folder, num_cpus=1, num_gpus=0,
+)
+run = TaskRun(task)
+report = run.next_report()
+print(report.evaluation.build_seconds if report.evaluation else report.error)
+run.close()
+"""
+
+
+def run_task(data: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    (folder / "my_data.py").write_text(DATA)
+    arguments = [sys.executable, "-c", RUN, data, str(folder), str(DEADLINE_SECONDS)]
+    return subprocess.run(arguments, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_files_that_take_longer_than_a_trial_may_are_waited_for_and_not_counted(tmp_path: Path) -> None:
+    ended = run_task("from_far", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) < DEADLINE_SECONDS
+    assert list(tmp_path.glob("hang-*")) == []
+
+
+@pytest.mark.slow
+def test_what_hangs_is_ended(tmp_path: Path) -> None:
+    ended = run_task("slow", tmp_path)
+    assert ended.returncode == 1
+    assert "in slow" in (tmp_path / "hang-trial-0.txt").read_text()
