@@ -6,9 +6,9 @@ Prints every evaluation and ends with the outcome, the phase times and the time 
 
 import logging
 import sys
-from collections.abc import Generator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
@@ -22,6 +22,9 @@ from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.objective import Objective, check_measured
+
+if TYPE_CHECKING:
+    from autotune.remote.mirror import Mirror  # after --help
 
 
 def train_command(arguments: Sequence[str]) -> int:
@@ -46,15 +49,17 @@ def train_command(arguments: Sequence[str]) -> int:
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
     _say_of_techniques()
-    train_missing_sources(composer, lambda line: print(line, flush=True))
-    check_training(config)
-    objective = build(composed.config.objective, config.allowed_targets, "objective")
-    check_measured(objective, [local_capabilities().device_of(config)])
-    kept = _kept(composed.config, config, arguments)
-    settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True, **kept}
-    with spawned(config, **settings) as ranks:
-        training = start_training(config, ranks=ranks, **settings)
-        last, outcome, test_metric = _follow(training, config.target.metric)
+    settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True}
+    with _checkpoint(composed.config, config) as mirror:
+        train_missing_sources(composer, lambda line: print(line, flush=True))
+        check_training(config)
+        objective = build(composed.config.objective, config.allowed_targets, "objective")
+        check_measured(objective, [local_capabilities().device_of(config)])
+        if mirror is not None:
+            settings |= _kept(mirror, arguments)
+        with spawned(config, **settings) as ranks:
+            training = start_training(config, ranks=ranks, **settings)
+            last, outcome, test_metric = _follow(training, config.target.metric, mirror)
     result = TrialResult(
         trial=0,
         values={},
@@ -72,8 +77,8 @@ def train_command(arguments: Sequence[str]) -> int:
             f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, "
             f"train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
         )
-    if kept:
-        print(f"weights: {kept['weights_path']}")
+    if mirror is not None:
+        print(f"weights: {mirror.shown(settings['weights_path'].name)}")
     if test_metric is not None:
         print(f"test {config.target.metric} {test_metric:.4f}")
     if result.time_to_target_seconds is None or last is None:
@@ -91,22 +96,40 @@ def _described(objective: Objective, result: TrialResult) -> str:
     return score if unit in ("", "s") else f"{objective.score(result):.4g} {unit}"
 
 
-def _kept(config: Config, trial: TrialConfig, arguments: Sequence[str]) -> dict[str, Any]:
-    """What of the training is to be kept, and where."""
+@contextmanager
+def _checkpoint(config: Config, trial: TrialConfig) -> "Iterator[Mirror | None]":
+    """The folder that the training is kept in, None for one that is not.
+
+    Raises:
+        ConfigError: it is of a kind that keeps nothing.
+        DataError: nothing can be written at the folder's URL.
+    """
     if config.checkpoint.folder is None:
-        return {}
+        yield None
+        return
     if trial.training is not None:
         raise ConfigError("checkpoint.folder: a training function of one's own keeps its own state; accepted beside it is null")
     if trial.parallelism["num_workers"] > 1:
         raise ConfigError(f"checkpoint.folder: accepted with parallelism.num_workers={trial.parallelism['num_workers']} is null")
-    from autotune.training.checkpoint import WEIGHTS_FILE  # noqa: PLC0415
+    from autotune.remote.mirror import mirrored  # noqa: PLC0415  # after --help
 
-    folder = Path(config.checkpoint.folder).expanduser()
-    return {"state_folder": folder, "weights_path": folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
+    with mirrored(config.checkpoint.folder, "checkpoint.folder") as mirror:
+        yield mirror
 
 
-def _follow(training: Generator[Evaluation, None, float | None], metric: str) -> tuple[Evaluation | None, Outcome, float | None]:
-    """Print every evaluation, and return the last one, the outcome and the metric on the test split."""
+def _kept(mirror: "Mirror", arguments: Sequence[str]) -> dict[str, Any]:
+    """What a training is told of where it is kept; its state is brought there where it began earlier."""
+    from autotune.training.checkpoint import STATE_FILE, WEIGHTS_FILE  # noqa: PLC0415  # imports torch
+
+    mirror.bring(STATE_FILE)
+    return {"state_folder": mirror.folder, "weights_path": mirror.folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
+
+
+def _follow(
+    training: Generator[Evaluation, None, float | None], metric: str, mirror: "Mirror | None"
+) -> tuple[Evaluation | None, Outcome, float | None]:
+    """Print every evaluation, and return the last one, the outcome and the metric on the test split; what was kept goes to its URL."""
+    from autotune.training.checkpoint import STATE_FILE, WEIGHTS_FILE  # noqa: PLC0415  # imports torch
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415
 
     last, outcome = None, Outcome.MISSED
@@ -115,7 +138,11 @@ def _follow(training: Generator[Evaluation, None, float | None], metric: str) ->
             last = next(training)
             print(_describe(last, metric), flush=True)
             outcome = last.outcome or outcome
+            if mirror is not None:
+                mirror.send(STATE_FILE)
     except StopIteration as ended:
+        if mirror is not None:
+            mirror.send(WEIGHTS_FILE)
         return last, outcome, ended.value
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -1,5 +1,6 @@
 """``python -m autotune.train``, called as a function on toy data and as a command on the shipped experiment."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED, run_command
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DataError
 from autotune.train import train_command
+from tests.served import Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -21,6 +23,10 @@ def bright_images() -> dict[str, Any]:
     targets = torch.arange(64) % 2
     pair = (targets.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous(), targets)
     return {"train": pair, "validation": pair, "test": pair}
+
+
+def no_images() -> dict[str, Any]:
+    pytest.fail("the data was read")
 
 
 def own_training() -> Iterator[Mapping[str, Any]]:
@@ -104,6 +110,54 @@ def test_the_configuration_is_printed_and_nothing_trained(toy: list[str], capsys
     assert "outcome" not in said
 
 
+def test_a_training_kept_at_a_url_goes_on_from_there(toy: list[str], memory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*toy, "target.value=2", "epochs=2", f"checkpoint.folder={memory}/run"]
+    assert train_command(command) == EXIT_NOT_REACHED
+    first = capsys.readouterr().out
+    assert f"weights: {memory}/run/weights.safetensors" in first
+    assert train_command(command) == EXIT_NOT_REACHED
+    again = capsys.readouterr().out
+    assert again.splitlines()[0] == first.splitlines()[1], "it had ended, and says so again"
+
+
+def test_a_state_of_another_training_is_refused_by_its_url(toy: list[str], memory: str) -> None:
+    command = [*toy, "target.value=2", "epochs=1", f"checkpoint.folder={memory}/run"]
+    train_command(command)
+    with pytest.raises(DataError, match=rf"^checkpoint\.folder: {memory}/run holds a training with another seed; accepted is an empty"):
+        train_command([*command, "seed=5"])
+
+
+@pytest.mark.parametrize("folder", ["s3x://bucket/run", "http://127.0.0.1:9/run"])
+def test_a_folder_that_nothing_can_be_kept_in_is_refused_before_anything_is_read(toy: list[str], folder: str) -> None:
+    with pytest.raises(DataError, match=rf"^checkpoint\.folder: {folder}: "):
+        train_command([*toy, f"data._target_={__name__}.no_images", f"checkpoint.folder={folder}"])
+
+
+def test_a_training_starts_from_weights_at_a_url(toy: list[str], memory: str, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, "target.value=2", "epochs=1", f"checkpoint.folder={memory}/run"]) == EXIT_NOT_REACHED
+    weights = f"technique.checkpoint={memory}/run/weights.safetensors"
+    for technique in ("technique=transfer", "technique=distillation"):
+        assert train_command([*toy, "target.value=0.5", "epochs=4", technique, weights]) == 0
+    with pytest.raises(DataError, match=rf"^technique\.checkpoint: {memory}/run/other: there is no such file or folder$"):
+        train_command([*toy, "technique=transfer", f"technique.checkpoint={memory}/run/other"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["study.folder=s3://bucket/studies"], "study.folder: found the URL s3://bucket/studies, accepted is a folder of this machine"),
+        (["--config-dir", "s3://bucket/conf"], "--config-dir: found the URL s3://bucket/conf, accepted is a folder of this machine"),
+    ],
+)
+def test_what_takes_no_url_says_so(
+    toy: list[str], arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        train_command([*toy, *arguments])
+    assert list(tmp_path.iterdir()) == []
+
+
 def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-m", "autotune.train", *arguments], cwd=REPOSITORY, check=False, capture_output=True, text=True)
 
@@ -125,3 +179,26 @@ def test_a_typo_is_answered_in_one_line() -> None:
     assert finished.stdout == ""
     assert len(finished.stderr.splitlines()) == 1
     assert "did you mean cnn?" in finished.stderr
+
+
+@pytest.mark.command
+def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(server: Server, tmp_path: Path) -> None:
+    environment = {**os.environ, "AUTOTUNE_CACHE": str(tmp_path / "cache")}
+    (server.folder / "table.csv").write_text("\n".join(["size,kind", *(f"{number % 7},{number % 2}" for number in range(400))]))
+    command = [
+        "experiment=mlp", "device=cpu", "data=csv", f"data.path={server.url}/table.csv", "data.target_column=kind", "target.value=-1",
+        "epochs=5000", "evaluate_every_samples=10000", f"checkpoint.folder={server.url}/run",
+    ]  # fmt: skip
+    arguments = [sys.executable, "-m", "autotune.train", *command]
+    with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as begun:
+        assert begun.stdout is not None
+        assert begun.stderr is not None
+        seen = [int(begun.stdout.readline().split()[1]) for _ in range(3)]
+        begun.kill()
+        assert begun.stderr.read().startswith(f"fetching {server.url}/table.csv to {tmp_path}/cache/")
+    with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as again:
+        assert again.stdout is not None
+        first = int(again.stdout.readline().split()[1])
+        again.kill()
+    assert first >= seen[1] + (seen[1] - seen[0]), "it goes on after the last state that was written"
+    assert [each for each in server.asked if each == "GET /table.csv"] == ["GET /table.csv"]

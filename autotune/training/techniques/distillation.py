@@ -23,7 +23,7 @@ class Distillation:
 
     Args:
         source: the experiment that the checkpoint is from, where it is named by that.
-        checkpoint: a file of weights that autotune wrote; it says what model they belong to.
+        checkpoint: a file of weights that autotune wrote, or its URL; it says what model they belong to.
         temperature: T, above 0; the higher, the more the teacher's unlikely classes say.
         mix: the share of the teacher, 0 to 1.
         device: where the training runs.

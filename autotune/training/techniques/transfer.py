@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from autotune.errors import ConfigError
+from autotune.remote.cache import fetched
+from autotune.remote.path import located
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.layers import head_of
 from autotune.training.techniques.technique import Score
@@ -23,7 +25,7 @@ class Transfer:
 
     Args:
         source: the experiment that the checkpoint is from, where it is named by that.
-        checkpoint: a file of weights that autotune wrote.
+        checkpoint: a file of weights that autotune wrote, or its URL.
         fresh_head: leave the last layer as the model made it, even where it fits: its classes are others.
         unfreeze_at: fraction of the steps after which all is trained; 0 freezes nothing, 1 keeps it frozen.
 
@@ -95,14 +97,15 @@ class Transfer:
 
 
 def checkpoint_path(checkpoint: str | None) -> Path:
-    """The file that ``technique.checkpoint`` names.
+    """The file that ``technique.checkpoint`` names, on this machine.
 
     Raises:
         ConfigError: it names none.
+        DataError: it is a URL, and cannot be fetched.
     """
     if checkpoint is None:
         raise ConfigError("technique.checkpoint: found null, accepted is a file of weights, or technique.source=EXPERIMENT that makes it")
-    return Path(checkpoint).expanduser()
+    return fetched(located(checkpoint, "technique.checkpoint"))
 
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
