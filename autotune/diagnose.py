@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune.config.command_line import import_user_code_from, names_experiment, parse_command_line, run_command
 from autotune.config.paths import shipped_folder
 from autotune.errors import ConfigError
+from autotune.remote.url import refuse_url
 
 _PURPOSE = "Say what this machine is, what its devices and links give, and what of a search space it cannot run."
 
@@ -115,6 +116,7 @@ def _output(own: dict[str, str]) -> Path | None:
     """
     if "output" not in own:
         return None
+    refuse_url(own["output"], "output", "a file of this machine")
     path = Path(own["output"]).expanduser()
     if path.suffix != ".json":
         raise ConfigError(f"output: found {own['output'] or 'nothing'}, accepted is FILE.json")

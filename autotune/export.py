@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autotune.config.command_line import parse_command_line, run_command
 from autotune.errors import ConfigError, StudyError
+from autotune.remote.url import refuse_url
 
 
 def export_command(arguments: Sequence[str]) -> int:
@@ -21,6 +22,8 @@ def export_command(arguments: Sequence[str]) -> int:
     if unknown or "study" not in given or "as" not in given or len(line.config_dirs) != 1:
         found = f"found {' '.join(sorted(unknown))}, " if unknown else ""
         raise ConfigError(f"{found}accepted is study=NAME as=EXPERIMENT --config-dir DIR, and folder=outputs, overwrite=true")
+    for key, location in (("folder", given.get("folder", "")), ("--config-dir", line.config_dirs[0])):
+        refuse_url(location, key)
     name, exported = given["study"], given["as"]
     study_folder = Path(given.get("folder", "outputs")) / name
     if not re.fullmatch(r"[A-Za-z0-9_][\w-]*", exported):

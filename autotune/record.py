@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.config.command_line import parse_command_line, run_command
 from autotune.errors import ConfigError
 from autotune.recording import write_recording
+from autotune.remote.url import refuse_url
 from autotune.tracking.mlflow_environment import set_environment
 
 _PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all their learning curves."
@@ -28,6 +29,7 @@ def record_command(arguments: Sequence[str]) -> int:
     missing = [key for key in ("mlflow_run", "output") if not given.get(key)]
     if unknown or missing:
         raise ConfigError(f"{f'found {unknown[0]}' if unknown else f'found no {missing[0]}'}; {_ACCEPTED}")
+    refuse_url(given["output"], "output")
     output = Path(given["output"]).expanduser()
     if (output / "study.yaml").exists():
         raise ConfigError(f"output={output}: holds a recording already; accepted is another folder")

@@ -51,6 +51,7 @@ def test_the_configuration_is_printed_and_nothing_diagnosed(capsys: pytest.Captu
         (["seconds=long"], "seconds: found long, accepted is a number from 0"),
         (["seconds="], "seconds: found , accepted is a number from 0"),
         (["output="], "output: found nothing, accepted is FILE.json"),
+        (["output=s3://x/machine.json"], "output: found the URL s3://x/machine.json, accepted is a file of this machine"),
         (["output=machine.txt"], "output: found machine.txt, accepted is FILE.json"),
         (["output=/no/such/folder/machine.json"], "output=/no/such/folder/machine.json: cannot be written; accepted is a file in a folder"),
         (["experiment=cnn", "batch_sise=32"], "batch_sise: no such key"),

@@ -33,6 +33,7 @@ from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
 from autotune.errors import ConfigError, InvalidTrialError
+from autotune.remote.url import refuse_url
 from autotune.space import Suggestion, override_text
 
 
@@ -89,6 +90,8 @@ class Composer:
     """
 
     def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = (), *, source_of: tuple[str, ...] = ()) -> None:
+        for written in config_dirs:
+            refuse_url(written, "--config-dir")
         self.config_dirs = tuple(Path(each).expanduser().resolve() for each in config_dirs)
         for folder, written in zip(self.config_dirs, config_dirs, strict=True):
             if not folder.is_dir():
@@ -274,6 +277,7 @@ class Composer:
             raise ConfigError(_explain_value(error)) from error
         assert isinstance(plain, dict)
         check_target_names(plain, self.allowed_targets)
+        refuse_url(plain["study"]["folder"], "study.folder")
         self._name_checkpoint(plain["technique"], Path(plain["study"]["folder"]))
         return Composed({str(key): value for key, value in plain.items()}, choices)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autotune.config.command_line import import_user_code_from, parse_command_line, run_command
 from autotune.errors import ConfigError
+from autotune.remote.url import refuse_url
 
 _PURPOSE = "Replay a search over a recording: what would have been trained, in which order, and for how long."
 _EPILOG = """keys of its own:
@@ -106,6 +107,8 @@ def _read(overrides: Sequence[str]) -> _Request:
             )
     if "recording" not in given:
         raise ConfigError("no recording; accepted is recording=DIR, a folder such as outputs/STUDY/recording")
+    refuse_url(given["recording"], "recording", "a folder of this machine, such as outputs/STUDY/recording")
+    refuse_url(given.get("output", ""), "output", "a file of this machine")
     request = _Request(recording=Path(given["recording"]).expanduser(), overrides=passed)
     request.output = Path(given.get("output", request.output)).expanduser()
     request.seed = _whole("seed", given.get("seed", "0"), least=0)

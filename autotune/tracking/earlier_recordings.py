@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 from autotune.errors import ConfigError
 from autotune.recording import Recording, read_recording, write_recording
+from autotune.remote.url import refuse_url
 from autotune.tracking.mlflow_environment import set_environment
 
 _RUN_ID = r"[0-9a-f]{32}"
@@ -27,6 +28,7 @@ def earlier_recordings(entries: Sequence[str], studies: Path, uri: str | None) -
 
 
 def _earlier_recording(entry: str, studies: Path, uri: str | None) -> tuple[str, Recording]:
+    refuse_url(entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run")
     given = Path(entry).expanduser()
     for folder, name in ((given, given.name), (given / "recording", given.name), (studies / entry / "recording", entry)):
         if (folder / "study.yaml").is_file():

@@ -49,6 +49,9 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("search.time_budget_seconds=-5", ["search.time_budget_seconds: found -5"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
         ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
+        ("warm_start=[s3://bucket/cnn-1]", ["warm_start: found the URL s3://bucket/cnn-1", "a folder of this machine"]),
+        ("study.folder=s3://bucket/x", ["study.folder: found the URL s3://bucket/x, accepted is a folder of this machine"]),
+        ("study.folder=s3:/bucket", ["study.folder: found the URL s3:/bucket"]),
         ("warm_start=nope", ["warm_start: accepted is a list, such as warm_start=[...]"]),
         ("search.storage=nonsense", ["search.storage: nonsense", "cannot be opened"]),
         ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
@@ -166,6 +169,12 @@ def test_exporting_a_study_that_is_not_there_is_one_line(name: str, refusal: Ref
 )
 def test_an_export_that_says_too_little_is_one_line(line: str, refusal: Refusal) -> None:
     assert "accepted" in refusal(*line.split(), command=export_command)
+
+
+@pytest.mark.parametrize(("line", "key"), [("--config-dir s3://x", "--config-dir"), ("--config-dir c folder=s3://x", "folder")])
+def test_an_export_takes_no_url(line: str, key: str, refusal: Refusal) -> None:
+    said = refusal("study=a", "as=b", *line.split(), command=export_command)
+    assert said == f"{key}: found the URL s3://x, accepted is a folder of this machine"
 
 
 def test_a_study_folder_that_cannot_be_written_is_one_line(refusal: Refusal, tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def test_a_budget_of_trials_ends_the_search(folder: Path, tmp_path: Path) -> Non
     [
         ([], "no recording; accepted is recording=DIR"),
         (["recording=nope"], "recording=nope: no such folder"),
+        (
+            ["recording=s3://x/y"],
+            "recording: found the URL s3://x/y, accepted is a folder of this machine, such as outputs/STUDY/recording",
+        ),
+        (["recording={folder}", "output=s3://x/y.csv"], "output: found the URL s3://x/y.csv, accepted is a file of this machine"),
         (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, lost_every_seconds, "),
         (["recording={folder}", "lost_every_seconds=0"], "lost_every_seconds: found 0, accepted is a number above 0, or null"),
         (["recording={folder}", "lost_every_seconds=often"], "lost_every_seconds: found 'often', accepted is a number from 0, or null"),
