@@ -29,7 +29,7 @@ keys that people change most:
   objective=device_seconds|energy|cost|pareto    what is minimised, in place of time
   warm_start=[NAME,DIR]            earlier studies that the search learns from
   study.name=NAME                  name a study; the same name goes on with it
-  data.root=DIR data.download=true where a data set lies, and to fetch it there
+  data.root=DIR data.download=true where a data set lies, and to fetch it there; s3://... and other URLs too (docs/urls.md)
   cluster.address=auto             run on the Ray cluster this machine belongs to
   tracking.uri=URI                 where MLflow keeps its runs
   dry_run=true                     print space, baseline, budget and resources; train nothing
