@@ -146,10 +146,9 @@ class _FreshWorker:
         """All reports of the training, each sent on its way without waiting for anyone to take it."""
         gang = Gang()
         run = TaskRun(task, gang.meet)
-        report = gang.explained(run.next_report())
+        report = gang.next_report(run)
         while report.outcome is None:
             yield report
-            report = gang.explained(run.next_report())
-        run.close()
-        gang.part()
+            report = gang.next_report(run)
+        gang.end(run)
         yield report

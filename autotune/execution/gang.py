@@ -2,22 +2,31 @@
 
 They end with it: Ray ends actors whose owner is gone, and a placement group's with the group. Between trials of the same size the
 others stay, with all that a training needs imported; one that was lost, or did not end in time, is replaced.
+
+The first worker trains in a thread of its own, and this one looks after the others meanwhile: where one is gone without a word (its
+machine was cut off), the training would wait for it until the trial's deadline.
 """
 
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.execution.task_run import TrialTask, WorkerReport, follow_task, import_training
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, follow_task, import_training
 from autotune.measurement import Outcome
 from autotune.training.parallel.meeting import Failure, Meeting
 
 _END_SECONDS = 10.0
 """What the others may take to end once the first one has."""
 _EXPLAIN_SECONDS = 5.0
-"""What they may take to say why, once the first one met an error."""
+"""What they may take to say why, once the first one met an error; and what that one may take to meet it, once another has."""
+_LOOK_EVERY_SECONDS = 1.0
 
 
 def bundles(task: TrialTask) -> list[dict[str, float]]:
@@ -35,6 +44,9 @@ class Gang:
         """By rank, which is also the bundle that each lies in."""
         self._running: dict[int, Any] = {}
         self._store: Any = None
+        self._thread: _Thread | None = None
+        self.is_stuck = False
+        """The training waits for a worker that is gone: nothing ends it but the end of this process."""
 
     def meet(self, task: TrialTask) -> Meeting | None:
         """Set the others to work on a trial; where this process meets them, None for a trial of one worker."""
@@ -49,21 +61,40 @@ class Gang:
         self._running = {rank: other.follow.remote(task, replace(at, rank=rank)) for rank, other in self._others.items()}
         return at
 
-    def part(self) -> None:
-        """Wait until the others have ended; replace those that do not."""
+    def next_report(self, run: TaskRun) -> WorkerReport:
+        """Train to the next evaluation; an error is told as that of the worker that met it first."""
+        if run.num_workers == 1:
+            return run.next_report()
+        self._thread = self._thread or _Thread()
+        coming = self._thread.call(run.next_report)
+        while not wait_for([coming], _LOOK_EVERY_SECONDS).done:
+            failures = [_why(running) for running in self._ended(0)]
+            if any(each is not None for each in failures) and not wait_for([coming], _EXPLAIN_SECONDS).done:
+                self.is_stuck = True
+                return _told(failures)
+        report: WorkerReport = coming.result()
+        return self._explained(report)
+
+    def end(self, run: TaskRun) -> None:
+        """End the training where it stands, and wait until the others have ended; replace those that do not."""
+        if self.is_stuck:
+            return
+        if self._thread is None:
+            run.close()
+        else:
+            self._thread.call(run.close).result()
         ended = self._ended(_END_SECONDS)
         for rank, running in self._running.items():
             if running not in ended or _why(running) is not None:
                 ray.kill(self._others.pop(rank))
         self._running, self._store = {}, None
 
-    def explained(self, report: WorkerReport) -> WorkerReport:
+    def _explained(self, report: WorkerReport) -> WorkerReport:
         """A report of an error here, as that of the worker that met it first: all others meet that they cannot reach it."""
         if report.outcome is not Outcome.ERRORED or not self._running:
             return report
         failures = [_why(running) for running in self._ended(_EXPLAIN_SECONDS)]
-        first = next((each for each in failures if each is not None and not each.is_of_another), None)
-        return report if first is None else WorkerReport(evaluation=None, outcome=first.outcome, error=first.error)
+        return _told(failures) if any(each is not None and not each.is_of_another for each in failures) else report
 
     def _ended(self, seconds: float) -> list[Any]:
         """Those of the others that end within so many seconds."""
@@ -87,6 +118,35 @@ def _why(running: Any) -> Failure | None:
     except ray.exceptions.RayActorError as error:
         return Failure(outcome=Outcome.LOST, error=f"a worker was lost: {str(error).splitlines()[0]}")
     return found
+
+
+def _told(failures: Sequence[Failure | None]) -> WorkerReport:
+    """The failure that came first: one that is not of another worker's end, where there is one."""
+    known = [each for each in failures if each is not None]
+    first = min(known, key=lambda each: each.is_of_another)
+    return WorkerReport(evaluation=None, outcome=first.outcome, error=first.error)
+
+
+class _Thread:
+    """One thread that makes calls in turn; what torch keeps by thread holds for all of them. It keeps no process from ending."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="first-worker", daemon=True).start()
+
+    def call(self, made: Callable[[], Any]) -> "Future[Any]":
+        """What comes of the call."""
+        future: Future[Any] = Future()
+        self._calls.put((future, made))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, made = self._calls.get()
+            try:
+                future.set_result(made())
+            except BaseException as error:  # noqa: BLE001  # whoever waits for the result meets it
+                future.set_exception(error)
 
 
 class _Other:

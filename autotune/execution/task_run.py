@@ -108,6 +108,11 @@ class TaskRun:
         self._meet = meet
         self._meeting = contextlib.ExitStack()
 
+    @property
+    def num_workers(self) -> int:
+        """Processes that train together."""
+        return self._task.num_workers
+
     def next_report(self) -> WorkerReport:
         """Train to the next evaluation, or to the training's end; kills the process at the trial's deadline."""
         self._watch()

@@ -4,6 +4,7 @@ A process that ran out of memory or ran faulty code ends with that trial, so tha
 goes on with the next trial at once, its data set in memory.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,9 +47,11 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             RuntimeError: asked again after an outcome that makes this process unfit; Ray then replaces it.
         """
         if self._is_unfit:
+            if self._gang.is_stuck:
+                os._exit(1)  # no less would end the thread that waits
             self._end()
             raise RuntimeError("this worker is replaced")
-        report = self._gang.explained(self._run.next_report())
+        report = self._gang.next_report(self._run)
         if report.outcome is not None:
             self._end()
         self._is_unfit = report.outcome is not None and report.outcome.needs_new_worker
@@ -64,5 +67,4 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         self._end()
 
     def _end(self) -> None:
-        self._run.close()
-        self._gang.part()
+        self._gang.end(self._run)

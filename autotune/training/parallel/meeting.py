@@ -1,11 +1,14 @@
 """Where the ranks of one training meet, and how each of them trains."""
 
+import os
+import socket
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
 from autotune.config.schema import TrialConfig
@@ -43,8 +46,41 @@ class Failure:
 def attended(meeting: Meeting, device: str) -> Iterator[Ranks]:
     """This process as one of the ranks that meet, until the context ends; the first one's store must be open."""
     store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=TIMEOUT)
-    with joined(store, rank=meeting.rank, size=meeting.size, device=pick_device(device)) as ranks:
+    with (
+        _gloo_interface(_interface_towards(meeting.host)),
+        joined(store, rank=meeting.rank, size=meeting.size, device=pick_device(device)) as ranks,
+    ):
         yield ranks
+
+
+@contextmanager
+def _gloo_interface(name: str | None) -> Iterator[None]:
+    """Have gloo listen there, unless the user's environment says where.
+
+    Left alone it listens where the host's name leads, which on many machines is 127.0.0.1: no other one can reach that.
+    """
+    if name is None or _GLOO_INTERFACE in os.environ:
+        yield
+        return
+    os.environ[_GLOO_INTERFACE] = name
+    try:
+        yield
+    finally:
+        del os.environ[_GLOO_INTERFACE]
+
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def _interface_towards(host: str) -> str | None:
+    """This machine's network interface by which it reaches a host; None where that is not told."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
+        try:
+            probe.connect((host, 1))
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+    return next((name for name, found in psutil.net_if_addrs().items() if any(each.address == own for each in found)), None)
 
 
 def follow(config: TrialConfig, meeting: Meeting, **settings: Any) -> Failure | None:

@@ -1,0 +1,142 @@
+"""A Ray cluster whose nodes are hosts of their own (namespaces): a driver far from its trials, and a node that is cut off for a minute.
+
+No host sees another's processes or Ray's files, and the trials' ones do not see the study's folder.
+"""
+
+import csv
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.namespaces import Host, hosts
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+
+_CUT_OFF_SECONDS = 60
+_NUM_TRIALS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarCluster:
+    """A head, three nodes with a CPU each, and one on which the driver runs."""
+
+    head: Host
+    nodes: list[Host]
+    driver: Host
+    folder: Path
+    """Of the driver: no node sees it."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.head.address}:6379"
+
+    def start(self, name: str, *arguments: str) -> Any:
+        command = [sys.executable, "-m", "autotune", f"cluster.address={self.address}", f"study.name={name}", *arguments]
+        return self.driver.start(*command, folder=self.folder, log=self.folder / f"{name}.txt")
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        path = self.folder / "outputs" / name / "trials.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def runs(self, name: str) -> list[Any]:
+        client = MlflowClient(f"sqlite:///{self.folder}/mlflow.db")
+        found = client.search_runs([each.experiment_id for each in client.search_experiments()])
+        return [each for each in found if each.data.tags.get("autotune.study") == name and "autotune.trial" in each.data.tags]
+
+
+@pytest.fixture
+def far(tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[FarCluster]:
+    folder, logs = tmp_path / "driver", tmp_path / "logs"
+    folder.mkdir()
+    logs.mkdir()
+    with hosts(5) as (head, *nodes, driver):
+        for place, host in enumerate([head, *nodes, driver]):
+            host.hide(Path("/tmp/ray"))
+            if host is not driver:
+                host.hide(folder)
+            where = ["--head", "--port=6379", "--include-dashboard=false"] if host is head else [f"--address={head.address}:6379"]
+            command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *where]
+            size = [f"--node-ip-address={host.address}", f"--num-cpus={int(host in nodes)}"]
+            log = logs / str(place)
+            process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
+            wait_until(lambda log=log: "Ray runtime started" in log.read_text(), timeout=60, process=process)
+        yield FarCluster(head=head, nodes=nodes, driver=driver, folder=folder)
+
+
+def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(far: FarCluster) -> None:
+    study = far.start("far", "experiment=cnn_smoke", "target.value=0.88")
+    assert study.wait(150) == 0, (far.folder / "far.txt").read_text()
+    assert len(far.rows("far")) == 4
+    assert (far.folder / "outputs/far/best.yaml").is_file()
+    assert "speed-up" in (far.folder / "far.txt").read_text()
+
+
+def test_a_node_that_is_cut_off_for_a_minute_costs_its_trials_another_run(far: FarCluster, wait_until: Callable[..., None]) -> None:
+    study = far.start(
+        "cut", "experiment=cnn", "search=random", "stopping=none", "confirm=none", f"search.num_trials={_NUM_TRIALS}",
+        "target.value=0.9999", "target.max_train_seconds=20", "epochs=interval(2000.0,3000.0)",
+    )  # fmt: skip
+    cut = far.nodes[-1]
+    wait_until(lambda: _trains(cut), timeout=120, process=study)
+    cut.pull()
+    time.sleep(_CUT_OFF_SECONDS)
+    cut.plug()
+    assert study.wait(240) in (0, 3), (far.folder / "cut.txt").read_text()
+    _nothing_is_lost(far, "cut", _NUM_TRIALS)
+
+
+def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster, wait_until: Callable[..., None]) -> None:
+    study = far.start(
+        "gang", "experiment=cnn", "parallelism=ddp", "cluster.placement=strict_spread", "search=random", "stopping=none", "confirm=none",
+        "search.num_trials=2", "target.value=0.9999", "target.max_train_seconds=20", "epochs=interval(2000.0,3000.0)",
+    )  # fmt: skip
+    wait_until(lambda: len(_others(far)) == 1, timeout=120, process=study)
+    time.sleep(5)
+    (cut,) = _others(far)
+    cut.pull()
+    try:
+        assert study.wait(240) in (0, 3), (far.folder / "gang.txt").read_text()
+    finally:
+        cut.plug()
+    _nothing_is_lost(far, "gang", 2)
+
+
+def _nothing_is_lost(far: FarCluster, name: str, num_trials: int) -> None:
+    """Every trial of the budget has its end once, and each that was lost was run again."""
+    rows, runs = far.rows(name), far.runs(name)
+    assert len(rows) == num_trials
+    assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
+    lost = {run.data.tags["autotune.trial"] for run in runs if run.data.tags["autotune.outcome"] == "LOST"}
+    again = {run.data.tags["autotune.retry_of"] for run in runs if "autotune.retry_of" in run.data.tags}
+    assert lost
+    assert again == lost
+    assert {run.data.tags["autotune.trial"] for run in runs} - lost == {row["trial"] for row in rows}
+
+
+def _others(far: FarCluster) -> list[Host]:
+    """Hosts on which a worker trains that is not its trial's first."""
+    return [host for host in far.nodes if any("_Other.follow" in each for each in _command_lines(host))]
+
+
+def _trains(host: Host) -> bool:
+    return any("TrialWorker.train" in each for each in _command_lines(host))
+
+
+def _command_lines(host: Host) -> Iterator[str]:
+    """Of the processes in the host's namespace."""
+    inside = Path(f"/proc/{host.first}/ns/pid").readlink()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "ns/pid").readlink() == inside:
+                yield (path / "cmdline").read_text()
+        except OSError:
+            continue
