@@ -82,6 +82,7 @@ class ClusterConfig:
     cpus_per_worker: int = MISSING
     num_cpus: int | None = MISSING
     num_gpus: int | None = MISSING
+    accelerator_type: str | None = MISSING
     placement: str = MISSING
     connect_timeout_seconds: float = MISSING
     price_per_hour: dict[str, float] | None = MISSING

@@ -8,18 +8,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task_run import ACCELERATOR, TrialTask
 from autotune.training.device import Capabilities, local_capabilities
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSize:
-    """What the cluster holds in all."""
+    """What the cluster holds in all, or its machines of one kind."""
 
     num_cpus: int
     num_gpus: int
@@ -37,15 +37,17 @@ class Room:
 
     Args:
         num_cpus, num_gpus: of a trial.
+        accelerator_type: of the machines that count; None for all machines.
         most: trials at once; None for as many as fit.
         can_grow: whether so many are asked for even where they do not fit now, as a cluster that grows on demand wants to see.
     """
 
-    def __init__(self, *, num_cpus: int, num_gpus: int, most: int | None, can_grow: bool) -> None:
+    def __init__(self, *, num_cpus: int, num_gpus: int, accelerator_type: str | None, most: int | None, can_grow: bool) -> None:
         self._num_cpus, self._num_gpus = num_cpus, num_gpus
+        self._accelerator_type = accelerator_type
         self._most = most
         self._can_grow = can_grow and most is not None
-        self._size = (0.0, 0.0)
+        self._size = (0, 0)
         self._asked_at = -math.inf
 
     def __call__(self, tasks: Sequence[TrialTask]) -> bool:
@@ -60,13 +62,11 @@ class Room:
         taken = sum(each.num_cpus for each in tasks), sum(each.num_gpus for each in tasks)
         return taken[0] + self._num_cpus <= cpus and taken[1] + self._num_gpus <= gpus
 
-    def _resources(self) -> tuple[float, float]:
+    def _resources(self) -> tuple[int, int]:
         """CPUs and GPUs of the machines that are there now; nodes come and go."""
-        import ray  # noqa: PLC0415  # as in connected
-
         if time.monotonic() - self._asked_at > _ASK_AGAIN_SECONDS:
-            resources = ray.cluster_resources()
-            self._size, self._asked_at = (resources.get("CPU", 0.0), resources.get("GPU", 0.0)), time.monotonic()
+            size = _size_of(_machines(self._accelerator_type))
+            self._size, self._asked_at = (size.num_cpus, size.num_gpus), time.monotonic()
         return self._size
 
 
@@ -82,7 +82,8 @@ def cluster_capabilities(config: ClusterConfig) -> Capabilities:
     with connected(config) as size:
         import ray  # noqa: PLC0415  # as in connected
 
-        probe = ray.remote(local_capabilities).options(num_cpus=0, num_gpus=1 if size.num_gpus else 0).remote()
+        wanted = {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": config.accelerator_type}
+        probe = ray.remote(local_capabilities).options(**wanted).remote()
         try:
             found: Capabilities = ray.get(probe, timeout=_PROBE_SECONDS)
         except (ray.exceptions.RayError, ImportError) as error:
@@ -98,7 +99,7 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     """Ray, while the context lasts; a local one ends with it.
 
     Raises:
-        ClusterError: the cluster does not answer, or cannot hold even one worker.
+        ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -116,12 +117,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}") from error
     try:
-        resources = ray.cluster_resources()
-        size = ClusterSize(
-            num_cpus=int(resources.get("CPU", 0)),
-            num_gpus=int(resources.get("GPU", 0)),
-            num_nodes=sum(1 for node in ray.nodes() if node["Alive"]),
-        )
+        _check_has(config.accelerator_type)
+        size = _size_of(_machines(config.accelerator_type))
         if size.num_cpus < config.cpus_per_worker:
             raise ClusterError(
                 f"cluster.cpus_per_worker: found {config.cpus_per_worker}, accepted is at most the {size.num_cpus} CPUs of the cluster"
@@ -129,6 +126,27 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         yield size
     finally:
         ray.shutdown()
+
+
+def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
+    """Resources of each machine that is there now and has GPUs of this kind; None for all machines."""
+    import ray  # noqa: PLC0415  # as in connected
+
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [each for each in resources if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in each]
+
+
+def _size_of(machines: Sequence[Mapping[str, float]]) -> ClusterSize:
+    cpus, gpus = (sum(int(each.get(name, 0)) for each in machines) for name in ("CPU", "GPU"))
+    return ClusterSize(num_cpus=cpus, num_gpus=gpus, num_nodes=len(machines))
+
+
+def _check_has(accelerator_type: str | None) -> None:
+    if accelerator_type is None or _machines(accelerator_type):
+        return
+    kinds = sorted({name.removeprefix(ACCELERATOR) for each in _machines(None) for name in each if name.startswith(ACCELERATOR)})
+    accepted = f"accepted are null and {', '.join(kinds)}" if kinds else "accepted is null, since Ray knows of no GPU's kind there"
+    raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
 
 
 _QUIET = {

@@ -12,7 +12,7 @@ from autotune.config.schema import FIXED_KEYS, ClusterConfig, Config, TrialConfi
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ConfigError
 from autotune.execution.cluster import cluster_capabilities
-from autotune.execution.plan import check_placement, deadline_seconds, resources_of, study_name, workload_of
+from autotune.execution.plan import check_cluster, deadline_seconds, resources_of, study_name, workload_of
 from autotune.measurement import Target
 from autotune.objective import Objective, check_measured
 from autotune.search.seeds import derived_seed
@@ -173,7 +173,7 @@ def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPl
     ):
         if value is not None and not value > 0:
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
-    check_placement(config.cluster)
+    check_cluster(config.cluster)
     experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
     name = study_name(config, f"compare-{experiments}")
     folder = (Path(config.study.folder) / name).absolute()

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, follow_task, import_training
+from autotune.execution.task_run import ACCELERATOR, TaskRun, TrialTask, WorkerReport, follow_task, import_training
 from autotune.measurement import Outcome
 from autotune.training.parallel.meeting import Failure, Meeting
 
@@ -33,7 +33,13 @@ def bundles(task: TrialTask) -> list[dict[str, float]]:
     """What a trial asks of the cluster: a bundle for each worker."""
     size = task.num_workers
     bundle = {"CPU": task.num_cpus / size} | ({"GPU": task.num_gpus / size} if task.num_gpus else {})
+    if task.accelerator_type is not None:
+        bundle[f"{ACCELERATOR}{task.accelerator_type}"] = _SOME
     return [dict(bundle) for _ in range(size)]
+
+
+_SOME = 0.001
+"""Of the one that a machine has of its accelerator's name: what Ray itself asks for, so that a thousand workers share it."""
 
 
 class Gang:

@@ -118,6 +118,7 @@ class LiveStudy:
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             placement=self.plan.config.cluster.placement.upper(),
+            accelerator_type=self.plan.config.cluster.accelerator_type,
             score_test=score_test,
             weights_path=None if weights_path is None else str(weights_path),
         )

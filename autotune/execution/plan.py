@@ -216,7 +216,9 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     lines.append(f"budget    {', '.join(limits)}; then {confirmed} to confirm")
     cpus, gpus = plan.resources(plan.trial)
     have = plan.capabilities
-    lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")
+    kind = config.cluster.accelerator_type
+    only = "" if kind is None else f", on machines with {kind} only"
+    lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name}){only}")
     return lines
 
 
@@ -229,14 +231,20 @@ def _describe_domain(domain: Any) -> str:
     return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *rest])
 
 
-def check_placement(cluster: ClusterConfig) -> None:
-    """Refuse a layout of workers that Ray does not know.
+def check_cluster(cluster: ClusterConfig) -> None:
+    """Refuse a layout of workers that Ray does not know, and a size for machines that are there already.
 
     Raises:
         ConfigError: with what was found.
     """
     if cluster.placement not in _PLACEMENTS:
         raise ConfigError(f"cluster.placement: found {cluster.placement!r}, accepted are {', '.join(_PLACEMENTS)}")
+    for key, value in (("num_cpus", cluster.num_cpus), ("num_gpus", cluster.num_gpus)):
+        if value is not None and cluster.address not in (None, "local"):
+            raise ConfigError(
+                f"cluster.{key}: found {value}, accepted with cluster.address={cluster.address} is null: what a machine of a running "
+                f"cluster gives is said there, by ray start --{key.replace('_', '-')}"
+            )
 
 
 _PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
@@ -244,7 +252,7 @@ _PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
 
 def _check_budget(config: Config) -> None:
     search, confirm = config.search, config.confirm
-    check_placement(config.cluster)
+    check_cluster(config.cluster)
     if search.num_trials is None and search.time_budget_seconds is None:
         raise ConfigError("search: num_trials and time_budget_seconds are both null; accepted is a limit on one of them")
     for key, value in (

@@ -151,6 +151,7 @@ def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[st
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         placement=plan.config.cluster.placement.upper(),
+        accelerator_type=plan.config.cluster.accelerator_type,
         score_test=True,
     )
 

@@ -104,6 +104,7 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
         has_room=Room(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
+            accelerator_type=plan.config.cluster.accelerator_type,
             most=plan.config.search.max_concurrent_trials,
             can_grow=plan.config.cluster.address not in (None, "local"),
         ),

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
 
 
+ACCELERATOR = "accelerator_type:"
+"""Begins the name of the resource that Ray gives a machine for its kind of GPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialTask:
     """What a worker needs to run one training."""
@@ -56,6 +60,8 @@ class TrialTask:
     """The state is there: the training goes on from it."""
     placement: str = "PACK"
     """How several workers are laid out over machines, in Ray's words."""
+    accelerator_type: str | None = None
+    """Of the GPUs of each worker's machine, in Ray's words; None for any machine."""
 
     @property
     def num_workers(self) -> int:

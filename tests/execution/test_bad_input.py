@@ -58,6 +58,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("confirm.num_seeds=0", ["confirm", "num_seeds 0"]),
         ("cluster.cpus_per_worker=0", ["cluster.cpus_per_worker: found 0"]),
         ("cluster.placement=heap", ["cluster.placement: found 'heap', accepted are pack, spread, strict_pack, strict_spread"]),
+        ("cluster.accelerator_type=[H100,A100]", ["cluster.accelerator_type"]),
         ("cluster.address=somewhere", ["cluster.address: found 'somewhere'", "HOST:PORT"]),
         ("stopping.cap_margin=0.5", ["cap_margin", "0.5"]),
         ("objective.num_trainings=0", ["objective.num_trainings: found 0"]),

@@ -219,6 +219,15 @@ def test_a_trial_gets_whole_gpus_and_its_workers_cpus(overrides: list[str], on: 
     assert any(f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line for line in describe_plan(plan))
 
 
+@pytest.mark.parametrize("key", ["num_cpus", "num_gpus"])
+def test_the_size_of_a_running_clusters_machines_is_not_the_studys_to_say(key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^cluster.{key}: found 2, accepted with cluster.address=auto is null: .* --{key.replace('_', '-')}$"
+    ):
+        make_plan("cluster.address=auto", f"cluster.{key}=2")
+    make_plan(f"cluster.{key}=2")
+
+
 def test_a_hung_trial_has_a_deadline_of_its_target_or_its_own() -> None:
     assert make_plan("target.max_train_seconds=50").trial_deadline_seconds == 220
     assert make_plan("search.trial_deadline_seconds=30").trial_deadline_seconds == 30

@@ -21,10 +21,18 @@ class Task:
         ({"most": 2, "can_grow": False}, 2, False),
         ({"most": 9, "can_grow": False}, 3, False),
         ({"most": 9, "can_grow": True}, 3, True),
+        ({"most": None, "can_grow": True, "accelerator_type": "H100"}, 1, True),
+        ({"most": None, "can_grow": True, "accelerator_type": "H100"}, 2, False),
     ],
 )
 def test_as_many_as_fit_or_as_were_asked_for(
     settings: dict[str, Any], num_running: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 16.0, "GPU": 3.0})
-    assert Room(num_cpus=2, num_gpus=1, **settings)([Task()] * num_running) is has_room  # type: ignore[list-item]  # it has what is asked
+    machines = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0}},
+        {"Alive": False, "Resources": {}},
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: machines)
+    room = Room(num_cpus=2, num_gpus=1, **{"accelerator_type": None, **settings})
+    assert room([Task()] * num_running) is has_room  # type: ignore[list-item]  # it has what is asked
