@@ -4,9 +4,11 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -110,10 +112,11 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     _log_to_autotune("ray")
     options = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
-        if config.address in (None, "local"):
-            ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
-        else:
-            ray.init(address=config.address, **options)
+        with _kept_handler(signal.SIGTERM):
+            if config.address in (None, "local"):
+                ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
+            else:
+                ray.init(address=config.address, **options)
     except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}") from error
     try:
@@ -126,6 +129,17 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         yield size
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _kept_handler(number: signal.Signals) -> Iterator[None]:
+    """A signal does afterwards what it did before: ``ray.init`` puts a handler of its own there, which ends the process as it stands."""
+    handler = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # in others neither Ray nor we may
+            signal.signal(number, handler)
 
 
 def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:

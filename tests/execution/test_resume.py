@@ -109,10 +109,10 @@ def long(commands: Any, wait_until: Callable[..., None], tmp_path_factory: pytes
         meanwhile()
         wait_until(is_time, timeout=90, process=process)
         started = _of_session(process.pid)
-        if number == signal.SIGKILL:
-            process.kill()
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as Ctrl-C in a terminal
         else:
-            os.killpg(process.pid, number)
+            process.send_signal(number)
         code = process.wait(60)
         return Session(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text(), _rows(folder), _statuses(folder), started)
 
@@ -135,7 +135,7 @@ def long(commands: Any, wait_until: Callable[..., None], tmp_path_factory: pytes
 
     killed = session(lambda: has_more_rows(3), signal.SIGKILL, meanwhile=start_another)
     num_before = len(killed.rows)
-    interrupted = session(lambda: has_more_rows(1), signal.SIGINT)
+    interrupted = session(lambda: has_more_rows(1), signal.SIGTERM)
     confirming = session(is_confirming, signal.SIGINT)
     last = commands.run(*_COMMAND, folder=folder)
     finished = Session(last.returncode, last.stdout, last.stderr, _rows(folder), _statuses(folder), set())
