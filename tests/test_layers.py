@@ -12,7 +12,7 @@ LAYERS = (
     ("objective", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),
-    ("__main__", "train", "export", "confirm", "compare", "profile", "record", "diagnose"),
+    ("__main__", "train", "export", "confirm", "compare", "profile", "record", "diagnose", "scale"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""
 

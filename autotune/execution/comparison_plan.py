@@ -1,5 +1,6 @@
-"""What a comparison is going to do, settled and checked before a device is taken: both sides, seeds, resources."""
+"""What a comparison is going to do, settled and checked before a device is taken: its sides, seeds, resources."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,15 @@ _SAME_VALUES = ("target", "evaluate_every_samples", "objective", "cluster", "tra
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two configurations."""
+    """One of the configurations."""
 
     name: str
     overrides: tuple[str, ...]
-    """What it has beside what both have."""
+    """What it has beside what all have."""
     composer: Composer
     composed: Composed
+    cap_seconds: float = math.inf
+    """Of training, after which a run ends."""
 
     @property
     def trial(self) -> TrialConfig:
@@ -60,33 +63,35 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPlan:
-    """A comparison, checked."""
+    """A comparison, checked: of two sides, or of one configuration on several numbers of workers."""
 
+    kind: str
+    """``comparison`` or ``scaling``."""
     name: str
     folder: Path
     num_seeds: int
-    sides: tuple[Side, Side]
+    sides: tuple[Side, ...]
     objective: Objective
     capabilities: Capabilities
 
     @property
     def config(self) -> Config:
-        """The configuration of all that both sides share."""
+        """The configuration of all that the sides share."""
         return self.sides[0].composed.config
 
     @property
     def experiment(self) -> str:
-        """The experiment's name; both names where the sides are different experiments."""
+        """The experiment's name; all names where the sides are different experiments."""
         return " and ".join(dict.fromkeys(side.experiment for side in self.sides))
 
     @property
     def workload(self) -> str:
-        """What is trained on what; side a's, where they differ."""
+        """What is trained on what; the first side's, where they differ."""
         return workload_of(self.sides[0].composed)
 
     @property
     def target(self) -> Target:
-        """What both sides train to."""
+        """What all sides train to."""
         return self.sides[0].trial.target
 
     @property
@@ -104,7 +109,7 @@ class ComparisonPlan:
         return resources_of(config, self.config.cluster, self.capabilities)
 
     def seed(self, index: int) -> int:
-        """The seed of a pair of runs."""
+        """The seed of a round of runs, one of each side."""
         return derived_seed(self.config.study.seed, f"compare {index}")
 
 
@@ -123,7 +128,7 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
             key = override_key(override, name)
             if key.replace("/", ".").partition(".")[0] in _SHARED_KEYS:
                 raise ConfigError(f"{name}: {override}: is shared by both sides; accepted is {key}=... beside a and b")
-    one, other = (_compose(name, common, overrides[name], config_dirs) for name in SIDE_NAMES)
+    one, other = (_side_or_error(name, common, overrides[name], config_dirs) for name in SIDE_NAMES)
     if isinstance(one, ConfigError) and isinstance(other, ConfigError) and str(one) == str(other):
         raise one  # it is in what both have
     for name, side in zip(SIDE_NAMES, (one, other), strict=True):
@@ -142,18 +147,29 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
     return one, other
 
 
-def _compose(name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str]) -> Side | ConfigError:
+def compose_side(
+    name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str], *, cap_seconds: float = math.inf
+) -> Side:
+    """A side's configuration.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    composer = Composer([*common, *overrides], config_dirs)
+    composer.refuse_sweeps()
+    composed = composer.compose()
+    _ = composed.trial
+    return Side(name=name, overrides=tuple(overrides), composer=composer, composed=composed, cap_seconds=cap_seconds)
+
+
+def _side_or_error(name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str]) -> Side | ConfigError:
     try:
-        composer = Composer([*common, *overrides], config_dirs)
-        composer.refuse_sweeps()
-        composed = composer.compose()
-        _ = composed.trial
+        return compose_side(name, common, overrides, config_dirs)
     except ConfigError as error:
         return error
-    return Side(name=name, overrides=tuple(overrides), composer=composer, composed=composed)
 
 
-def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPlan:
+def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "comparison") -> ComparisonPlan:
     """Settle a comparison and check its settings.
 
     Raises:
@@ -175,17 +191,19 @@ def plan_comparison(sides: tuple[Side, Side], *, num_seeds: int) -> ComparisonPl
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
     check_cluster(config.cluster)
     experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
-    name = study_name(config, f"compare-{experiments}")
+    name = study_name(config, f"{'compare' if kind == 'comparison' else 'scale'}-{experiments}")
     folder = (Path(config.study.folder) / name).absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; accepted is another name, or none")
     objective = call(build_partial(config.objective, allowed, "objective"), "objective")
     check_measured(objective, [capabilities.device_of(side.trial) for side in sides])
-    return ComparisonPlan(name=name, folder=folder, num_seeds=num_seeds, sides=sides, objective=objective, capabilities=capabilities)
+    return ComparisonPlan(
+        kind=kind, name=name, folder=folder, num_seeds=num_seeds, sides=sides, objective=objective, capabilities=capabilities
+    )
 
 
 def check_comparison(plan: ComparisonPlan, say: Callable[[str], None]) -> None:
-    """Train what a side starts from, where that is not there yet, and make the parts of both sides once.
+    """Train what a side starts from, where that is not there yet, and make the parts of all sides once.
 
     Args:
         say: told a line where something is trained.
@@ -206,14 +224,14 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
     """The plan as lines for a reader: sides, target, runs, resources."""
     target, have = plan.target, plan.capabilities
     lines = [
-        f"comparison {plan.name} -> {plan.folder}",
+        f"{plan.kind:<10} {plan.name} -> {plan.folder}",
         f"target     {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}, "
         f"at most {target.max_train_seconds:g} s of training a run",
     ]
     for side in plan.sides:
         cpus, gpus = plan.resources(side.trial)
         lines.append(f"{side.name:<10} {_shown(side)}: {cpus} CPU and {gpus} GPU a run")
-    lines.append(f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process; a pair of runs shares its seed")
+    lines.append(f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process; those of a round share their seed")
     lines += [f"first      {source.experiment} is trained, once, for {source.path}" for source in plan.missing_sources]
     lines.append(f"machines   {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")
     return lines

@@ -143,6 +143,8 @@ class FreezeThawSampler:
         self._least_chance = least_chance
         self._seed = seed
         self._num_draws = 0
+        self._num_by_chance = 0
+        self._is_earlier_next = True
         self._cube = UnitCube(space)
         self._trials: dict[int, _Trial] = {}
         self._best = math.inf
@@ -265,7 +267,7 @@ class FreezeThawSampler:
         waiting = [number for number, trial in self._trials.items() if (trial.is_paused or number == beside) and trial.curve]
         seen = [trial for trial in self._trials.values() if trial.curve]
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < _LEAST_CURVES):
-            return self._proposed(self._earlier.first() or self._draw(rng, 1)[0])
+            return self._proposed(self._started_with())
         if not seen or not (new or waiting):
             return None
         promoted = self._promoted(waiting, seen) if new or ending else None
@@ -295,6 +297,14 @@ class FreezeThawSampler:
         chosen = waiting[best - len(drawn)]
         self._trials[chosen].hoped_as = _Origin.WAITING
         return chosen
+
+    def _started_with(self) -> Suggestion:
+        """A point of an earlier study and one drawn by chance, in turns; the latter are those that a search without studies draws."""
+        self._is_earlier_next = not self._is_earlier_next
+        if not self._is_earlier_next and (known := self._earlier.first()) is not None:
+            return known
+        self._num_by_chance += 1
+        return self._draw(np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}")), 1)[0]
 
     def _proposed(self, point: Suggestion) -> Suggestion:
         self._earlier.take(point)  # here, since another one may be trained in its place

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from autotune.compare import compare, compare_command
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
-from autotune.execution.run_comparison import refuse_to_go_on
+from autotune.execution.sides_in_turns import refuse_to_go_on
 from autotune.measurement import Outcome, TrialResult
 
 pytestmark = [

@@ -1,0 +1,168 @@
+"""How a training scales: one configuration on several numbers of workers, in turns, strongly and weakly.
+
+Strong scaling keeps the batch size: more workers share the same work. Weak scaling keeps what each worker has of it, so that the batch
+grows with them. What a step would take if nothing had to be exchanged is measured, too: one worker by itself, on its part of the batch.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from autotune.database_url import without_password
+from autotune.errors import ConfigError
+from autotune.execution.comparison_plan import ComparisonPlan, Side, compose_side, plan_comparison
+from autotune.execution.interrupt import interruptible
+from autotune.execution.sides_in_turns import Results, compared_sides, device_of, make_runs, opened
+from autotune.execution.study_folder import shown_path
+from autotune.report.compared import ComparedSide
+from autotune.report.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
+from autotune.training.components import make_strategy
+from autotune.training.versions import versions
+
+_ALONE = ("parallelism=single",)
+_DEFAULT_STRATEGY = "ddp"
+_PART_SECONDS = 5.0
+"""Of training one worker's part by itself: enough to time a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Point:
+    mode: Mode
+    num_workers: int
+    side: Side
+    part: Side | None
+    """One worker by itself on its part of the batch."""
+    share_of_part: float
+    """What of that part is one worker's: workers that share layers share it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingPlan:
+    """What is going to be run, checked."""
+
+    runs: ComparisonPlan
+    strategy: str
+    points: tuple[_Point, ...]
+
+
+def plan_scaling(
+    overrides: Sequence[str], *, workers: Sequence[int], modes: Sequence[Mode], num_seeds: int, config_dirs: Sequence[str]
+) -> ScalingPlan:
+    """Compose every number of workers and check it.
+
+    Args:
+        overrides: of the configuration; its ``parallelism`` is the strategy, ``ddp`` where that is ``single``.
+        workers: rising, each once.
+        modes: which kinds of scaling.
+
+    Raises:
+        AutotuneError: a configuration cannot be composed, or this machine cannot run it.
+    """
+    parallel = [each for each in overrides if each.partition("=")[0].partition(".")[0] == "parallelism"]
+    common = [each for each in overrides if each not in parallel]
+    asked = compose_side("workers", overrides, (), config_dirs).composed.choices["parallelism"]
+    strategy = _DEFAULT_STRATEGY if asked == "single" else asked
+    own = [each for each in parallel if each.partition("=")[0] not in ("parallelism", "parallelism.num_workers")]
+
+    def composed(name: str, num_workers: int, batch_size: int | None) -> Side:
+        several = (f"parallelism={strategy}", *own, f"parallelism.num_workers={num_workers}")
+        size = () if batch_size is None else (f"batch_size={batch_size}",)
+        try:
+            return compose_side(name, common, (*(_ALONE if num_workers == 1 else several), *size), config_dirs)
+        except ConfigError as error:
+            raise ConfigError(f"workers={num_workers}: {error}") from error
+
+    base = composed(f"strong-{workers[0]}", workers[0], None)
+    batch_size = base.trial.batch_size
+    sides: dict[str, Side] = {base.name: base}
+    points = []
+    for mode in modes:
+        for num_workers in workers:
+            if mode is Mode.WEAK and batch_size * num_workers % workers[0]:
+                raise ConfigError(f"workers: {num_workers} has no whole batch beside {batch_size} on {workers[0]}; accepted are multiples")
+            name = f"{mode}-{num_workers}" if num_workers != workers[0] else base.name
+            size = batch_size if mode is Mode.STRONG else batch_size * num_workers // workers[0]
+            if name not in sides:
+                sides[name] = composed(name, num_workers, size)
+            part, share = _part(sides, name, common, config_dirs) if workers[0] == 1 else (None, 1.0)
+            points.append(_Point(mode=mode, num_workers=num_workers, side=sides[name], part=part, share_of_part=share))
+    runs = plan_comparison(tuple(sides.values()), num_seeds=num_seeds, kind="scaling")
+    return ScalingPlan(runs=runs, strategy=strategy, points=tuple(points))
+
+
+def _part(sides: dict[str, Side], name: str, common: Sequence[str], config_dirs: Sequence[str]) -> tuple[Side | None, float]:
+    """One worker by itself on what it has of a side's batch, and how much of that is its own; it is added to the sides."""
+    whole = sides[name].trial
+    strategy = make_strategy(whole)
+    num_parts = strategy.part_of_batch(0)[1]
+    if whole.batch_size % num_parts:
+        raise ConfigError(
+            f"batch_size: found {whole.batch_size}, accepted with {num_parts} workers that share a batch is a multiple of that"
+        )
+    size = whole.batch_size // num_parts
+    known = next((each for each in sides.values() if each.trial.batch_size == size and each.trial.parallelism["num_workers"] == 1), None)
+    if known is None:
+        label = f"alone-{size}"
+        known = compose_side(label, common, (*_ALONE, f"batch_size={size}"), config_dirs, cap_seconds=_PART_SECONDS)
+        sides[label] = known
+    return known, num_parts / strategy.num_workers
+
+
+def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Scaling:
+    """Make the runs and write, track and print what came of them.
+
+    The first Ctrl-C ends it after no further run, and what was measured until then is told.
+
+    Raises:
+        AutotuneError: it cannot be run, in one line.
+        WorkerError: several runs of one number of workers in a row failed in the user's own code.
+    """
+    results: Results = {}
+    facts = {
+        "command": [without_password(each) for each in command],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+    }
+
+    def write() -> None:
+        write_scaling(plan.runs.folder, _scaling(plan, results), {**facts, "device": device_of(results)})
+
+    with interruptible() as interrupt, opened(plan.runs) as tracker:
+        make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
+        scaling = _scaling(plan, results)
+        from autotune.report.scaling_figure import write_scaling_figure  # noqa: PLC0415  # matplotlib is wanted once, at the end
+
+        files = write_scaling(plan.runs.folder, scaling, {**facts, "device": device_of(results)})
+        figure = write_scaling_figure(plan.runs.folder / "figures", scaling)
+        tracker.close(
+            "FINISHED" if scaling.is_complete else "KILLED", scaling.metrics, {"autotune.strategy": scaling.strategy}, [*files, *figure]
+        )
+    print_scaling(console, scaling, folder=shown_path(plan.runs.folder))
+    return scaling
+
+
+def _scaling(plan: ScalingPlan, results: Results) -> Scaling:
+    sides: dict[str, ComparedSide] = {side.name: side for side in compared_sides(plan.runs, results)}
+    points = [
+        ScalingPoint(
+            mode=each.mode,
+            num_workers=each.num_workers,
+            batch_size=each.side.trial.batch_size,
+            side=sides[each.side.name],
+            part=None if each.part is None else sides[each.part.name],
+            share_of_part=each.share_of_part,
+        )
+        for each in plan.points
+    ]
+    runs = plan.runs
+    return Scaling(
+        name=runs.name,
+        experiment=runs.experiment,
+        target=runs.target,
+        strategy=plan.strategy,
+        num_seeds=runs.num_seeds,
+        points=tuple(points),
+        is_complete=len(results) == len(runs.sides) * runs.num_seeds,
+    )

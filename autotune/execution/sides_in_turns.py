@@ -1,0 +1,207 @@
+"""Runs of several configurations in turns, each in a fresh process, one at a time: what comparisons and scaling measure by.
+
+The runs of a round share their seed and are neighbours in time, so that what the machine does to one it does to the others.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune.comparison import RunTime, in_turns
+from autotune.config.build import build_partial, call
+from autotune.errors import ConfigError, WorkerError
+from autotune.execution.background_tracker import BackgroundTracker
+from autotune.execution.cluster import connected
+from autotune.execution.comparison_plan import ComparisonPlan, Side
+from autotune.execution.confirmation import run_time
+from autotune.execution.study_folder import log_file, sole_user
+from autotune.execution.task_run import TrialTask
+from autotune.measurement import Outcome, TrialResult
+from autotune.report.compared import ComparedSide
+from autotune.report.comparison_terminal import ComparisonDisplay
+from autotune.report.scale import scale_of
+from autotune.tracking.tracker import StudyInfo, TrackedTrial, Tracker
+
+Results = dict[tuple[str, int], TrialResult]
+"""Runs that ended, by side and number of the round."""
+
+
+def make_runs(
+    plan: ComparisonPlan,
+    results: Results,
+    tracker: BackgroundTracker,
+    interrupt: threading.Event,
+    *,
+    write: Callable[[], object],
+    code_folders: Sequence[str],
+    console: Console,
+) -> None:
+    """Make the runs in turns; the first Ctrl-C ends them after no further one.
+
+    Args:
+        results: holds each as soon as it has ended.
+        write: called then, to have it on disk.
+        code_folders: where modules of the user's own may lie.
+
+    Raises:
+        AutotuneError: they cannot be made, in one line.
+        WorkerError: several runs of a side in a row failed in the user's own code.
+    """
+    from autotune.execution.fresh import FreshRun, train_fresh  # noqa: PLC0415  # imports ray
+
+    order = [(plan.sides[number], pair) for number, pair in in_turns(len(plan.sides), plan.num_seeds)]
+    tracked = [_tracked(plan, side, pair) for side, pair in order]
+    tasks = [_task(plan, side, pair, code_folders) for side, pair in order]
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:  # a second one ends at once what the first was to end
+        with console.status("starting Ray"):
+            size = stack.enter_context(connected(plan.config.cluster))
+            tracker.wait()
+        display = stack.enter_context(
+            ComparisonDisplay(
+                title=f"{plan.experiment} · {plan.name}",
+                target=plan.target,
+                sides=[side.label for side in compared_sides(plan, {})],
+                num_runs=len(order),
+                console=console,
+                scale=scale_of(plan.objective),
+            )
+        )
+
+        def run_at(place: int) -> FreshRun:
+            side, pair = order[place]
+
+            def on_start() -> None:
+                display.run_started(side.name, plan.seed(pair))
+                tracked[place] = replace(tracked[place], started_at=time.time())
+                tracker.wait().start(tracked[place])
+
+            return FreshRun(
+                task=tasks[place],
+                trial=pair,
+                values=side.values,
+                overrides=side.overrides,
+                on_start=on_start,
+                on_evaluation=display.evaluated,
+            )
+
+        runs = train_fresh([run_at(place) for place in range(len(order))], fit=size.holds, interrupt=interrupt)
+        for place, result in enumerate(stack.enter_context(contextlib.closing(runs))):
+            side, pair = order[place]
+            results[side.name, pair] = result
+            time_of_run = run_time(result, plan.objective)
+            display.run_finished(side.name, result, time_of_run.seconds)
+            tracker.wait().finish(tracked[place], result, time_of_run.seconds if time_of_run.reached else None)
+            write()
+            refuse_to_go_on(plan, side, results)
+
+
+def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:
+    """What each side's runs came to so far."""
+    return [_compared(plan, side, results) for side in plan.sides]
+
+
+def device_of(results: Results) -> Any:
+    """The device that the runs say they ran on; None where none said so."""
+    return next((run.fingerprint.get("device") for run in results.values() if run.fingerprint), None)
+
+
+def refuse_to_go_on(plan: ComparisonPlan, side: Side, results: Results) -> None:
+    """End a comparison that no further run would mend.
+
+    Raises:
+        ConfigError: a worker could not even make the side.
+        WorkerError: several runs of the side in a row failed in the code they train.
+    """
+    own = [result for (name, _), result in results.items() if name == side.name]
+    if own[-1].outcome is Outcome.INVALID:
+        raise ConfigError(f"{side.name}: {own[-1].error_line}")
+    most = plan.config.search.max_errors_in_a_row
+    if len(own) >= most and all(each.outcome is Outcome.ERRORED for each in own[-most:]):
+        raise WorkerError(f"{most} runs of side {side.name} in a row failed in the code they train; the first:", own[-most].error or "")
+
+
+def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[str]) -> TrialTask:
+    config = side.seeded(plan.seed(pair))
+    num_cpus, num_gpus = plan.resources(config)
+    return TrialTask(
+        name=f"{side.name}-{pair}",
+        config=config,
+        cap_seconds=side.cap_seconds,
+        num_threads=plan.config.cluster.cpus_per_worker,
+        deadline_seconds=plan.run_deadline_seconds,
+        code_folders=tuple(code_folders),
+        working_folder=str(Path.cwd()),
+        hang_folder=str(plan.folder),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        placement=plan.config.cluster.placement.upper(),
+        accelerator_type=plan.config.cluster.accelerator_type,
+        score_test=True,
+    )
+
+
+def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSide:
+    runs = {pair: result for (name, pair), result in results.items() if name == side.name}
+    times: dict[int, RunTime] = {pair: run_time(result, plan.objective) for pair, result in runs.items()}
+    return ComparedSide(
+        name=side.name, overrides=side.overrides, config=side.trial.as_dict(), runs=runs, times=times, scale=scale_of(plan.objective)
+    )
+
+
+@contextlib.contextmanager
+def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
+    """Its folder, held, and its tracker, which is closed however the context ends."""
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
+        tracker = BackgroundTracker(background.submit(_open_tracker, plan))
+        try:
+            yield tracker
+        except BaseException as error:
+            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
+            raise
+
+
+def _open_tracker(plan: ComparisonPlan) -> Tracker:
+    target = plan.target
+    info = StudyInfo(
+        name=plan.name,
+        kind=plan.kind,
+        workload=plan.workload,
+        experiment=plan.experiment,
+        folder=str(plan.folder),
+        settings={
+            "experiment": plan.experiment,
+            "target": f"{target.metric} {target.value:g}",
+            "max_train_seconds": target.max_train_seconds,
+            "objective": plan.config.objective["_target_"].rpartition(".")[2],
+            "score": scale_of(plan.objective).description,
+            "num_seeds": plan.num_seeds,
+            "seed": plan.config.study.seed,
+            **{side.name: " ".join(side.overrides) for side in plan.sides},
+        },
+        tags={"autotune.device": plan.capabilities.device_name},
+    )
+    made = build_partial(plan.config.tracking, plan.sides[0].trial.allowed_targets, "tracking")
+    return call(made, "tracking", info, finished=())  # type: ignore[no-any-return]  # the contract of tracking:
+
+
+def _tracked(plan: ComparisonPlan, side: Side, pair: int) -> TrackedTrial:
+    return TrackedTrial(
+        name=f"{side.name}-{pair}",
+        phase=_PHASES[plan.kind],
+        trial=pair,
+        values={"side": side.name, **side.values},
+        overrides=side.overrides,
+        config=side.seeded(plan.seed(pair)).as_dict(),
+        seed=plan.seed(pair),
+        started_at=0.0,
+    )
+
+
+_PHASES = {"comparison": "compare", "scaling": "scale"}
