@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,9 @@ _LEAST_CURVES = 3
 """Trials with an evaluation below which there is nothing to model."""
 _MOST_ROWS = 300
 """Evaluations that the model is conditioned on."""
+_QUICK_SECONDS = 0.25
+"""Of a trial's training, on average: below it a decision takes about as long, and the model is conditioned on fewer."""
+_MOST_ROWS_OF_QUICK = 80
 _MOST_ROWS_TO_LEARN = 160
 """Evaluations that its hyperparameters are learnt of."""
 _LEARN_ON = 1.06
@@ -345,7 +349,8 @@ class FreezeThawSampler:
         rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in _telling(trial)]
         index, steps, _, shortfalls = (np.array(each) for each in zip(*rows, strict=True))
         values = self._goodness(shortfalls, np.array([trial.curve[trial.best_place].shortfall for trial in seen]))
-        kept = _some(values, rng)
+        most = self._most_rows(seen)
+        kept = _some(values, most, rng)
         features = self._cube.features(np.array([trial.point for trial in seen]))
         numbers = np.array([number for number, trial in self._trials.items() if trial.curve], dtype=float)
         grown = len(seen) >= _LEARN_ON * self._num_learnt_of
@@ -362,8 +367,12 @@ class FreezeThawSampler:
             learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if grown else None,
         )
         rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen])
-        recent = np.arange(len(rates))[-_MOST_ROWS:]
+        recent = np.arange(len(rates))[-most:]
         self._rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MOST_ROWS_TO_LEARN, rng) if grown else None)
+
+    def _most_rows(self, seen: Sequence[_Trial]) -> int:
+        """How many evaluations the model is conditioned on: what a decision takes must be little beside what it decides on."""
+        return _MOST_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MOST_ROWS_OF_QUICK
 
     def _goodness(self, shortfalls: Array, least: Array) -> Array:
         return goodness(shortfalls, least)
@@ -450,13 +459,13 @@ def _telling(trial: _Trial) -> list[int]:
     return sorted({0, last, (last + 1) // 2, trial.best_place}) if last > 2 else sorted({0, last})
 
 
-def _some(values: Array, rng: np.random.Generator) -> Indices:
-    """Indices of at most so many rows as a model takes: the better half of them the best, the others by chance."""
-    if len(values) <= _MOST_ROWS:
+def _some(values: Array, most: int, rng: np.random.Generator) -> Indices:
+    """Indices of at most so many rows: the better half of them the best, the others by chance."""
+    if len(values) <= most:
         return np.arange(len(values))
     order = np.argsort(-values)
-    best, rest = order[: _MOST_ROWS // 2], order[_MOST_ROWS // 2 :]
-    return np.concatenate([best, rng.choice(rest, _MOST_ROWS - len(best), replace=False)])
+    best, rest = order[: most // 2], order[most // 2 :]
+    return np.concatenate([best, rng.choice(rest, most - len(best), replace=False)])
 
 
 def _sample(count: int, most: int, rng: np.random.Generator) -> Indices:
