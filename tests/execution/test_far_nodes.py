@@ -19,7 +19,15 @@ from tests.namespaces import Host, hosts
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
 _CUT_OFF_SECONDS = 60
-_NUM_TRIALS = 8
+_LONG = (
+    "search=random",
+    "stopping=none",
+    "confirm=none",
+    "target.value=0.9999",
+    "target.max_train_seconds=12",
+    "epochs=interval(2000.0,3000.0)",
+)
+"""Trials that take their time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +39,7 @@ class FarCluster:
     driver: Host
     folder: Path
     """Of the driver: no node sees it."""
+    wait_until: Callable[..., None]
 
     @property
     def address(self) -> str:
@@ -39,6 +48,15 @@ class FarCluster:
     def start(self, name: str, *arguments: str) -> Any:
         command = [sys.executable, "-m", "autotune", f"cluster.address={self.address}", f"study.name={name}", *arguments]
         return self.driver.start(*command, folder=self.folder, log=self.folder / f"{name}.txt")
+
+    def join(self, host: Host) -> None:
+        """Start Ray on a host."""
+        where = ["--head", "--port=6379", "--include-dashboard=false"] if host is self.head else [f"--address={self.address}"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *where]
+        size = [f"--node-ip-address={host.address}", f"--num-cpus={int(host in self.nodes)}"]
+        log = self.folder.parent / f"{host.name}.txt"
+        process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
+        self.wait_until(lambda: "Ray runtime started" in log.read_text(), timeout=60, process=process)
 
     def rows(self, name: str) -> list[dict[str, str]]:
         path = self.folder / "outputs" / name / "trials.csv"
@@ -53,23 +71,18 @@ class FarCluster:
         return [each for each in found if each.data.tags.get("autotune.study") == name and "autotune.trial" in each.data.tags]
 
 
-@pytest.fixture
-def far(tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[FarCluster]:
-    folder, logs = tmp_path / "driver", tmp_path / "logs"
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory, wait_until: Callable[..., None]) -> Iterator[FarCluster]:
+    folder = tmp_path_factory.mktemp("far") / "driver"
     folder.mkdir()
-    logs.mkdir()
     with hosts(5) as (head, *nodes, driver):
-        for place, host in enumerate([head, *nodes, driver]):
+        cluster = FarCluster(head=head, nodes=nodes, driver=driver, folder=folder, wait_until=wait_until)
+        for host in (head, *nodes, driver):
             host.hide(Path("/tmp/ray"))
             if host is not driver:
                 host.hide(folder)
-            where = ["--head", "--port=6379", "--include-dashboard=false"] if host is head else [f"--address={head.address}:6379"]
-            command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *where]
-            size = [f"--node-ip-address={host.address}", f"--num-cpus={int(host in nodes)}"]
-            log = logs / str(place)
-            process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
-            wait_until(lambda log=log: "Ray runtime started" in log.read_text(), timeout=60, process=process)
-        yield FarCluster(head=head, nodes=nodes, driver=driver, folder=folder)
+            cluster.join(host)
+        yield cluster
 
 
 def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(far: FarCluster) -> None:
@@ -80,34 +93,31 @@ def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(fa
     assert "speed-up" in (far.folder / "far.txt").read_text()
 
 
-def test_a_node_that_is_cut_off_for_a_minute_costs_its_trials_another_run(far: FarCluster, wait_until: Callable[..., None]) -> None:
+def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster) -> None:
     study = far.start(
-        "cut", "experiment=cnn", "search=random", "stopping=none", "confirm=none", f"search.num_trials={_NUM_TRIALS}",
-        "target.value=0.9999", "target.max_train_seconds=20", "epochs=interval(2000.0,3000.0)",
+        "gang", "experiment=cnn", "parallelism=ddp", "cluster.placement=strict_spread", "search.num_trials=1", *_LONG
     )  # fmt: skip
-    cut = far.nodes[-1]
-    wait_until(lambda: _trains(cut), timeout=120, process=study)
-    cut.pull()
-    time.sleep(_CUT_OFF_SECONDS)
-    cut.plug()
-    assert study.wait(240) in (0, 3), (far.folder / "cut.txt").read_text()
-    _nothing_is_lost(far, "cut", _NUM_TRIALS)
-
-
-def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster, wait_until: Callable[..., None]) -> None:
-    study = far.start(
-        "gang", "experiment=cnn", "parallelism=ddp", "cluster.placement=strict_spread", "search=random", "stopping=none", "confirm=none",
-        "search.num_trials=2", "target.value=0.9999", "target.max_train_seconds=20", "epochs=interval(2000.0,3000.0)",
-    )  # fmt: skip
-    wait_until(lambda: len(_others(far)) == 1, timeout=120, process=study)
-    time.sleep(5)
+    far.wait_until(lambda: len(_others(far)) == 1, timeout=120, process=study)
+    time.sleep(3)
     (cut,) = _others(far)
     cut.pull()
     try:
         assert study.wait(240) in (0, 3), (far.folder / "gang.txt").read_text()
     finally:
         cut.plug()
-    _nothing_is_lost(far, "gang", 2)
+    _nothing_is_lost(far, "gang", 1)
+    far.join(cut)
+
+
+def test_a_node_that_is_cut_off_for_a_minute_costs_its_trials_another_run(far: FarCluster) -> None:
+    study = far.start("cut", "experiment=cnn", "search.num_trials=8", *_LONG)
+    far.wait_until(lambda: any(map(_trains, far.nodes)), timeout=120, process=study)
+    cut = next(filter(_trains, far.nodes))
+    cut.pull()
+    time.sleep(_CUT_OFF_SECONDS)
+    cut.plug()
+    assert study.wait(240) in (0, 3), (far.folder / "cut.txt").read_text()
+    _nothing_is_lost(far, "cut", 8)
 
 
 def _nothing_is_lost(far: FarCluster, name: str, num_trials: int) -> None:
