@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> 
 
 
 def test_trials_of_one_and_of_two_workers_are_trained_side_by_side(commands: Any, tmp_path: Path) -> None:
-    long = ["target.value=0.9999", "target.max_train_seconds=4", "epochs=1000", "stopping=none", "confirm=none"]
+    long = ["target.value=0.9999", "target.max_train_seconds=6", "epochs=1000", "stopping=none", "confirm=none"]
     command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=3", "search=random", "search.num_trials=8", *long]
     assert commands.run(*command, folder=tmp_path, timeout=300).returncode in (0, 3)
     with (tmp_path / "outputs/p/trials.csv").open(newline="") as file:
@@ -86,7 +87,7 @@ def released() -> float:
 
 
 def all_is_free() -> bool:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         if released() == 3:
             return True
@@ -102,10 +103,12 @@ def all_is_free() -> bool:
         (["parallelism=ddp", "batch_size=33"], Outcome.INVALID),
         (["parallelism=ddp", "parallelism.compression=bf16"], Outcome.INVALID),
         (["parallelism=pipeline", "optimizer.lr=1e30"], Outcome.DIVERGED),
+        (["parallelism=ddp", "epochs=1000", "target.value=0.9999", "target.max_train_seconds=0.5"], Outcome.TIMED_OUT),
+        (["parallelism=fsdp", "epochs=1000", "target.value=0.9999"], Outcome.CAPPED),
     ],
 )
 def test_however_it_ends_all_is_free_afterwards(cluster: None, overrides: list[str], outcome: Outcome) -> None:
-    first, group = worker(task(*overrides))
+    first, group = worker(replace(task(*overrides), cap_seconds=0.5 if outcome is Outcome.CAPPED else float("inf")))
     report = ray.get(first.step.remote())["report"]
     while report.outcome is None:
         report = ray.get(first.step.remote())["report"]
