@@ -212,7 +212,7 @@ class TaskRun:
         if (meeting := self._meet(task)) is not None:
             from autotune.training.parallel.meeting import attended  # noqa: PLC0415  # likewise
 
-            kept["ranks"] = self._meeting.enter_context(attended(meeting, task.config.device))
+            kept["ranks"] = self._meeting.enter_context(attended(meeting, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
     def _test_report(self, evaluation: Evaluation) -> float | None:

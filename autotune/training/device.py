@@ -89,6 +89,8 @@ def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capab
     for kind, number in (("CPUs", capabilities.num_cpus), *([("GPUs", capabilities.num_gpus)] if uses_gpu else [])):
         if num_workers > number:
             return f"parallelism.num_workers={num_workers} needs as many {kind}, and there are {number}"
+    if not uses_gpu and parallelism.get("backend") == "nccl":
+        return "parallelism.backend=nccl needs GPUs"
     if not uses_gpu and parallelism.get("compression") == "bf16":
         return "parallelism.compression=bf16 needs NCCL, and so GPUs"
     return None

@@ -28,8 +28,8 @@ _POWERSGD_WARM_UP = 2
 class _DataParallel(Strategy):
     """What both have: a mesh whose first dimension shares the batch."""
 
-    def __init__(self, *, num_workers: int, tensor_size: int) -> None:
-        super().__init__(num_workers=num_workers)
+    def __init__(self, *, num_workers: int, backend: str | None, tensor_size: int) -> None:
+        super().__init__(num_workers=num_workers, backend=backend)
         if tensor_size < 1 or num_workers % tensor_size:
             raise ConfigError(
                 f"parallelism.tensor_size: found {tensor_size}, accepted is a divisor of parallelism.num_workers = {num_workers}"
@@ -80,6 +80,7 @@ class DDP(_DataParallel):
         self,
         *,
         num_workers: int,
+        backend: str | None = None,
         tensor_size: int = 1,
         bucket_megabytes: int | None = None,
         gradient_as_bucket_view: bool = False,
@@ -90,7 +91,7 @@ class DDP(_DataParallel):
         local_steps: int = 1,
         local_after: int = 0,
     ) -> None:
-        super().__init__(num_workers=num_workers, tensor_size=tensor_size)
+        super().__init__(num_workers=num_workers, backend=backend, tensor_size=tensor_size)
         if compression not in _COMPRESSIONS:
             raise ConfigError(f"parallelism.compression: found {compression!r}, accepted are null, bf16, fp16, powersgd")
         for key, value, least in (
@@ -232,8 +233,16 @@ class FSDP(_DataParallel):
     Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (2023).
     """
 
-    def __init__(self, *, num_workers: int, tensor_size: int = 1, reshard_after_forward: bool = True, cpu_offload: bool = False) -> None:
-        super().__init__(num_workers=num_workers, tensor_size=tensor_size)
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        backend: str | None = None,
+        tensor_size: int = 1,
+        reshard_after_forward: bool = True,
+        cpu_offload: bool = False,
+    ) -> None:
+        super().__init__(num_workers=num_workers, backend=backend, tensor_size=tensor_size)
         self._reshard_after_forward, self._cpu_offload = reshard_after_forward, cpu_offload
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:

@@ -12,7 +12,7 @@ import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, ConfigError
 from autotune.measurement import Outcome
 from autotune.training.device import is_out_of_memory, pick_device
 from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
@@ -43,12 +43,19 @@ class Failure:
 
 
 @contextmanager
-def attended(meeting: Meeting, device: str) -> Iterator[Ranks]:
-    """This process as one of the ranks that meet, until the context ends; the first one's store must be open."""
+def attended(meeting: Meeting, config: TrialConfig) -> Iterator[Ranks]:
+    """This process as one of the ranks that meet, until the context ends; the first one's store must be open.
+
+    Raises:
+        ConfigError: a backend that the device does not have.
+    """
+    device, backend = pick_device(config.device), config.parallelism.get("backend")
+    if backend == "nccl" and device.type != "cuda":
+        raise ConfigError("parallelism.backend: found nccl, accepted on the CPU are null and gloo")
     store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=TIMEOUT)
     with (
         _gloo_interface(_interface_towards(meeting.host)),
-        joined(store, rank=meeting.rank, size=meeting.size, device=pick_device(device)) as ranks,
+        joined(store, rank=meeting.rank, size=meeting.size, device=device, backend=backend) as ranks,
     ):
         yield ranks
 
@@ -93,7 +100,7 @@ def follow(config: TrialConfig, meeting: Meeting, **settings: Any) -> Failure | 
         What went wrong here; None where nothing did.
     """
     try:
-        with attended(meeting, config.device) as ranks:
+        with attended(meeting, config) as ranks:
             for _ in start_training(config, ranks=ranks, **settings):
                 raise AssertionError("only the first rank yields")
     except AutotuneError as error:

@@ -35,13 +35,13 @@ class Pipeline(Strategy):
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) for 1F1B.
     """
 
-    def __init__(self, *, num_workers: int, schedule: str, num_micro_batches: int) -> None:
+    def __init__(self, *, num_workers: int, schedule: str, num_micro_batches: int, backend: str | None = None) -> None:
         if schedule not in _SCHEDULES:
             raise ConfigError(f"parallelism.schedule: found {schedule!r}, accepted are {', '.join(_SCHEDULES)}")
         least = num_workers if schedule == "1f1b" else 1
         if num_micro_batches < least:
             raise ConfigError(f"parallelism.num_micro_batches: found {num_micro_batches}, accepted is a whole number from {least}")
-        super().__init__(num_workers=num_workers)
+        super().__init__(num_workers=num_workers, backend=backend)
         self._schedule, self._num_micro_batches = schedule, num_micro_batches
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:

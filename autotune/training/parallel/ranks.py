@@ -72,12 +72,15 @@ def open_store(host: str = "127.0.0.1") -> TCPStore:
 
 
 @contextmanager
-def joined(store: Store, *, rank: int, size: int, device: torch.device) -> Iterator[Ranks]:
-    """This process as one of ``size`` ranks that meet at a store, until the context ends."""
+def joined(store: Store, *, rank: int, size: int, device: torch.device, backend: str | None = None) -> Iterator[Ranks]:
+    """This process as one of ``size`` ranks that meet at a store, until the context ends.
+
+    ``backend`` is what tensors on GPUs are exchanged by; None for nccl.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    backends = f"cpu:gloo,cuda:{backend or 'nccl'}" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield Ranks(rank=rank, size=size)
     finally:

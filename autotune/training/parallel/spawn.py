@@ -51,7 +51,7 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
     for other in others:
         other.start()
     try:
-        with attended(_meeting(store.port, 0, size), config.device) as ranks:
+        with attended(_meeting(store.port, 0, size), config) as ranks:
             yield ranks
     except RuntimeError as error:
         failures = [ours.recv() for ours, _ in pipes if ours.poll(_END_SECONDS)]

@@ -68,19 +68,25 @@ class SharedModel:
         return model.state_dict()
 
 
+BACKENDS = (None, "nccl", "gloo")
+
+
 class Strategy:
     """How ranks share a training's work; by itself, every one does all of it.
 
     Args:
         num_workers: ranks.
+        backend: what they exchange by, nccl or gloo; None for nccl between GPUs and gloo between CPUs.
 
     Raises:
-        ConfigError: for none.
+        ConfigError: for no ranks, or another backend.
     """
 
-    def __init__(self, *, num_workers: int) -> None:
+    def __init__(self, *, num_workers: int, backend: str | None = None) -> None:
         if num_workers < 1:
             raise ConfigError(f"parallelism.num_workers: found {num_workers}, accepted is a whole number from 1")
+        if backend not in BACKENDS:
+            raise ConfigError(f"parallelism.backend: found {backend!r}, accepted are null, nccl, gloo")
         self.num_workers = num_workers
 
     def part_of_batch(self, rank: int) -> tuple[int, int]:

@@ -39,6 +39,7 @@ SHORT = (
             ["parallelism=ddp", "parallelism.compression=zip"],
             "parallelism.compression: found 'zip', accepted are null, bf16, fp16, powersgd",
         ),
+        (["parallelism=ddp", "parallelism.backend=mpi"], "parallelism.backend: found 'mpi', accepted are null, nccl, gloo"),
         (["parallelism=ddp", "parallelism.local_steps=2", "parallelism.compression=fp16"], "parallelism.local_steps: found 2 beside"),
         (["parallelism=ddp", "runtime.cuda_graph=true"], "runtime.cuda_graph: found true, accepted with several workers is false"),
         (["parallelism=fsdp", "averaging=ema"], "averaging: "),
@@ -96,6 +97,7 @@ def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
+        ["backend=gloo"],
         ["compression=fp16"],
         ["compression=powersgd"],
         ["local_steps=4"],
