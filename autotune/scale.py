@@ -4,6 +4,7 @@ One configuration is trained to its target on each number of workers, in turns, 
 reached the target; 2: bad input; 3: one never did; 130: interrupted, what was measured until then is told.
 """
 
+import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -96,11 +97,15 @@ def _read(overrides: Sequence[str]) -> _Request:
     """Take the command's own keys out of a command line.
 
     Raises:
-        ConfigError: one is there twice, or not what it should be.
+        ConfigError: one is there twice, misspelt, or not what it should be.
     """
     own = {"workers": "[1,2]", "mode": "both", "num_seeds": "3"}
     given = [each for each in overrides if each.partition("=")[0] in own]
     keys = [each.partition("=")[0] for each in given]
+    for key in (each.partition("=")[0] for each in overrides if each not in given):
+        close = difflib.get_close_matches(key, ("workers", "num_seeds"), n=1, cutoff=0.75)
+        if close:
+            raise ConfigError(f"{key}: no such key (did you mean {close[0]}=...?)")
     twice = next((each for each in keys if keys.count(each) > 1), None)
     if twice is not None:
         raise ConfigError(f"{twice}: found twice; accepted is once")

@@ -29,7 +29,7 @@ pytestmark = [
         (["workers=[1,1000]", "batch_size=1000"], "strong-1000: cannot run here: parallelism.num_workers=1000 needs as many CPUs"),
         (["workers=[1,2]", "batch_size=33"], "batch_size: found 33, accepted with 2 workers that share a batch is a multiple of that"),
         (["workers=[2,3]", "batch_size=33"], "workers: 3 has no whole batch beside 33 on 2"),
-        (["worker=[1,2]"], "worker"),
+        (["worker=[1,2]"], "worker: no such key (did you mean workers=...?)"),
         (["optimizer.lr=0.1,0.2"], "optimizer.lr"),
     ],
 )
