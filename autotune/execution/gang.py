@@ -77,7 +77,9 @@ class Gang:
             failures = [_why(running) for running in self._ended(0)]
             if any(each is not None for each in failures) and not wait_for([coming], _EXPLAIN_SECONDS).done:
                 self.is_stuck = True
-                return _told(failures)
+                told = _told(failures)
+                unfit = told.outcome is not None and told.outcome.needs_new_worker
+                return told if unfit else replace(told, outcome=Outcome.ERRORED)  # whatever it was, this process cannot go on
         report: WorkerReport = coming.result()
         return self._explained(report)
 
