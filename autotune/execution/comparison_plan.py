@@ -23,6 +23,8 @@ from autotune.training.run import check_training
 from autotune.training.sources import train_missing_sources
 
 SIDE_NAMES = ("a", "b")
+VERBS = {"comparison": "compare", "scaling": "scale"}
+"""What is done, by kind of plan: its folder's name begins so, and its runs' phase is called so."""
 _SHARED_KEYS = FIXED_KEYS - {"experiment"}
 _SAME_VALUES = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study")
 """What experiments that are compared with each other must agree on."""
@@ -191,7 +193,7 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "com
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
     check_cluster(config.cluster)
     experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
-    name = study_name(config, f"{'compare' if kind == 'comparison' else 'scale'}-{experiments}")
+    name = study_name(config, f"{VERBS[kind]}-{experiments}")
     folder = (Path(config.study.folder) / name).absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; accepted is another name, or none")

@@ -3,22 +3,19 @@
 Everything measured is on disk after each run, so an interrupted comparison keeps what it has.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from autotune.database_url import without_password
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.comparison_plan import ComparisonPlan
 from autotune.execution.interrupt import interruptible
-from autotune.execution.sides_in_turns import Results, compared_sides, device_of, make_runs, opened
+from autotune.execution.sides_in_turns import Results, compared_sides, device_of, facts_of, make_runs, opened
 from autotune.execution.study_folder import shown_path
 from autotune.report.compared import Comparison
 from autotune.report.comparison_files import write_comparison
 from autotune.report.comparison_terminal import print_comparison
-from autotune.training.versions import versions
 
 
 def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Comparison:
@@ -35,11 +32,7 @@ def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders
         WorkerError: several runs of a side in a row failed in the user's own code.
     """
     results: Results = {}
-    facts = {
-        "command": [without_password(each) for each in command],
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions(),
-    }
+    facts = facts_of(command)
 
     def write() -> None:
         write_comparison(plan.folder, _comparison(plan, results), {**facts, "device": device_of(results)})

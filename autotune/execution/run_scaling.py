@@ -4,22 +4,19 @@ Strong scaling keeps the batch size: more workers share the same work. Weak scal
 grows with them. What a step would take if nothing had to be exchanged is measured, too: one worker by itself, on its part of the batch.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from autotune.database_url import without_password
 from autotune.errors import ConfigError
 from autotune.execution.comparison_plan import ComparisonPlan, Side, compose_side, plan_comparison
 from autotune.execution.interrupt import interruptible
-from autotune.execution.sides_in_turns import Results, compared_sides, device_of, make_runs, opened
+from autotune.execution.sides_in_turns import Results, compared_sides, device_of, facts_of, make_runs, opened
 from autotune.execution.study_folder import shown_path
 from autotune.report.compared import ComparedSide
 from autotune.report.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
 from autotune.training.components import make_strategy
-from autotune.training.versions import versions
 
 _ALONE = ("parallelism=single",)
 _DEFAULT_STRATEGY = "ddp"
@@ -120,11 +117,7 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
         WorkerError: several runs of one number of workers in a row failed in the user's own code.
     """
     results: Results = {}
-    facts = {
-        "command": [without_password(each) for each in command],
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions(),
-    }
+    facts = facts_of(command)
 
     def write() -> None:
         write_scaling(plan.runs.folder, _scaling(plan, results), {**facts, "device": device_of(results)})

@@ -16,10 +16,11 @@ from rich.console import Console
 
 from autotune.comparison import RunTime, in_turns
 from autotune.config.build import build_partial, call
+from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.cluster import connected
-from autotune.execution.comparison_plan import ComparisonPlan, Side
+from autotune.execution.comparison_plan import VERBS, ComparisonPlan, Side
 from autotune.execution.confirmation import run_time
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
@@ -28,6 +29,7 @@ from autotune.report.compared import ComparedSide
 from autotune.report.comparison_terminal import ComparisonDisplay
 from autotune.report.scale import scale_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, Tracker
+from autotune.training.versions import versions
 
 Results = dict[tuple[str, int], TrialResult]
 """Runs that ended, by side and number of the round."""
@@ -105,6 +107,12 @@ def make_runs(
 def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:
     """What each side's runs came to so far."""
     return [_compared(plan, side, results) for side in plan.sides]
+
+
+def facts_of(command: Sequence[str]) -> dict[str, Any]:
+    """What the files say of the command that is running now."""
+    shown = [without_password(each) for each in command]
+    return {"command": shown, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
 
 
 def device_of(results: Results) -> Any:
@@ -194,7 +202,7 @@ def _open_tracker(plan: ComparisonPlan) -> Tracker:
 def _tracked(plan: ComparisonPlan, side: Side, pair: int) -> TrackedTrial:
     return TrackedTrial(
         name=f"{side.name}-{pair}",
-        phase=_PHASES[plan.kind],
+        phase=VERBS[plan.kind],
         trial=pair,
         values={"side": side.name, **side.values},
         overrides=side.overrides,
@@ -202,6 +210,3 @@ def _tracked(plan: ComparisonPlan, side: Side, pair: int) -> TrackedTrial:
         seed=plan.seed(pair),
         started_at=0.0,
     )
-
-
-_PHASES = {"comparison": "compare", "scaling": "scale"}

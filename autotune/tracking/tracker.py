@@ -19,7 +19,7 @@ class StudyInfo:
 
     name: str
     kind: str
-    """``study`` or ``comparison``."""
+    """``study``, ``comparison`` or ``scaling``."""
     workload: str
     """What is trained on what, such as ``simple_cnn-digits``: studies of one workload can be compared."""
     experiment: str
@@ -39,7 +39,7 @@ class TrackedTrial:
     name: str
     """Unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
     phase: str
-    """``search``, ``confirm`` or ``compare``."""
+    """``search``, ``confirm``, ``compare`` or ``scale``."""
     trial: int
     """The trial's number; in a comparison that of the pair."""
     values: Mapping[str, Any]
