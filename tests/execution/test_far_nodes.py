@@ -90,7 +90,7 @@ def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(fa
     assert study.wait(150) == 0, (far.folder / "far.txt").read_text()
     assert len(far.rows("far")) == 4
     assert (far.folder / "outputs/far/best.yaml").is_file()
-    assert "speed-up" in (far.folder / "far.txt").read_text()
+    assert "confirmation run 1 of" in (far.folder / "far.txt").read_text()
 
 
 def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster) -> None:

@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on one machine that loses one in the middle of a study."""
+"""A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one in the middle of a study."""
 
 import csv
 import time
@@ -33,8 +33,8 @@ def is_training(node: Any) -> bool:
 
 
 def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, tmp_path: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
     try:
         study = commands.start(
             "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "stopping=none", "confirm=none",
@@ -42,11 +42,11 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
             folder=tmp_path,
         )  # fmt: skip
         until = time.monotonic() + 120
-        while num_ended(tmp_path) < 2 or not any(map(is_training, nodes)):
+        while num_ended(tmp_path) < 2 or (killed := next(filter(is_training, nodes), None)) is None:
             assert study.poll() is None, (tmp_path / "out.txt").read_text()
             assert time.monotonic() < until
             time.sleep(0.05)
-        cluster.remove_node(next(filter(is_training, reversed(nodes)), nodes[-1]), allow_graceful=False)
+        cluster.remove_node(killed, allow_graceful=False)
         assert study.wait(180) in (0, 3), (tmp_path / "err.txt").read_text()
     finally:
         cluster.shutdown()
