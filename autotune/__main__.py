@@ -14,7 +14,7 @@ from autotune.config.command_line import (
     import_user_code_from,
     parse_command_line,
     require_experiment,
-    run_command,
+    run_main,
 )
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
@@ -100,7 +100,7 @@ def _config_dirs(arguments: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Entry point of ``python -m autotune`` and of the console script."""
-    sys.exit(run_command(tune_command, sys.argv[1:]))
+    run_main(tune_command)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ trained failed several times in a row.
 
 import difflib
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from autotune.config.command_line import (
     import_user_code_from,
     parse_command_line,
     require_experiment,
-    run_command,
+    run_main,
 )
 from autotune.errors import ConfigError
 from autotune.report.compared import Comparison
@@ -162,7 +161,7 @@ def _check_spelling(key: str) -> None:
 
 def main() -> None:
     """Entry point of ``python -m autotune.compare``."""
-    sys.exit(run_command(compare_command, sys.argv[1:]))
+    run_main(compare_command)
 
 
 if __name__ == "__main__":

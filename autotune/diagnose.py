@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.config.command_line import import_user_code_from, names_experiment, parse_command_line, run_command
+from autotune.config.command_line import import_user_code_from, names_experiment, parse_command_line, run_main
 from autotune.config.paths import shipped_folder
 from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url
@@ -127,7 +127,7 @@ def _output(own: dict[str, str]) -> Path | None:
 
 def main() -> None:
     """Entry point of ``python -m autotune.diagnose``."""
-    sys.exit(run_command(diagnose_command, sys.argv[1:]))
+    run_main(diagnose_command)
 
 
 if __name__ == "__main__":

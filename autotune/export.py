@@ -5,11 +5,10 @@ The weights of the winner's first confirmation run that reached the target come 
 
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.config.command_line import parse_command_line, run_command
+from autotune.config.command_line import parse_command_line, run_main
 from autotune.errors import ConfigError, StudyError
 from autotune.remote.url import refuse_url
 
@@ -76,7 +75,7 @@ def _best_yaml(folder: Path) -> str:
 
 def main() -> None:
     """Entry point of ``python -m autotune.export``."""
-    sys.exit(run_command(export_command, sys.argv[1:]))
+    run_main(export_command)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from autotune.config.command_line import (
     names_experiment,
     parse_command_line,
     require_experiment,
-    run_command,
+    run_main,
 )
 from autotune.errors import ConfigError, ExecutionError
 
@@ -117,7 +117,7 @@ def _folder(parent: Path, experiment: str) -> Path:
 
 def main() -> None:
     """Entry point of ``python -m autotune.profile``."""
-    sys.exit(run_command(profile_command, sys.argv[1:]))
+    run_main(profile_command)
 
 
 if __name__ == "__main__":

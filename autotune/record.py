@@ -3,11 +3,10 @@
 Exit code 0: the recording was written; 2: bad input.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.config.command_line import parse_command_line, run_command
+from autotune.config.command_line import parse_command_line, run_main
 from autotune.errors import ConfigError
 from autotune.recording import write_recording
 from autotune.remote.url import refuse_url
@@ -55,7 +54,7 @@ def record_command(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of ``python -m autotune.record``."""
-    sys.exit(run_command(record_command, sys.argv[1:]))
+    run_main(record_command)
 
 
 if __name__ == "__main__":

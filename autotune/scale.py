@@ -18,7 +18,7 @@ from autotune.config.command_line import (
     names_experiment,
     parse_command_line,
     require_experiment,
-    run_command,
+    run_main,
 )
 from autotune.errors import ConfigError
 
@@ -128,7 +128,7 @@ def _read(overrides: Sequence[str]) -> _Request:
 
 def main() -> None:
     """Entry point of ``python -m autotune.scale``."""
-    sys.exit(run_command(scale_command, sys.argv[1:]))
+    run_main(scale_command)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from autotune.config.command_line import (
     names_experiment,
     parse_command_line,
     require_experiment,
-    run_command,
+    run_main,
 )
 from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
@@ -171,7 +171,7 @@ def _say_of_techniques() -> None:
 
 def main() -> None:
     """Entry point of ``python -m autotune.train``."""
-    sys.exit(run_command(train_command, sys.argv[1:]))
+    run_main(train_command)
 
 
 if __name__ == "__main__":

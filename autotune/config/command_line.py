@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from autotune.collector import spare_imports
 from autotune.config.paths import shipped_folder
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 
@@ -125,6 +126,12 @@ def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
         folders += [str(folder), str(folder.parent)]
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     return folders
+
+
+def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run an entry point on the process's own command line, and end the process with its exit code."""
+    spare_imports()
+    sys.exit(run_command(command, sys.argv[1:]))
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -174,12 +174,13 @@ _QUIET = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": str(10**9),
+    "TUNE_MAX_PENDING_TRIALS_PG": str(10**6),
     "TUNE_RESULT_BUFFER_LENGTH": "1",
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "30",
     "TUNE_WARN_THRESHOLD_S": "5",
 }
 """Ray keeps quiet (that a worker died is told as its trial's outcome), keeps no state of its own, and leaves the working
-folder alone: the study's storage is what resumes."""
+folder alone: the study's storage is what resumes. Workers start all at once: ``Room`` says how many there are."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:

@@ -79,9 +79,19 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         super().__init__()
         self._in_flight = in_flight
         self._paused: dict[str, Any] = {}
+        self._new: list[Any] = []
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """A new trial, that no worker is being started for yet."""
+        self._new.append(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """A paused trial that is to go on, with its new task, else the next new one; paused ones that have ended leave Ray too."""
+        """A paused trial that is to go on, with its new task, else the first new one; paused ones that have ended leave Ray too.
+
+        Ray gives a worker that is free to the trial chosen here, and stops the one that is being started for it: so that is never one of
+        those that wait for theirs, or short trials would run on one worker for ever. Ray starts workers for the other new ones itself.
+        """
+        new, self._new = self._new, []
         for key, trial in list(self._paused.items()):
             if trial.status == Trial.PAUSED and not self._in_flight.is_alive(key):
                 del self._paused[key]
@@ -94,7 +104,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
                 trial.set_config({"task": task})
             if trial.status in (Trial.PAUSED, Trial.PENDING):
                 return trial
-        return next((trial for trial in tune_controller.get_live_trials() if trial.status == Trial.PENDING), None)
+        return next((trial for trial in new if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Whether the trial goes on. An unfit worker is asked once more, which ends its process."""

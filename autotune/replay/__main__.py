@@ -3,12 +3,11 @@
 Nothing is trained: a trial takes the seconds that were recorded, on a virtual clock. Exit code 0: a trace was written; 2: bad input.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.config.command_line import import_user_code_from, parse_command_line, run_command
+from autotune.config.command_line import import_user_code_from, parse_command_line, run_main
 from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url
 
@@ -144,7 +143,7 @@ def _number_or_null(key: str, text: str) -> float | None:
 
 def main() -> None:
     """Entry point of ``python -m autotune.replay``."""
-    sys.exit(run_command(replay_command, sys.argv[1:]))
+    run_main(replay_command)
 
 
 if __name__ == "__main__":

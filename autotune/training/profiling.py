@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from autotune.collector import collect_as_usual
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
@@ -55,6 +56,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
     """
     if config.training is not None:
         raise ConfigError("training: a function of one's own has no steps that autotune could tell apart; accepted is null")
+    collect_as_usual()
     device = pick_device(config.device)
     wait = synchronizer(device)
     config = _lengthened(config, num_needed := _NUM_WARM_UPS + _NUM_PROFILER_WARM_UPS + 2 * num_profiled + _NUM_STACK_STEPS)

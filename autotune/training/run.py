@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autotune.collector import collect_as_usual
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation
 from autotune.training.components import make_components
@@ -39,6 +40,7 @@ def start_training(
     What else that takes (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``) is for its own loop only, and so are keeping
     a state and several ranks.
     """
+    collect_as_usual()
     if config.training is None:
         return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, ranks=ranks, **kept)
     return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))

@@ -435,8 +435,8 @@ def slurm(processes: Processes) -> Iterator[Processes]:
 def test_a_slurm_job_of_two_nodes_is_ended_in_time_and_gone_on_with(slurm: Processes) -> None:
     (slurm.folder / "study").mkdir()
     study = slurm.folder / "study" / "outputs" / "slurm"
-    space = "search_space=[{optimizer.lr:{type:float,low:0.00008,high:0.00012}}]"
-    slowly = [space, "optimizer.lr=0.0001", "lr_schedule=constant", "epochs=500"]  # a trial takes longer than a worker to start
+    space = "search_space=[{optimizer.lr:{type:float,low:0.0004,high:0.0006}}]"
+    slowly = [space, "optimizer.lr=0.0005", "lr_schedule=constant", "epochs=150"]
     slowly += ["target.max_train_seconds=60", "search=random", "stopping=none"]
 
     def submit(*arguments: str) -> str:

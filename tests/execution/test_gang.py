@@ -45,15 +45,18 @@ def test_a_trial_asks_for_a_bundle_for_each_worker() -> None:
 
 
 def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> None:
-    command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=2", "search.num_trials=6", "confirm=quick"]
+    command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=2", "search.num_trials=6", "confirm=quick", "tracking=none"]
     ran = commands.run(*command, folder=tmp_path, timeout=300)
     assert (ran.returncode, ran.stderr) == (0, "")
     best = json.loads((tmp_path / "outputs/p/best.json").read_text())
     assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
+    with (tmp_path / "outputs/p/trace.csv").open(newline="") as file:
+        first = min(csv.DictReader(file), key=lambda row: float(row["started_seconds"]))
+    assert first["trial"] == "0", "the baseline does not wait for larger trials that were asked for after it"
 
 
 def test_trials_of_one_and_of_two_workers_are_trained_side_by_side(commands: Any, tmp_path: Path) -> None:
-    long = ["target.value=0.9999", "target.max_train_seconds=6", "epochs=1000", "stopping=none", "confirm=none"]
+    long = ["target.value=0.9999", "target.max_train_seconds=3", "epochs=1000", "stopping=none", "confirm=none", "tracking=none"]
     command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=3", "search=random", "search.num_trials=8", *long]
     assert commands.run(*command, folder=tmp_path, timeout=300).returncode in (0, 3)
     with (tmp_path / "outputs/p/trials.csv").open(newline="") as file:

@@ -1,6 +1,7 @@
 """A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one in the middle of a study."""
 
 import csv
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ def is_training(node: Any) -> bool:
     return False
 
 
+def trained_at_once(folder: Path) -> bool:
+    """Whether two trials were ever in training at the same time."""
+    with (folder / "outputs/lost/trace.csv").open(newline="") as file:
+        spans = [(float(row["started_seconds"]), float(row["stopped_seconds"])) for row in csv.DictReader(file)]
+    return any(one[0] < other[1] and other[0] < one[1] for one, other in itertools.combinations(spans, 2))
+
+
 def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
@@ -54,6 +62,7 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
         rows = list(csv.DictReader(file))
     assert len(rows) == NUM_TRIALS, "the whole budget, nothing counted twice"
     assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
+    assert trained_at_once(tmp_path), "the workers start beside each other, and none is given up for one that is free sooner"
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = [
         each for each in client.search_runs([e.experiment_id for e in client.search_experiments()]) if "autotune.trial" in each.data.tags
