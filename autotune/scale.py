@@ -61,11 +61,11 @@ def scale_command(arguments: Sequence[str]) -> int:
 
         print(Composer(request.overrides, line.config_dirs).config_yaml(line.cfg, resolve=line.resolve), end="")
         return 0
-    from rich.console import Console  # noqa: PLC0415  # likewise
+    from rich.console import Console  # noqa: PLC0415  # after --help
 
     from autotune.execution.comparison_plan import check_comparison, describe_comparison  # noqa: PLC0415  # imports torch
-    from autotune.execution.run_scaling import plan_scaling, run_scaling  # noqa: PLC0415  # likewise
-    from autotune.report.scaling import Mode  # noqa: PLC0415  # likewise
+    from autotune.execution.run_scaling import plan_scaling, run_scaling  # noqa: PLC0415  # imports torch
+    from autotune.report.scaling import Mode  # noqa: PLC0415  # after --help
 
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
 

@@ -1,6 +1,5 @@
 """The files and commands of docs/cluster, each by the tool that reads it."""
 
-import csv
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ import pytest
 import yaml
 
 from autotune.config.compose import Composer
+from tests.trace import trained_at_once
 
 pytestmark = pytest.mark.ray
 
@@ -457,23 +457,14 @@ def test_a_slurm_job_of_two_nodes_is_ended_in_time_and_gone_on_with(slurm: Proce
         assert code is not None
         return None if state[1] in ("PENDING", "RUNNING", "COMPLETING") or groups_with(f"ray-{job}") else f"{state[1]} {code[1]}"
 
-    def rows(name: str) -> list[dict[str, str]]:
-        path = study / name
-        return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
-
-    def both_train() -> bool:
-        """Whether both nodes, of one CPU each, have trained at once."""
-        spans = [(float(each["started_seconds"]), float(each["stopped_seconds"])) for each in rows("trace.csv")]
-        return any(one[0] < other[1] and other[0] < one[1] for one, other in itertools.combinations(spans, 2))
-
     first = submit("search.num_trials=500")
-    slurm.wait_until(lambda: both_train() or ended(first) is not None, timeout=180)
+    slurm.wait_until(lambda: trained_at_once(study / "trace.csv") or ended(first) is not None, timeout=180)
     assert slurm.run("scancel", "--batch", "--signal=USR1", first).returncode == 0
     slurm.wait_until(lambda: ended(first) is not None, timeout=90)
     assert ended(first) == "FAILED 130:0", says(first)
     assert "interrupted; the same study goes on with" in says(first)
 
-    number = len(rows("trials.csv"))
+    number = len((study / "trials.csv").read_text().splitlines()) - 1
     second = submit(f"search.num_trials={number}")
     slurm.wait_until(lambda: ended(second) is not None, timeout=240)
     assert ended(second) == "COMPLETED 0:0", says(second)

@@ -1,7 +1,6 @@
 """A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one in the middle of a study."""
 
 import csv
-import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
+
+from tests.trace import trained_at_once
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -33,13 +34,6 @@ def is_training(node: Any) -> bool:
     return False
 
 
-def trained_at_once(folder: Path) -> bool:
-    """Whether two trials were ever in training at the same time."""
-    with (folder / "outputs/lost/trace.csv").open(newline="") as file:
-        spans = [(float(row["started_seconds"]), float(row["stopped_seconds"])) for row in csv.DictReader(file)]
-    return any(one[0] < other[1] and other[0] < one[1] for one, other in itertools.combinations(spans, 2))
-
-
 def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
@@ -62,7 +56,7 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
         rows = list(csv.DictReader(file))
     assert len(rows) == NUM_TRIALS, "the whole budget, nothing counted twice"
     assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
-    assert trained_at_once(tmp_path), "the workers start beside each other, and none is given up for one that is free sooner"
+    assert trained_at_once(tmp_path / "outputs/lost/trace.csv"), "workers start beside each other, none is given up for one that is free"
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = [
         each for each in client.search_runs([e.experiment_id for e in client.search_experiments()]) if "autotune.trial" in each.data.tags
