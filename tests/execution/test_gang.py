@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import ray
 
 from autotune.config.compose import Composer
 from autotune.execution.gang import bundles
-from autotune.execution.task_run import TrialTask
+from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.measurement import Outcome
 
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def task(*overrides: str) -> TrialTask:
-    config = Composer(["experiment=cnn_smoke", "runtime.num_threads=1", *overrides]).compose().trial
+    config = Composer(["experiment=cnn_smoke", "runtime.num_threads=1", "target.max_train_seconds=60", *overrides]).compose().trial
     size = config.parallelism["num_workers"]
     return TrialTask(
         name="trial-0",
@@ -75,24 +76,34 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def worker(first: TrialTask) -> tuple[Any, Any]:
-    """A trial's first worker in a placement group of the trial's size, as Ray Tune places it."""
+@contextmanager
+def training(first: TrialTask) -> Iterator[Any]:
+    """A trial's first worker in a placement group of the trial's size, as Ray Tune places it; at the end all it held is free."""
     group = ray.util.placement_group(bundles(first), strategy="PACK")
-    ray.get(group.ready())
+    assert group.wait(60), "an earlier test left something that is not free"
     where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
     )
-    return ray.remote(TrialWorker).options(num_cpus=1, scheduling_strategy=where).remote({"task": first}), group
+    worker = ray.remote(TrialWorker).options(num_cpus=1, scheduling_strategy=where).remote({"task": first})
+    try:
+        yield worker
+    finally:
+        ray.kill(worker)
+        ray.util.remove_placement_group(group)
+    assert all_is_free()
 
 
-def released() -> float:
-    return ray.available_resources().get("CPU", 0.0)
+def last_report(worker: Any) -> WorkerReport:
+    report: WorkerReport = ray.get(worker.step.remote())["report"]
+    while report.outcome is None:
+        report = ray.get(worker.step.remote())["report"]
+    return report
 
 
 def all_is_free() -> bool:
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        if released() == 3:
+        if ray.available_resources().get("CPU", 0.0) == 3:
             return True
         time.sleep(0.2)
     return False
@@ -111,26 +122,18 @@ def all_is_free() -> bool:
     ],
 )
 def test_however_it_ends_all_is_free_afterwards(cluster: None, overrides: list[str], outcome: Outcome) -> None:
-    first, group = worker(replace(task(*overrides), cap_seconds=0.5 if outcome is Outcome.CAPPED else float("inf")))
-    report = ray.get(first.step.remote())["report"]
-    while report.outcome is None:
-        report = ray.get(first.step.remote())["report"]
-    assert report.outcome is outcome, report.error
-    ray.get(first.stop.remote())
-    ray.kill(first)
-    ray.util.remove_placement_group(group)
-    assert all_is_free()
+    cap = 0.5 if outcome is Outcome.CAPPED else float("inf")
+    with training(replace(task(*overrides), cap_seconds=cap)) as worker:
+        report = last_report(worker)
+        assert report.outcome is outcome, report.error
+        ray.get(worker.stop.remote())
 
 
 def test_a_trial_that_is_stopped_in_the_middle_ends_on_all_workers(cluster: None) -> None:
-    first, group = worker(task("parallelism=ddp", "epochs=100", "target.value=0.9999"))
-    ray.get(first.step.remote())
-    again = task("parallelism=ddp", "epochs=1")
-    ray.get(first.reset.remote({"task": again}))
-    assert ray.get(first.step.remote())["report"].outcome is Outcome.MISSED, "the same workers train the next trial"
-    ray.kill(first)
-    ray.util.remove_placement_group(group)
-    assert all_is_free()
+    with training(task("parallelism=ddp", "epochs=100", "target.value=0.9999")) as worker:
+        ray.get(worker.step.remote())
+        ray.get(worker.reset.remote({"task": task("parallelism=ddp", "epochs=1")}))
+        assert last_report(worker).outcome is Outcome.MISSED, "the same workers train the next trial"
 
 
 def _command_line(path: Path) -> bytes:
@@ -141,15 +144,10 @@ def _command_line(path: Path) -> bytes:
 
 
 def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
-    first, group = worker(task("parallelism=ddp", "epochs=1000", "target.value=0.9999", "target.max_train_seconds=30"))
-    ray.get(first.step.remote())
-    (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
-    os.kill(other, signal.SIGKILL)
-    report = ray.get(first.step.remote())["report"]
-    while report.outcome is None:
-        report = ray.get(first.step.remote())["report"]
-    assert report.outcome is Outcome.LOST
-    assert report.error.startswith("a worker was lost: ")
-    ray.kill(first)
-    ray.util.remove_placement_group(group)
-    assert all_is_free()
+    with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999")) as worker:
+        ray.get(worker.step.remote())
+        (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
+        os.kill(other, signal.SIGKILL)
+        report = last_report(worker)
+        assert report.outcome is Outcome.LOST
+        assert report.error.startswith("a worker was lost: ")
