@@ -36,6 +36,8 @@ _MERIT_SPREAD = 0.7
 """Standard deviation of what the merits count in all, around that."""
 _UNIT_QUANTILE = 0.1
 _WORST_QUANTILE = 0.05
+_FEWER = 0.5
+"""Share of rows that are distinct below which it pays to compute those alone."""
 
 
 def goodness(shortfalls: Array, least: Array) -> Array:
@@ -216,7 +218,7 @@ class _View:
         if not self._studies:
             return kernel
         columns = slice(rows.shape[1], rows.shape[1] + len(self._studies))
-        return kernel + ConstantKernel(self._variance, "fixed") * _on(columns, DotProduct(0.0, "fixed"))
+        return kernel + _Constant(self._variance, "fixed") * _on(columns, DotProduct(0.0, "fixed"))
 
     def columns(self, rows: Array, merits: Array) -> Array:
         """Rows with the merits beside them."""
@@ -238,25 +240,59 @@ class _View:
         return self._share * (merits[:, self._studies] - self._usual).sum(axis=1)  # type: ignore[no-any-return]  # NumPy says Any
 
 
-def _squared(amplitude: float) -> ConstantKernel:
-    return ConstantKernel(amplitude**2, (1e-5, 10))
+class _Constant(ConstantKernel):  # type: ignore[misc]  # scikit-learn has no types
+    """A constant to be added to another kernel or multiplied with it: one number, where a matrix of it would say no more."""
+
+    def __init__(self, constant_value: float, constant_value_bounds: Any) -> None:
+        super().__init__(constant_value, constant_value_bounds)
+
+    def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # as it is called
+        return super().__call__(X, Y, eval_gradient) if eval_gradient else self.constant_value
+
+
+def _squared(amplitude: float) -> Kernel:
+    return _Constant(amplitude**2, (1e-5, 10))
 
 
 class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no types
-    """A kernel that sees only some columns of the rows; its parameters are the kernel's, as those of a power of it are."""
+    """A kernel that sees only some columns of the rows; its parameters are the kernel's, as those of a power of it are.
+
+    Rows that are the same there, as evaluations of one trial or at one step are, are computed once.
+    """
 
     def __init__(self, kernel: Kernel, exponent: tuple[int, int]) -> None:
         super().__init__(kernel, exponent)
 
-    def _seen(self, rows: Array | None) -> Array | None:
-        return None if rows is None else rows[:, slice(*self.exponent)]
+    def _seen(self, rows: Array) -> Array:
+        return rows[:, slice(*self.exponent)]
 
     def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # as it is called
-        return self.kernel(self._seen(X), self._seen(Y), eval_gradient)
+        left = _Distinct(self._seen(X))
+        if eval_gradient:
+            return tuple(left.spread(left.spread(each, axis=1), axis=0) for each in self.kernel(left.rows, eval_gradient=True))
+        right = left if Y is None else _Distinct(self._seen(Y))
+        made = self.kernel(left.rows, None if Y is None else right.rows)
+        return left.spread(right.spread(made, axis=1), axis=0)
 
     def diag(self, X: Array) -> Array:  # noqa: N803  # as it is called
         """The kernel's diagonal."""
         return self.kernel.diag(self._seen(X))  # type: ignore[no-any-return]  # scikit-learn has no types
+
+
+class _Distinct:
+    """Rows without those that are there already, where that leaves out enough of them."""
+
+    def __init__(self, rows: Array) -> None:
+        packed = np.ascontiguousarray(rows)
+        whole = packed.view(np.dtype((np.void, packed.itemsize * packed.shape[1]))).ravel()
+        _, first, places = np.unique(whole, return_index=True, return_inverse=True)
+        are_fewer = len(first) < _FEWER * len(rows)
+        self.rows = rows[first] if are_fewer else rows
+        self._places = places if are_fewer else None
+
+    def spread(self, values: Array, *, axis: int) -> Array:
+        """What was computed of these rows, for all rows."""
+        return values if self._places is None else values.take(self._places, axis)
 
 
 def _on(columns: slice, kernel: Kernel) -> Kernel:

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from sklearn.gaussian_process.kernels import Matern
 
-from autotune.search.curve_model import CurveModel, RateModel
+from autotune.search.curve_model import CurveModel, RateModel, _on
 
 NEW = -1.0
 
@@ -47,6 +48,18 @@ def test_what_sets_a_trial_apart_lasts() -> None:
     others, _ = made.predict(points[::2], np.full(30, 1.2), np.full(30, NEW))
     assert np.corrcoef(own, apart)[0, 1] > 0.9
     assert np.corrcoef(own, apart)[0, 1] > np.corrcoef(others, apart)[0, 1]
+
+
+@pytest.mark.parametrize("num_points", [4, 30], ids=["many are the same", "few are"])
+def test_what_is_computed_once_for_rows_that_are_the_same_is_to_the_last_bit_what_each_has(num_points: int) -> None:
+    rng = np.random.default_rng(0)
+    rows, others = (np.column_stack([rng.random((num_points, 2))[rng.integers(0, num_points, 40)], rng.random(40)]) for _ in range(2))
+    kernel = Matern([0.5, 0.8], nu=2.5)
+    seen = _on(slice(0, 2), kernel)
+    assert (seen(rows) == kernel(rows[:, :2])).all()
+    assert (seen(rows, others) == kernel(rows[:, :2], others[:, :2])).all()
+    for ours, plain in zip(seen(rows, eval_gradient=True), kernel(rows[:, :2], eval_gradient=True), strict=True):
+        assert (ours == plain).all()
 
 
 def test_hyperparameters_stay_where_nothing_is_to_be_learnt_of(model: CurveModel) -> None:
