@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from autotune.config.compose import Composer
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.trace import trained_at_once
 
 pytestmark = pytest.mark.ray
@@ -249,16 +250,16 @@ class Processes:
         self.started.append(process)
         return process
 
-    def run(self, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False)
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
 
-    def wait_until(self, is_so: Callable[[], bool], *, timeout: float = 120) -> None:
-        until = time.monotonic() + timeout
-        while not is_so():
-            if time.monotonic() > until:
-                logs = "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log"))
-                raise AssertionError(f"not so after {timeout:g} s\n{logs}")
-            time.sleep(0.2)
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log"))
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        wait_until(is_so, said=self.logs)
 
 
 @pytest.fixture
@@ -428,7 +429,7 @@ def slurm(processes: Processes) -> Iterator[Processes]:
     processes.wait_until(lambda: processes.run("sinfo", "--noheader", "-o", "%D %t").stdout.strip() == "2 idle")
     yield processes
     processes.run("scancel", "--user", getpass.getuser())
-    processes.wait_until(lambda: processes.run("squeue", "--noheader").stdout.strip() == "", timeout=60)
+    processes.wait_until(lambda: processes.run("squeue", "--noheader").stdout.strip() == "")
 
 
 @pytest.mark.slow
@@ -458,15 +459,15 @@ def test_a_slurm_job_of_two_nodes_is_ended_in_time_and_gone_on_with(slurm: Proce
         return None if state[1] in ("PENDING", "RUNNING", "COMPLETING") or groups_with(f"ray-{job}") else f"{state[1]} {code[1]}"
 
     first = submit("search.num_trials=500")
-    slurm.wait_until(lambda: trained_at_once(study / "trace.csv") or ended(first) is not None, timeout=180)
+    slurm.wait_until(lambda: trained_at_once(study / "trace.csv") or ended(first) is not None)
     assert slurm.run("scancel", "--batch", "--signal=USR1", first).returncode == 0
-    slurm.wait_until(lambda: ended(first) is not None, timeout=90)
+    slurm.wait_until(lambda: ended(first) is not None)
     assert ended(first) == "FAILED 130:0", says(first)
     assert "interrupted; the same study goes on with" in says(first)
 
     number = len((study / "trials.csv").read_text().splitlines()) - 1
     second = submit(f"search.num_trials={number}")
-    slurm.wait_until(lambda: ended(second) is not None, timeout=240)
+    slurm.wait_until(lambda: ended(second) is not None)
     assert ended(second) == "COMPLETED 0:0", says(second)
     assert sum(confirmed(study)["outcomes"].values()) >= number
     for job in (first, second):

@@ -1,10 +1,8 @@
 """Commands as a user types them: each in a process and a folder of its own, or refused in one line before anything runs."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from autotune.__main__ import tune_command
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
+from tests.patience import PATIENCE_SECONDS
 
 Refusal = Callable[..., str]
 Write = Callable[[str, str], str]
@@ -24,14 +23,14 @@ class Commands:
 
     environment: dict[str, str]
 
-    def run(self, *arguments: str, folder: Path, module: str = "autotune", timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, folder: Path, module: str = "autotune") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", module, *arguments],
             cwd=folder,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
 
@@ -52,22 +51,6 @@ class Commands:
 def commands() -> Commands:
     kept = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     return Commands({**kept, "MLFLOW_DISABLE_TELEMETRY": "true"})
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[..., None]:
-    def wait(is_so: Callable[[], bool], *, timeout: float, process: "subprocess.Popen[bytes] | None" = None) -> None:
-        until = time.monotonic() + timeout
-        while not is_so():
-            if process is not None and process.poll() is not None:
-                raise AssertionError(f"the process ended with {process.returncode}")
-            if time.monotonic() > until:
-                if process is not None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise AssertionError(f"not so after {timeout} s")
-            time.sleep(0.05)
-
-    return wait
 
 
 @pytest.fixture

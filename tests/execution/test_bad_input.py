@@ -239,7 +239,7 @@ def test_a_port_without_ray_behind_it_is_one_line_in_time(silent_port: int, refu
 
 @pytest.mark.ray
 def test_an_mlflow_server_that_does_not_answer_is_one_line(commands: Any, tmp_path: Path) -> None:
-    ended = commands.run("experiment=cnn_smoke", "tracking.uri=http://127.0.0.1:1", folder=tmp_path, timeout=60)
+    ended = commands.run("experiment=cnn_smoke", "tracking.uri=http://127.0.0.1:1", folder=tmp_path)
     assert ended.returncode == EXIT_BAD_INPUT
     assert ended.stderr.startswith("autotune: tracking.uri: http://127.0.0.1:1: cannot be used")
     assert ended.stderr.count("\n") == 1

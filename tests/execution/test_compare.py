@@ -23,6 +23,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
 from autotune.execution.sides_in_turns import refuse_to_go_on
 from autotune.measurement import Outcome, TrialResult
+from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -185,13 +186,13 @@ def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(commands
     assert found["a_over_b"]["time_to_target"]["low"] == 0
 
 
-def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path, wait_until: Callable[..., None]) -> None:
+def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
     command = ("experiment=cnn_smoke", *_SIDES, "num_seeds=50", "study.name=long", "tracking=none")
     process = commands.start(*command, folder=tmp_path, module="autotune.compare")
     kept = tmp_path / "outputs/long/compare.json"
-    wait_until(kept.is_file, timeout=120, process=process)
+    wait_until(kept.is_file, process=process)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130
+    assert exit_code(process) == 130
     found = json.loads(kept.read_text())
     assert not found["is_complete"]
     assert 1 <= len(found["runs"]) < 100
@@ -302,7 +303,13 @@ def test_the_function_gives_what_was_measured_and_says_nothing(commands: Any, tm
         "print(found.is_complete, found.step_ratio.num_pairs, sorted(found.sides[1].runs))"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=commands.environment, capture_output=True, text=True, check=False, timeout=180
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=commands.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
     assert (said.returncode, said.stdout, said.stderr) == (0, "True 2 [0, 1]\n", "")
 

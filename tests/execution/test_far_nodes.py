@@ -6,7 +6,7 @@ No host sees another's processes or Ray's files, and the trials' ones do not see
 import csv
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.namespaces import Host, hosts
+from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -39,7 +40,6 @@ class FarCluster:
     driver: Host
     folder: Path
     """Of the driver: no node sees it."""
-    wait_until: Callable[..., None]
 
     @property
     def address(self) -> str:
@@ -56,7 +56,7 @@ class FarCluster:
         size = [f"--node-ip-address={host.address}", f"--num-cpus={int(host in self.nodes)}"]
         log = self.folder.parent / f"{host.name}.txt"
         process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
-        self.wait_until(lambda: "Ray runtime started" in log.read_text(), timeout=60, process=process)
+        wait_until(lambda: "Ray runtime started" in log.read_text(), process=process, said=log.read_text)
 
     def rows(self, name: str) -> list[dict[str, str]]:
         path = self.folder / "outputs" / name / "trials.csv"
@@ -72,11 +72,11 @@ class FarCluster:
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory, wait_until: Callable[..., None]) -> Iterator[FarCluster]:
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarCluster]:
     folder = tmp_path_factory.mktemp("far") / "driver"
     folder.mkdir()
     with hosts(5) as (head, *nodes, driver):
-        cluster = FarCluster(head=head, nodes=nodes, driver=driver, folder=folder, wait_until=wait_until)
+        cluster = FarCluster(head=head, nodes=nodes, driver=driver, folder=folder)
         for host in (head, *nodes, driver):
             host.hide(Path("/tmp/ray"))
             if host is not driver:
@@ -87,7 +87,7 @@ def far(tmp_path_factory: pytest.TempPathFactory, wait_until: Callable[..., None
 
 def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(far: FarCluster) -> None:
     study = far.start("far", "experiment=cnn_smoke", "target.value=0.88")
-    assert study.wait(150) == 0, (far.folder / "far.txt").read_text()
+    assert exit_code(study) == 0, (far.folder / "far.txt").read_text()
     assert len(far.rows("far")) == 4
     assert (far.folder / "outputs/far/best.yaml").is_file()
     assert "confirmation run 1 of" in (far.folder / "far.txt").read_text()
@@ -97,12 +97,12 @@ def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster) ->
     study = far.start(
         "gang", "experiment=cnn", "parallelism=ddp", "cluster.placement=strict_spread", "search.num_trials=1", *_LONG
     )  # fmt: skip
-    far.wait_until(lambda: len(_others(far)) == 1, timeout=120, process=study)
+    wait_until(lambda: len(_others(far)) == 1, process=study)
     time.sleep(3)
     (cut,) = _others(far)
     cut.pull()
     try:
-        assert study.wait(240) in (0, 3), (far.folder / "gang.txt").read_text()
+        assert exit_code(study) in (0, 3), (far.folder / "gang.txt").read_text()
     finally:
         cut.plug()
     _nothing_is_lost(far, "gang", 1)
@@ -111,12 +111,12 @@ def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster) ->
 
 def test_a_node_that_is_cut_off_for_a_minute_costs_its_trials_another_run(far: FarCluster) -> None:
     study = far.start("cut", "experiment=cnn", "search.num_trials=8", *_LONG)
-    far.wait_until(lambda: any(map(_trains, far.nodes)), timeout=120, process=study)
+    wait_until(lambda: any(map(_trains, far.nodes)), process=study)
     cut = next(filter(_trains, far.nodes))
     cut.pull()
     time.sleep(_CUT_OFF_SECONDS)
     cut.plug()
-    assert study.wait(240) in (0, 3), (far.folder / "cut.txt").read_text()
+    assert exit_code(study) in (0, 3), (far.folder / "cut.txt").read_text()
     _nothing_is_lost(far, "cut", 8)
 
 

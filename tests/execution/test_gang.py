@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from autotune.execution.gang import bundles
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.measurement import Outcome
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -47,7 +47,7 @@ def test_a_trial_asks_for_a_bundle_for_each_worker() -> None:
 
 def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> None:
     command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=2", "search.num_trials=6", "confirm=quick", "tracking=none"]
-    ran = commands.run(*command, folder=tmp_path, timeout=300)
+    ran = commands.run(*command, folder=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     best = json.loads((tmp_path / "outputs/p/best.json").read_text())
     assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
@@ -59,7 +59,7 @@ def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> 
 def test_trials_of_one_and_of_two_workers_are_trained_side_by_side(commands: Any, tmp_path: Path) -> None:
     long = ["target.value=0.9999", "target.max_train_seconds=3", "epochs=1000", "stopping=none", "confirm=none", "tracking=none"]
     command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=3", "search=random", "search.num_trials=8", *long]
-    assert commands.run(*command, folder=tmp_path, timeout=300).returncode in (0, 3)
+    assert commands.run(*command, folder=tmp_path).returncode in (0, 3)
     with (tmp_path / "outputs/p/trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
@@ -80,7 +80,7 @@ def cluster() -> Iterator[None]:
 def training(first: TrialTask) -> Iterator[Any]:
     """A trial's first worker in a placement group of the trial's size, as Ray Tune places it; at the end all it held is free."""
     group = ray.util.placement_group(bundles(first), strategy="PACK")
-    assert group.wait(60), "an earlier test left something that is not free"
+    assert group.wait(PATIENCE_SECONDS), "an earlier test left something that is not free"
     where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
         group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
     )
@@ -90,7 +90,7 @@ def training(first: TrialTask) -> Iterator[Any]:
     finally:
         ray.kill(worker)
         ray.util.remove_placement_group(group)
-    assert all_is_free()
+    wait_until(lambda: ray.available_resources().get("CPU") == 3)
 
 
 def last_report(worker: Any) -> WorkerReport:
@@ -98,15 +98,6 @@ def last_report(worker: Any) -> WorkerReport:
     while report.outcome is None:
         report = ray.get(worker.step.remote())["report"]
     return report
-
-
-def all_is_free() -> bool:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        if ray.available_resources().get("CPU", 0.0) == 3:
-            return True
-        time.sleep(0.2)
-    return False
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one in the middle of a study."""
 
 import csv
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
 
+from tests.patience import exit_code, wait_until
 from tests.trace import trained_at_once
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
@@ -37,19 +37,21 @@ def is_training(node: Any) -> bool:
 def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+    training: list[Any] = []
+
+    def has_one_to_kill() -> bool:
+        training[:] = filter(is_training, nodes) if num_ended(tmp_path) >= 2 else []
+        return bool(training)
+
     try:
         study = commands.start(
             "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "stopping=none", "confirm=none",
             f"search.num_trials={NUM_TRIALS}", "target.value=0.9999", "target.max_train_seconds=4", "epochs=interval(200.0,300.0)",
             folder=tmp_path,
         )  # fmt: skip
-        until = time.monotonic() + 120
-        while num_ended(tmp_path) < 2 or (killed := next(filter(is_training, nodes), None)) is None:
-            assert study.poll() is None, (tmp_path / "out.txt").read_text()
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        cluster.remove_node(killed, allow_graceful=False)
-        assert study.wait(180) in (0, 3), (tmp_path / "err.txt").read_text()
+        wait_until(has_one_to_kill, process=study, said=(tmp_path / "out.txt").read_text)
+        cluster.remove_node(training[0], allow_graceful=False)
+        assert exit_code(study) in (0, 3), (tmp_path / "err.txt").read_text()
     finally:
         cluster.shutdown()
     with (tmp_path / "outputs/lost/trials.csv").open(newline="") as file:

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from autotune.measurement import Outcome, TrialResult
 from autotune.search.study import read_study
+from tests.patience import exit_code
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -123,7 +124,7 @@ def studies(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         _write_user_files(folder)
         arguments = (f"experiment={experiment}", "--config-dir", "my_conf", "allowed_targets=[odd_models]")
         started[experiment] = commands.start(*arguments, folder=folder)
-    return {experiment: Study(folders[experiment], process.wait(180)) for experiment, process in started.items()}
+    return {experiment: Study(folders[experiment], exit_code(process)) for experiment, process in started.items()}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from autotune.measurement import TrialResult
 from autotune.search.policy import finished_results
 from autotune.search.study import Study, read_study
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -29,14 +29,14 @@ _COMMAND = (
 
 
 @pytest.fixture(scope="module")
-def ended(commands: Any, wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], Study]:
+def ended(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], Study]:
     """The study's folder, the trials that were paused as its first process was killed, and the study at its end."""
     folder = tmp_path_factory.mktemp("paused")
     states = folder / "outputs/paused/paused"
     process = commands.start(*_COMMAND, folder=folder)
-    wait_until(lambda: len(list(states.glob("trial-*/*"))) >= 3, timeout=90, process=process)
+    wait_until(lambda: len(list(states.glob("trial-*/*"))) >= 3, process=process)
     process.send_signal(signal.SIGKILL)
-    process.wait(60)
+    process.wait()
     kept = {path.parent.name for path in states.glob("trial-*/state*")}
     last = commands.run(*_COMMAND, folder=folder)
     assert (last.returncode, last.stderr) == (0, "")

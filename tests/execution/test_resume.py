@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from autotune.__main__ import tune_command
 from autotune.config.command_line import run_command
 from autotune.search.study import confirmations, read_study
+from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -101,25 +102,25 @@ def _alive(process: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def long(commands: Any, wait_until: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Long:
+def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
     folder = tmp_path_factory.mktemp("long")
 
     def session(is_time: Callable[[], bool], number: int, *, meanwhile: Callable[[], None] = lambda: None) -> Session:
         process = commands.start(*_COMMAND, folder=folder)
         meanwhile()
-        wait_until(is_time, timeout=90, process=process)
+        wait_until(is_time, process=process)
         started = _of_session(process.pid)
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as Ctrl-C in a terminal
         else:
             process.send_signal(number)
-        code = process.wait(60)
+        code = exit_code(process)
         return Session(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text(), _rows(folder), _statuses(folder), started)
 
     refused = []
 
     def start_another() -> None:
-        wait_until((folder / "outputs/long/study.log").is_file, timeout=60)
+        wait_until((folder / "outputs/long/study.log").is_file)
         said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
             patch.chdir(folder)
@@ -206,10 +207,10 @@ def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
     assert len([name for name in ended if name.startswith("confirm-")]) == 4
 
 
-def test_no_process_is_left_behind(long: Long, wait_until: Callable[..., None]) -> None:
+def test_no_process_is_left_behind(long: Long) -> None:
     for session in (long.killed, long.interrupted, long.interrupted_confirming):
         assert session.processes
-        wait_until(lambda left=session.processes: not any(map(_alive, left)), timeout=15)
+        wait_until(lambda left=session.processes: not any(map(_alive, left)))
 
 
 def test_nothing_but_the_studys_files_is_left_behind(long: Long) -> None:

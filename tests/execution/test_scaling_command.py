@@ -50,7 +50,7 @@ def test_a_dry_run_names_the_runs_and_trains_nothing(commands: Any, tmp_path: Pa
 @pytest.mark.slow
 def test_a_scaling_ends_with_tables_files_a_figure_and_runs(commands: Any, tmp_path: Path) -> None:
     command = ("experiment=cnn_smoke", "workers=[1,2]", "num_seeds=2", "target.value=0.85", "study.name=s", "cluster.num_cpus=2")
-    ended = commands.run(*command, folder=tmp_path, module="autotune.scale", timeout=300)
+    ended = commands.run(*command, folder=tmp_path, module="autotune.scale")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "strong scaling" in ended.stdout
     assert "weak scaling" in ended.stdout

@@ -15,6 +15,7 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died
 from autotune.measurement import Outcome
+from tests.patience import exit_code
 
 MakeTask = Callable[..., TrialTask]
 
@@ -117,10 +118,10 @@ def processes(make_task: MakeTask, folder: Path) -> Processes:
     for name, tasks in {"fresh": [task], "reused": [other, task, capped, task, hung]}.items():
         (folder / f"{name}.tasks").write_bytes(pickle.dumps(tasks))
         command = [sys.executable, "-c", _RUN_TASKS, str(folder / f"{name}.tasks"), str(folder / f"{name}.reports")]
-        started[name] = subprocess.Popen(command)
+        started[name] = subprocess.Popen(command, start_new_session=True)
     ran = {}
     for name, process in started.items():
-        code = process.wait(60)
+        code = exit_code(process)
         ran[name] = Ran(pickle.loads((folder / f"{name}.reports").read_bytes()), code, time.monotonic() - began)
     return Processes(task, hung, **ran)
 

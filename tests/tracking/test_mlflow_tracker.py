@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.tracking import mlflow_fields, mlflow_tracker
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
+from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
 
 pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -472,7 +473,7 @@ def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> 
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert (tmp_path / "mlflow.db").exists()
@@ -480,7 +481,9 @@ def test_a_new_store_is_made_without_a_word(info: StudyInfo, tmp_path: Path) -> 
 
 def test_the_records_come_without_mlflow() -> None:
     script = "import sys, autotune.tracking.tracker, autotune.tracking.mlflow_tracker; sys.exit('mlflow' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=PATIENCE_SECONDS
+    )
 
 
 def test_no_tracker_takes_the_same_words(info: StudyInfo) -> None:
@@ -504,11 +507,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: bytes) -> Iter
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
         try:
-            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), timeout_seconds=90)
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
             yield f"http://127.0.0.1:{port}"
         finally:
             os.killpg(process.pid, 15)
-            process.wait(30)
+            exit_code(process)
 
 
 def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -531,10 +534,3 @@ def answers(url: str) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def wait_until(is_so: Callable[[], bool], timeout_seconds: float = 30.0) -> None:
-    until = time.monotonic() + timeout_seconds
-    while not is_so():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
