@@ -16,6 +16,7 @@ Exit code 0: it ran; 2: no recordings, or no time for one seed.
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -269,7 +270,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", type=_names, default=list(KINDS), help=f"of earlier studies, with commas; else {', '.join(KINDS)}")
     parser.add_argument("--earlier", type=int, default=5, help="earlier studies of each search")
     parser.add_argument("--seeds", type=int, default=5, help="searches of each kind over each recording")
-    parser.add_argument("--processes", type=int, default=1, help="to replay with")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to replay with")
     parser.add_argument("--search-seconds", type=float, default=math.inf, help="most seconds to replay for; only whole seeds count")
     return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 160))
 
