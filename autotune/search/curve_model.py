@@ -243,9 +243,6 @@ class _View:
 class _Constant(ConstantKernel):  # type: ignore[misc]  # scikit-learn has no types
     """A constant to be added to another kernel or multiplied with it: one number, where a matrix of it would say no more."""
 
-    def __init__(self, constant_value: float, constant_value_bounds: Any) -> None:
-        super().__init__(constant_value, constant_value_bounds)
-
     def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # as it is called
         return super().__call__(X, Y, eval_gradient) if eval_gradient else self.constant_value
 

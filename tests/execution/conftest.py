@@ -24,8 +24,11 @@ class Commands:
     environment: dict[str, str]
 
     def run(self, *arguments: str, folder: Path, module: str = "autotune") -> subprocess.CompletedProcess[str]:
+        return self.python("-m", module, *arguments, folder=folder)
+
+    def python(self, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, *arguments],
             cwd=folder,
             env=self.environment,
             capture_output=True,

@@ -23,7 +23,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
 from autotune.execution.sides_in_turns import refuse_to_go_on
 from autotune.measurement import Outcome, TrialResult
-from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
+from tests.patience import exit_code, wait_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -302,15 +302,7 @@ def test_the_function_gives_what_was_measured_and_says_nothing(commands: Any, tm
         "found = compare(['experiment=cnn_smoke', 'tracking=none'], a=['epochs=6'], b=['epochs=8'], num_seeds=2)\n"
         "print(found.is_complete, found.step_ratio.num_pairs, sorted(found.sides[1].runs))"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=commands.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
+    said = commands.python("-c", code, folder=tmp_path)
     assert (said.returncode, said.stdout, said.stderr) == (0, "True 2 [0, 1]\n", "")
 
 

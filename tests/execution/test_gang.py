@@ -93,10 +93,15 @@ def training(first: TrialTask) -> Iterator[Any]:
     wait_until(lambda: ray.available_resources().get("CPU") == 3)
 
 
+def answer(call: Any) -> Any:
+    """What a worker's method returns. Without a time limit of its own ``ray.get`` waits for ever: it swallows pytest-timeout's signal."""
+    return ray.get(call, timeout=PATIENCE_SECONDS)
+
+
 def last_report(worker: Any) -> WorkerReport:
-    report: WorkerReport = ray.get(worker.step.remote())["report"]
+    report: WorkerReport = answer(worker.step.remote())["report"]
     while report.outcome is None:
-        report = ray.get(worker.step.remote())["report"]
+        report = answer(worker.step.remote())["report"]
     return report
 
 
@@ -117,13 +122,13 @@ def test_however_it_ends_all_is_free_afterwards(cluster: None, overrides: list[s
     with training(replace(task(*overrides), cap_seconds=cap)) as worker:
         report = last_report(worker)
         assert report.outcome is outcome, report.error
-        ray.get(worker.stop.remote())
+        answer(worker.stop.remote())
 
 
 def test_a_trial_that_is_stopped_in_the_middle_ends_on_all_workers(cluster: None) -> None:
     with training(task("parallelism=ddp", "epochs=100", "target.value=0.9999")) as worker:
-        ray.get(worker.step.remote())
-        ray.get(worker.reset.remote({"task": task("parallelism=ddp", "epochs=1")}))
+        answer(worker.step.remote())
+        answer(worker.reset.remote({"task": task("parallelism=ddp", "epochs=1")}))
         assert last_report(worker).outcome is Outcome.MISSED, "the same workers train the next trial"
 
 
@@ -136,7 +141,7 @@ def _command_line(path: Path) -> bytes:
 
 def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
     with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999")) as worker:
-        ray.get(worker.step.remote())
+        answer(worker.step.remote())
         (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
         os.kill(other, signal.SIGKILL)
         report = last_report(worker)
