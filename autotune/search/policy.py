@@ -134,6 +134,11 @@ class SearchPolicy:
         """The objective of every trial that REACHED the target, by trial number."""
         return {number: self._objective.score(each) for number, each in self.results.items() if each.outcome is Outcome.REACHED}
 
+    @property
+    def expected_scores(self) -> dict[int, float]:
+        """What to expect of each trial that REACHED the target if its configuration is trained again, by trial number."""
+        return self.scores
+
     def suggest(self) -> Trial | None:
         """The next point to train, or a paused trial to go on with; None where the budget is spent or errors ended the search.
 
