@@ -1,9 +1,17 @@
-"""Running one training in a fresh process, for confirmation and comparisons: no state of an earlier one can have a part in it."""
+"""Single trainings in processes that never trained, for confirmation and comparisons: nothing of an earlier one can have a part in them.
 
+A process that never trained need not import torch anew: a Ray actor for each size of a training holds its resources, and a fork server
+(``execution/fork_server.py``) that forks a process for each run. Trainings of several workers, which Ray's own processes make up, start
+in actors that are new each time; so do all where the fork server cannot fork.
+"""
+
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -11,12 +19,17 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import ClusterError
+from autotune.execution.fork_server import CAN_FORK, Died, ForkServer
 from autotune.execution.gang import Gang, bundles
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training
 from autotune.measurement import Evaluation, TrialResult
 
+logger = logging.getLogger(__name__)
+
 _START_SECONDS = 120.0
 """What new processes may take to start before the cluster counts as out of order."""
+_LOOK_EVERY_SECONDS = 0.2
+"""For an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +46,82 @@ class FreshRun:
     """Called with each evaluation, as it is heard of; the training does not wait for it."""
 
 
+class FreshProcesses(AbstractContextManager["FreshProcesses"]):
+    """Trains single runs, each in a process that never trained, one after another.
+
+    The actor of a size, with its fork server, stays until another size needs its room or the context ends; all runs of a size are
+    made on the same machine. A run of several workers has new actors, which import torch anew: they meet by Ray, and a forked process
+    is none of Ray's. For the same reason code that is trained here cannot call on Ray.
+
+    Args:
+        fit: whether actors of these tasks fit into the cluster side by side.
+        interrupt: ends the run that is under way, and lets no further one begin.
+    """
+
+    def __init__(self, *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event) -> None:
+        self._fit = fit
+        self._interrupt = interrupt
+        self._workers: dict[_Size, _Worker] = {}
+        """Of the sizes that were asked for, the latest last."""
+        self._can_fork = CAN_FORK
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for size in list(self._workers):
+            self._end(size)
+
+    def train(self, run: FreshRun) -> TrialResult | None:
+        """Train a run to its end.
+
+        Returns:
+            What became of it; None where it was interrupted.
+
+        Raises:
+            ClusterError: a process did not start, or was not a new one.
+        """
+        worker = None if self._interrupt.is_set() else self._ready_worker(run.task)
+        if worker is None:
+            return None
+        is_fit = False
+        try:
+            result, is_fit = _train(run, worker.actor, self._interrupt)
+        finally:
+            if not (is_fit and worker.forks):
+                self._end(_Size.of(run.task))
+        return result
+
+    def _ready_worker(self, task: TrialTask) -> "_Worker | None":
+        """The actor for runs of the task's size, with all that a training needs imported; None where that was interrupted."""
+        size = _Size.of(task)
+        worker = self._workers.pop(size, None)
+        if worker is not None:
+            self._workers[size] = worker
+            return worker
+        while self._workers and not self._fit([*(each.task for each in self._workers.values()), task]):
+            self._end(next(iter(self._workers)))
+        worker = self._workers[size] = _Worker(task, forks=self._can_fork and task.num_workers == 1)
+        try:
+            fault = worker.fault(self._interrupt)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+            raise ClusterError(f"no new worker came up: {str(error).splitlines()[0]}") from error
+        if self._interrupt.is_set():
+            return None
+        if fault is None:
+            return worker
+        logger.warning("each fresh process imports torch anew, since the one that was to fork them cannot: %s", fault)
+        self._can_fork = False
+        self._end(size)
+        return self._ready_worker(task)
+
+    def _end(self, size: "_Size") -> None:
+        worker = self._workers.pop(size, None)
+        if worker is not None:
+            worker.end()
+
+
 def train_fresh(
     runs: Sequence[FreshRun], *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event
 ) -> Generator[TrialResult, None, None]:
-    """Train each run once in a new worker process, one after another and to the end.
-
-    As many processes as fit at once are started together and wait until they have imported all they need; then they train in turn,
-    so that nothing else is under way while one does.
+    """Train each run once in a process that never trained, one after another and to the end: see ``FreshProcesses``.
 
     Yields:
         Results, in the order of the runs; no more once ``interrupt`` is set.
@@ -47,37 +129,69 @@ def train_fresh(
     Raises:
         ClusterError: a process did not start, or was not a new one.
     """
-    for batch in _batches(runs, fit):
-        groups = [placement_group(bundles(run.task), strategy=run.task.placement) for run in batch]
-        actors = [
-            ray.remote(_FreshWorker).options(**_resources(run.task, group)).remote() for run, group in zip(batch, groups, strict=True)
-        ]
-        try:
-            ray.get([actor.is_ready.remote() for actor in actors], timeout=_START_SECONDS)
-            for run, actor in zip(batch, actors, strict=True):
-                result = _train(run, actor, interrupt)
-                if result is None:
-                    return
-                yield result
-                ray.kill(actor)
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
-            raise ClusterError(f"no new worker came up: {str(error).splitlines()[0]}") from error
-        finally:
-            for actor, group in zip(actors, groups, strict=True):
-                ray.kill(actor)
-                remove_placement_group(group)
+    with FreshProcesses(fit=fit, interrupt=interrupt) as processes:
+        for run in runs:
+            result = processes.train(run)
+            if result is None:
+                return
+            yield result
 
 
-def _batches(runs: Sequence[FreshRun], fit: Callable[[Sequence[TrialTask]], bool]) -> Iterator[list[FreshRun]]:
-    """The runs in their order, as many at a time as fit; at least one."""
-    batch: list[FreshRun] = []
-    for run in runs:
-        if batch and not fit([each.task for each in [*batch, run]]):
-            yield batch
-            batch = []
-        batch.append(run)
-    if batch:
-        yield batch
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    """What actors for runs must have in common."""
+
+    num_workers: int
+    num_cpus: int
+    num_gpus: int
+    accelerator_type: str | None
+    placement: str
+
+    @classmethod
+    def of(cls, task: TrialTask) -> "_Size":
+        return cls(
+            num_workers=task.num_workers,
+            num_cpus=task.num_cpus,
+            num_gpus=task.num_gpus,
+            accelerator_type=task.accelerator_type,
+            placement=task.placement,
+        )
+
+
+class _Worker:
+    """An actor in a placement group of its own.
+
+    Args:
+        task: one of those that it is for.
+        forks: whether it forks a process for each run, or is itself the process of one run.
+    """
+
+    def __init__(self, task: TrialTask, *, forks: bool) -> None:
+        self.task, self.forks = task, forks
+        self._group = placement_group(bundles(task), strategy=task.placement)
+        self.actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(**_resources(task, self._group)).remote()
+
+    def fault(self, interrupt: threading.Event) -> str | None:
+        """Why it cannot fork, once it is ready to train; None where it can, and once ``interrupt`` is set.
+
+        Raises:
+            ray.exceptions.GetTimeoutError: it is not ready in time.
+            ray.exceptions.RayActorError: it ended.
+        """
+        until = time.monotonic() + _START_SECONDS
+        coming = self.actor.fault.remote()
+        while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
+            if interrupt.is_set():
+                return None
+            if time.monotonic() > until:
+                break
+        fault: str | None = ray.get(coming, timeout=0)
+        return fault
+
+    def end(self) -> None:
+        """End the process, and with it whatever it still trains; its room is free."""
+        ray.kill(self.actor)
+        remove_placement_group(self._group)
 
 
 def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
@@ -87,26 +201,30 @@ def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
     return {"num_cpus": own["CPU"], "num_gpus": own.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": where}
 
 
-def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult | None:
-    """What became of a run; None where it was interrupted."""
-    if interrupt.is_set():
-        return None
+def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> tuple[TrialResult | None, bool]:
+    """What became of a run, None where it was interrupted; and whether the actor may take another one."""
     run.on_start()
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
+    died: str | None = None
     try:
         for report in _reports(actor, task, interrupt):
+            if isinstance(report, Died):
+                died = report.reason
+                break
             reports.append(report)
             if report.evaluation is not None:
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:
-        outcome, why = how_it_died(task, seconds=time.time() - started_at, reason=str(error))
+        died = str(error)
+    if died is not None:
+        outcome, why = how_it_died(task, seconds=time.time() - started_at, reason=died)
         reports.append(WorkerReport(evaluation=None, outcome=outcome, error=why))
     if not reports or reports[-1].outcome is None:
-        return None
+        return None, False
     if not reports[0].is_first_in_process:
         raise ClusterError(f"{task.name}: ran in a process that had trained before; this run needs a fresh one")
-    return TrialResult(
+    result = TrialResult(
         trial=run.trial,
         values=run.values,
         overrides=run.overrides,
@@ -119,28 +237,43 @@ def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> TrialResult
         error=reports[-1].error,
         test_metric=reports[-1].test_metric,
     )
+    return result, died is None
 
 
-def _reports(actor: Any, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport]:
-    """A training's reports up to the one that has its outcome; fewer once ``interrupt`` is set."""
+def _reports(actor: Any, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
+    """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
     coming = actor.run.options(num_returns="streaming").remote(task)
     while True:
-        while not ray.wait([coming], timeout=0.2)[0]:
+        while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
             if interrupt.is_set():
                 return
-        report: WorkerReport = ray.get(next(coming))
+        report: WorkerReport | Died = ray.get(next(coming))
         yield report
-        if report.outcome is not None:
+        if isinstance(report, Died) or report.outcome is not None:
             return
 
 
-class _FreshWorker:
+class _ForkingWorker:
+    """Holds the resources of runs of one size, and the fork server that trains them."""
+
+    def __init__(self) -> None:
+        self._fork_server = ForkServer()
+
+    def fault(self) -> str | None:
+        """Why no run can be forked, once the fork server is ready; None where they can."""
+        return self._fork_server.fault()
+
+    def run(self, task: TrialTask) -> Iterator[WorkerReport | Died]:
+        """All reports of a training in a forked process; when the last one comes, the process is gone."""
+        yield from self._fork_server.train(task)
+
+
+class _NewWorker:
     """A worker that runs one task and is then ended."""
 
-    def is_ready(self) -> bool:
-        """True once all that a training needs is imported."""
+    def fault(self) -> None:
+        """Nothing is wrong, once all that a training needs is imported."""
         import_training()
-        return True
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport]:
         """All reports of the training, each sent on its way without waiting for anyone to take it."""

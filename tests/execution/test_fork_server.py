@@ -1,0 +1,169 @@
+"""A fork server: each training in a process that never trained, which ends as it would anywhere and leaves nothing behind."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config.schema import TrialConfig
+from autotune.execution.fork_server import Died, ForkServer
+from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died
+from autotune.measurement import Outcome
+from tests.patience import wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_ENDS = """
+import ctypes, os, pathlib, signal, subprocess, sys, time
+
+def note(name, number):
+    pathlib.Path(name + ".part").write_text(str(number))
+    os.replace(name + ".part", name)
+
+def kills():
+    yield {"metric": 0.1}
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def crashes():
+    ctypes.string_at(0)
+    yield {"metric": 0.1}
+
+def hangs():
+    yield {"metric": 0.1}
+    wait_for_what_never_comes()
+
+def wait_for_what_never_comes():
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    note("helper", helper.pid)
+    note("trains", os.getpid())
+    time.sleep(600)
+
+def works():
+    note("process", os.getpid())
+    yield {"metric": 1.0}
+"""
+
+
+@pytest.fixture
+def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., TrialTask]:
+    (tmp_path / "ends.py").write_text(_ENDS)
+
+    def make(how: str | None = None, **fields: Any) -> TrialTask:
+        task = TrialTask(
+            name="confirm-0-0",
+            config=trial_config("epochs=3", "target.value=0.999", "seed=11", "allowed_targets=[ends]"),
+            cap_seconds=float("inf"),
+            num_threads=1,
+            deadline_seconds=60.0,
+            code_folders=(str(tmp_path),),
+            working_folder=str(tmp_path),
+            hang_folder=str(tmp_path),
+            num_cpus=1,
+            num_gpus=0,
+        )
+        if how is not None:
+            task = replace(task, config=replace(task.config, training={"_target_": f"ends.{how}"}))
+        return replace(task, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    assert server.fault() is None
+    yield server
+    server.close()
+
+
+def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:
+    return [(report.evaluation.step, report.evaluation.metric, report.evaluation.loss) for report in reports if report.evaluation]
+
+
+_NEW_PROCESS = """
+import pickle, sys
+from autotune.execution.task_run import TaskRun
+run = TaskRun(pickle.loads(sys.stdin.buffer.read()))
+reports = [run.next_report()]
+while reports[-1].outcome is None:
+    reports.append(run.next_report())
+sys.stdout.buffer.write(pickle.dumps(reports))
+"""
+
+
+def test_a_forked_process_trains_as_a_new_one_to_the_last_bit_and_never_trained(server: ForkServer, make_task: Any) -> None:
+    task = make_task()
+    new = subprocess.run([sys.executable, "-c", _NEW_PROCESS], input=pickle.dumps(task), cwd=ROOT, capture_output=True, check=True)
+    forked = [list(server.train(task)) for _ in range(2)]
+    assert len(numbers(forked[0])) == 3
+    assert numbers(forked[0]) == numbers(forked[1]) == numbers(pickle.loads(new.stdout))
+    assert all(reports[0].is_first_in_process for reports in forked)
+    assert forked[0][0].fingerprint["sha256"] == forked[1][0].fingerprint["sha256"]
+
+
+@pytest.mark.parametrize(("how", "told"), [("kills", "SIGKILL"), ("crashes", "SIGSEGV")])
+def test_what_ended_a_process_is_said_and_the_next_one_trains(server: ForkServer, make_task: Any, how: str, told: str) -> None:
+    last = list(server.train(make_task(how)))[-1]
+    assert last == Died(reason=f"the worker died: it was ended by {told}")
+    assert how_it_died(make_task(), seconds=1.0, reason=last.reason) == (Outcome.ERRORED, last.reason)
+    [report, *_] = server.train(make_task("works"))
+    assert isinstance(report, WorkerReport)
+    assert report.outcome is Outcome.REACHED
+
+
+def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
+    task = make_task("hangs", deadline_seconds=3.0)
+    last = list(server.train(task))[-1]
+    assert last == Died(reason="the worker died: it ended with exit code 1")
+    outcome, error = how_it_died(task, seconds=4.0, reason=last.reason)
+    assert outcome is Outcome.TIMED_OUT
+    assert "in wait_for_what_never_comes" in error
+    assert _are_gone(tmp_path)
+
+
+def test_memory_that_ran_out_is_told_by_what_the_kernel_counts(make_task: Any) -> None:
+    reason = "the worker died: it was ended by SIGKILL, while this machine was low on memory"
+    assert how_it_died(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason)
+
+
+_OWNER = """
+import pickle, sys
+from autotune.execution.fork_server import ForkServer
+server = ForkServer()
+assert server.fault() is None
+for report in server.train(pickle.loads(sys.stdin.buffer.read())):
+    pass
+"""
+
+
+def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tmp_path: Path) -> None:
+    (tmp_path / "task").write_bytes(pickle.dumps(make_task("hangs")))
+    with (tmp_path / "task").open("rb") as task:
+        owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdin=task, cwd=ROOT, start_new_session=True)
+    wait_until((tmp_path / "trains").is_file, process=owner)
+    assert not _are_gone(tmp_path)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    wait_until(lambda: _are_gone(tmp_path))
+
+
+def _are_gone(folder: Path) -> bool:
+    """Whether the training's process is, and the one that it started."""
+    return not any(_is_alive(int((folder / name).read_text())) for name in ("trains", "helper"))
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

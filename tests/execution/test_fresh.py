@@ -1,0 +1,169 @@
+"""Fresh processes on Ray: one run after another, of any size, and nothing left of one that was interrupted."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from autotune.config.schema import TrialConfig
+from autotune.execution.cluster import ClusterSize
+from autotune.execution.fresh import FreshProcesses, FreshRun
+from autotune.execution.task_run import TrialTask
+from autotune.measurement import Outcome, TrialResult
+from tests.patience import PATIENCE_SECONDS, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_TRAININGS = """
+import os, pathlib, signal, time
+
+def works():
+    with open("processes", "a") as file:
+        file.write(f"{os.getpid()} {os.getppid()}\\n")
+    yield {"metric": 1.0}
+
+def kills():
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield {"metric": 1.0}
+
+def waits():
+    yield {"metric": 0.1}
+    pathlib.Path("trains.part").write_text(str(os.getpid()))
+    os.replace("trains.part", "trains")
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterSize]:
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield ClusterSize(num_cpus=3, num_gpus=0, num_nodes=1)
+    ray.shutdown()
+
+
+@pytest.fixture
+def make_run(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., FreshRun]:
+    (tmp_path / "trainings.py").write_text(_TRAININGS)
+
+    def make(how: str | None, *overrides: str, num_cpus: int = 1, on_start: Callable[[], None] = lambda: None) -> FreshRun:
+        config = trial_config("epochs=1", "allowed_targets=[trainings]", *overrides)
+        if how is not None:
+            config = replace(config, training={"_target_": f"trainings.{how}"})
+        task = TrialTask(
+            name="confirm-0-0",
+            config=config,
+            cap_seconds=float("inf"),
+            num_threads=1,
+            deadline_seconds=60.0,
+            code_folders=(str(tmp_path),),
+            working_folder=str(tmp_path),
+            hang_folder=str(tmp_path),
+            num_cpus=num_cpus,
+            num_gpus=0,
+        )
+        return FreshRun(task=task, trial=7, values={}, overrides=overrides, on_start=on_start, on_evaluation=lambda evaluation: None)
+
+    return make
+
+
+@pytest.fixture
+def processes(cluster: ClusterSize) -> Iterator[FreshProcesses]:
+    with FreshProcesses(fit=cluster.holds, interrupt=threading.Event()) as processes:
+        yield processes
+    wait_until(lambda: ray.available_resources().get("CPU") == 3)
+
+
+def train(processes: FreshProcesses, run: FreshRun) -> TrialResult:
+    result = processes.train(run)
+    assert result is not None
+    return result
+
+
+def test_each_run_has_a_process_of_its_own_forked_by_one(processes: FreshProcesses, make_run: Any, tmp_path: Path) -> None:
+    results = [train(processes, make_run("works")) for _ in range(3)]
+    assert [each.outcome for each in results] == [Outcome.REACHED] * 3
+    ran = [line.split() for line in (tmp_path / "processes").read_text().splitlines()]
+    assert len({process for process, _ in ran}) == 3
+    assert len({parent for _, parent in ran}) == 1
+
+
+def test_actors_of_other_sizes_stay_while_they_fit_and_make_room(processes: FreshProcesses, make_run: Any, tmp_path: Path) -> None:
+    for num_cpus in (1, 2, 1, 3, 1):
+        assert train(processes, make_run("works", num_cpus=num_cpus)).outcome is Outcome.REACHED
+    parents = [line.split()[1] for line in (tmp_path / "processes").read_text().splitlines()]
+    assert parents[0] == parents[2], "two sizes have room beside each other"
+    assert len(set(parents)) == 4, "the third has none beside another"
+
+
+def test_a_process_that_is_killed_is_told_and_the_next_run_trains(processes: FreshProcesses, make_run: Any) -> None:
+    killed = train(processes, make_run("kills"))
+    assert (killed.outcome, killed.error) == (Outcome.ERRORED, "the worker died: it was ended by SIGKILL")
+    assert train(processes, make_run("works")).outcome is Outcome.REACHED
+
+
+def test_a_run_of_several_workers_has_new_actors(processes: FreshProcesses, make_run: Any) -> None:
+    assert train(processes, make_run("works")).outcome is Outcome.REACHED
+    together = train(processes, make_run(None, "parallelism=ddp", num_cpus=2))
+    assert (together.outcome, together.error) == (Outcome.MISSED, None)
+    assert together.last is not None
+    assert together.last.num_workers == 2
+
+
+def test_an_interrupt_ends_the_run_that_is_under_way(cluster: ClusterSize, make_run: Any, tmp_path: Path) -> None:
+    interrupt = threading.Event()
+    with FreshProcesses(fit=cluster.holds, interrupt=interrupt) as processes:
+
+        def interrupt_once_it_trains() -> None:
+            wait_until((tmp_path / "trains").is_file)
+            interrupt.set()
+
+        waiting = threading.Thread(target=interrupt_once_it_trains)
+        waiting.start()
+        assert processes.train(make_run("waits")) is None
+        waiting.join()
+        wait_until(lambda: not _is_alive(tmp_path))
+        assert processes.train(make_run("works")) is None, "none begins after that"
+
+
+_DRIVER = """
+import pickle, sys, threading
+import ray
+from autotune.execution.fresh import FreshProcesses, FreshRun
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+task = pickle.loads(sys.stdin.buffer.read())
+with FreshProcesses(fit=lambda tasks: len(tasks) == 1, interrupt=threading.Event()) as processes:
+    processes.train(FreshRun(task=task, trial=0, values={}, overrides=(), on_start=lambda: None, on_evaluation=lambda evaluation: None))
+"""
+
+
+def test_nothing_trains_on_after_its_driver_was_killed(make_run: Any, tmp_path: Path) -> None:
+    (tmp_path / "task").write_bytes(pickle.dumps(make_run("waits").task))
+    with (tmp_path / "task").open("rb") as task:
+        driver = subprocess.Popen([sys.executable, "-c", _DRIVER], stdin=task, cwd=ROOT, start_new_session=True)
+    wait_until((tmp_path / "trains").is_file, process=driver)
+    assert _is_alive(tmp_path)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait(PATIENCE_SECONDS)
+    wait_until(lambda: not _is_alive(tmp_path))
+
+
+def _is_alive(folder: Path) -> bool:
+    """Whether the process is that trains in a folder."""
+    process = int((folder / "trains").read_text())
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

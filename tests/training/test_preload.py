@@ -1,0 +1,96 @@
+"""A process that trainings are forked from: it has what they import, and nothing that a fork would break."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.training.preload import one_blas_thread
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_TRAIN = """
+import json, sys
+from autotune.config.compose import Composer
+from autotune.training.preload import fork_fault, preload
+
+configs = [Composer([*line.split(), "device=cpu", "epochs=1", "runtime.num_threads=1"]).compose().trial for line in sys.argv[2:]]
+preload()
+fault, imported = fork_fault(), {}
+from autotune.training.run import start_training
+for line, config in zip(sys.argv[2:], configs):
+    before = set(sys.modules)
+    for evaluation in start_training(config, weights_path=None, score_test=True):
+        pass
+    imported[line] = sorted(set(sys.modules) - before)
+print(json.dumps({"fault": fault, "imported": imported}))
+"""
+_LINES = (
+    "experiment=cnn",
+    "experiment=cnn optimizer=adamw lr_schedule=one_cycle model.norm=batch augmentation=flip_shift",
+    "experiment=cnn optimizer=muon precision=bf16 averaging=ema",
+    "experiment=mlp optimizer=schedule_free_adamw data=breast_cancer",
+    "experiment=speed_digits",
+)
+
+
+def run(program: str, *arguments: str) -> Any:
+    import os
+
+    environment = one_blas_thread({**os.environ, "OMP_NUM_THREADS": "2"})
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.slow
+def test_a_training_finds_all_that_it_imports(tmp_path: Path) -> None:
+    found = run(_TRAIN, str(tmp_path), *_LINES)
+    assert found["fault"] is None
+    slow = ("torch", "numpy", "scipy", "sklearn", "autotune", "sympy")
+    late = {line: [name for name in names if name.partition(".")[0] in slow] for line, names in found["imported"].items()}
+    assert {line: names for line, names in late.items() if any("_cupti" not in name for name in names)} == {}
+
+
+_FAULTS = """
+import json, threading
+from autotune.training.preload import fork_fault
+faults = [fork_fault()]
+waits = threading.Event()
+threading.Thread(target=waits.wait, name="waits").start()
+faults.append(fork_fault())
+waits.set()
+print(json.dumps(faults))
+"""
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    alone, with_thread = run(_FAULTS)
+    assert alone is None
+    assert with_thread.startswith("it has 2 threads (")
+
+
+_BLAS = """
+import json, os, sys
+import numpy, threadpoolctl
+from autotune.training.preload import usual_blas_threads
+
+def number():
+    return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["internal_api"] == "openblas"]
+
+before = number()
+usual_blas_threads()
+print(json.dumps([before, number(), os.environ.get("OPENBLAS_NUM_THREADS")]))
+"""
+
+
+def test_a_forked_process_has_the_blas_threads_of_a_new_one() -> None:
+    before, after, setting = run(_BLAS)
+    assert set(before) <= {1}
+    assert set(after) <= {2}
+    assert setting is None
