@@ -3,13 +3,16 @@
 The weights of the winner's first confirmation run that reached the target come to lie beside it, where workers could keep them.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.config.command_line import parse_command_line, run_main
+from autotune.config.experiment_file import train_command
 from autotune.errors import ConfigError, StudyError
+from autotune.execution.study_folder import shown_path
 from autotune.remote.url import refuse_url
 
 
@@ -41,7 +44,8 @@ def export_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     print(f"wrote {' and '.join(map(str, [path, *weights]))}")
-    print(f"run it: python -m autotune.train experiment={exported} --config-dir {line.config_dirs[0]}")
+    folders, allowed = _needed(study_folder)
+    print(f"run it: {train_command(exported, list(dict.fromkeys([line.config_dirs[0], *folders])), allowed)}")
     return 0
 
 
@@ -61,6 +65,13 @@ def _copy_weights(source: Path, to: Path) -> list[Path]:
     shutil.copyfile(source, part)
     part.replace(to)
     return [to]
+
+
+def _needed(study_folder: Path) -> tuple[list[str], list[str]]:
+    """Folders of configuration files, and what they may name, that the study itself was started with."""
+    path = study_folder / "best.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return [shown_path(Path(each)) for each in known.get("config_dirs", [])], known.get("allowed_targets", [])
 
 
 def _best_yaml(folder: Path) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.comparison import RunTime, in_turns, ratio_of_times
+from autotune.comparison import RunScore, in_turns, ratio_of_expected_scores
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Outcome
@@ -65,10 +65,10 @@ COMPARISONS = {
 }
 
 
-def run(config: TrialConfig, seed: int) -> RunTime:
+def run(config: TrialConfig, seed: int) -> RunScore:
     """Train once, to the target or as far as it goes."""
     *_, last = train(replace(config, seed=seed), num_threads=1)
-    return RunTime(last.warm_seconds, last.outcome is Outcome.REACHED)
+    return RunScore(last.warm_seconds, last.outcome is Outcome.REACHED)
 
 
 def grid(composer: Composer, overrides: Sequence[str], beside_rate: Sequence[str]) -> dict[str, TrialConfig]:
@@ -89,19 +89,19 @@ def best_of(configs: Mapping[str, TrialConfig], num_seeds: int) -> str:
 
 def compare(without: TrialConfig, having: TrialConfig, num_pairs: int) -> dict[str, Any]:
     """All pairs, and what they say."""
-    runs: tuple[list[RunTime], list[RunTime]] = ([], [])
+    runs: tuple[list[RunScore], list[RunScore]] = ([], [])
     for side, config in enumerate((without, having)):
         run(config, _FIRST_SEED - 1 - side)  # not counted: what a process does only once
     for side, number in in_turns(2, num_pairs):
         runs[side].append(run((without, having)[side], _FIRST_SEED + number))
     return {
-        "without_over_having": ratio_of_times(*runs),
+        "without_over_having": ratio_of_expected_scores(*runs),
         "without": _told(runs[0]),
         "having": _told(runs[1]),
     }
 
 
-def _told(runs: Sequence[RunTime]) -> dict[str, Any]:
+def _told(runs: Sequence[RunScore]) -> dict[str, Any]:
     return {
         "num_reached": sum(each.reached for each in runs),
         "num_runs": len(runs),

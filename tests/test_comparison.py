@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.comparison import Claim, Ratio, RunTime, in_turns, median_of_ratios, ratio_of_means, ratio_of_times
+from autotune.comparison import (
+    Claim,
+    Ratio,
+    RunScore,
+    expected_score,
+    in_turns,
+    median_of_ratios,
+    ratio_of_expected_scores,
+    ratio_of_means,
+    ratio_where_both_reached,
+    reach_rate_interval,
+)
 
 SECONDS = st.floats(1e-3, 1e5)
 PAIRS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12)
@@ -17,15 +28,15 @@ RATIOS = (ratio_of_means, median_of_ratios)
 RatioOf = Callable[[list[float], list[float]], Ratio]
 
 
-def reached(*seconds: float) -> list[RunTime]:
-    return [RunTime(each, reached=True) for each in seconds]
+def reached(*seconds: float) -> list[RunScore]:
+    return [RunScore(each, reached=True) for each in seconds]
 
 
-def fell_short(*seconds: float) -> list[RunTime]:
-    return [RunTime(each, reached=False) for each in seconds]
+def fell_short(*seconds: float) -> list[RunScore]:
+    return [RunScore(each, reached=False) for each in seconds]
 
 
-CRASHED = [RunTime(None, reached=False)]
+CRASHED = [RunScore(None, reached=False)]
 
 
 def test_two_arms_go_a_b_b_a() -> None:
@@ -116,50 +127,86 @@ def test_what_is_no_pair_of_times_is_refused(ratio_of: RatioOf, above: list[floa
 
 
 def test_times_that_all_runs_reached_are_a_plain_ratio() -> None:
-    found = ratio_of_times(reached(4.0, 6.0), reached(2.0, 3.0))
+    found = ratio_of_expected_scores(reached(4.0, 6.0), reached(2.0, 3.0))
     assert found == ratio_of_means([4.0, 6.0], [2.0, 3.0])
 
 
-def test_a_numerator_that_fell_short_leaves_a_lower_bound() -> None:
-    found = ratio_of_times(reached(4.0) + fell_short(8.0), reached(2.0, 2.0))
+def test_a_success_costs_what_all_runs_spent_over_those_that_reached() -> None:
+    assert expected_score(reached(2.0, 4.0) + fell_short(9.0)) == 7.5
+    assert expected_score(fell_short(9.0)) == math.inf
+    assert expected_score(CRASHED) is None
+    assert expected_score([]) is None
+
+
+def test_a_crash_is_a_miss_that_costs_as_much_as_the_others() -> None:
+    assert expected_score(reached(2.0, 4.0) + CRASHED) == 4.5
+    found = ratio_of_expected_scores(reached(2.0, 4.0) + CRASHED, reached(1.0, 1.0, 1.0))
+    assert found is not None
+    assert (found.ratio, found.claim, found.num_pairs) == (4.5, Claim.MEASURED, 3)
+
+
+def test_misses_are_in_the_ratio_and_widen_its_interval() -> None:
+    above, below = reached(4.0, 4.4, 4.2) + fell_short(4.1), reached(2.0, 2.2, 2.1, 2.0)
+    found = ratio_of_expected_scores(above, below)
+    assert found is not None
+    assert found.ratio == pytest.approx((16.7 / 3) / (8.3 / 4))
+    sure = ratio_of_means([4.0, 4.4, 4.2, 4.1], [2.0, 2.2, 2.1, 2.0])
+    assert found.high / found.low > sure.high / sure.low
+    described = ratio_where_both_reached(above, below)
+    assert described == ratio_of_means([4.0, 4.4, 4.2], [2.0, 2.2, 2.1])
+
+
+@pytest.mark.parametrize("num_pairs", [2, 12])
+def test_a_numerator_that_never_reached_leaves_a_lower_bound(num_pairs: int) -> None:
+    found = ratio_of_expected_scores(fell_short(4.0, 8.0) * (num_pairs // 2), reached(2.0, 2.0) * (num_pairs // 2))
     assert found is not None
     assert (found.ratio, found.claim, found.high) == (3.0, Claim.AT_LEAST, math.inf)
-    assert found.low == ratio_of_means([4.0, 8.0], [2.0, 2.0]).low
+    assert found.low == ratio_of_means([4.0, 8.0] * (num_pairs // 2), [2.0] * num_pairs).low
 
 
-def test_a_denominator_that_fell_short_leaves_an_upper_bound() -> None:
-    found = ratio_of_times(reached(2.0, 2.0), reached(4.0) + fell_short(8.0))
+def test_a_denominator_that_never_reached_leaves_an_upper_bound() -> None:
+    found = ratio_of_expected_scores(reached(2.0, 2.0), fell_short(4.0, 8.0))
     assert found is not None
     assert (found.ratio, found.claim, found.low) == (pytest.approx(1 / 3), Claim.AT_MOST, 0.0)
     assert math.isfinite(found.high)
 
 
-def test_where_both_sides_fell_short_only_pairs_that_both_reached_count() -> None:
-    found = ratio_of_times(reached(4.0, 8.0) + fell_short(99.0), reached(2.0) + fell_short(77.0) + reached(3.0))
+def test_resamples_in_which_a_side_never_reached_open_the_interval() -> None:
+    found = ratio_of_expected_scores(reached(2.0) + fell_short(*[2.0] * 13), reached(*[1.0] * 14))
     assert found is not None
-    assert (found.ratio, found.claim, found.num_pairs) == (2.0, Claim.WHERE_BOTH_REACHED, 1)
+    assert (found.ratio, found.claim, found.high) == (pytest.approx(28.0), Claim.MEASURED, math.inf)
 
 
-def test_a_run_without_a_time_is_left_out_and_said() -> None:
-    found = ratio_of_times(CRASHED + reached(4.0), reached(2.0, 2.0))
-    assert found is not None
-    assert (found.ratio, found.claim, found.num_pairs) == (2.0, Claim.WHERE_BOTH_REACHED, 1)
-    bound = ratio_of_times(CRASHED + fell_short(4.0), reached(2.0, 2.0))
-    assert bound is not None
-    assert (bound.ratio, bound.claim, bound.num_pairs) == (2.0, Claim.AT_LEAST, 1)
+@pytest.mark.parametrize(("num_reached", "num_runs", "low", "high"), [(7, 8, 0.473, 0.997), (8, 8, 0.631, 1.0), (0, 8, 0.0, 0.369)])
+def test_a_reach_rate_has_its_interval(num_reached: int, num_runs: int, low: float, high: float) -> None:
+    assert reach_rate_interval(num_reached, num_runs) == pytest.approx((low, high), abs=1e-3)
+
+
+@pytest.mark.parametrize("num_pairs", [4, 7, 10, 20])
+def test_intervals_of_expected_scores_hold_the_truth_where_runs_miss(num_pairs: int) -> None:
+    random = np.random.default_rng(num_pairs)
+    num_held, num_trials = 0, 200
+    for _ in range(num_trials):
+        sides = []
+        for rate in (0.8, 0.9):
+            spent, hit = np.exp(random.normal(0, 0.1, num_pairs)), random.random(num_pairs) < rate
+            sides.append([RunScore(float(each), bool(one)) for each, one in zip(spent, hit, strict=True)])
+        found = ratio_of_expected_scores(*sides)
+        num_held += found is not None and found.low <= 0.9 / 0.8 <= found.high
+    assert 0.85 <= num_held / num_trials <= 1.0
 
 
 @pytest.mark.parametrize(
     ("above", "below"),
     [(fell_short(4.0), fell_short(2.0)), (CRASHED, reached(1.0)), (reached(-1.0), reached(1.0)), (reached(1.0), reached(0.0)), ([], [])],
 )
-def test_where_nothing_can_be_said_there_is_no_ratio(above: list[RunTime], below: list[RunTime]) -> None:
-    assert ratio_of_times(above, below) is None
+def test_where_nothing_can_be_said_there_is_no_ratio(above: list[RunScore], below: list[RunScore]) -> None:
+    assert ratio_of_expected_scores(above, below) is None
 
 
 def test_a_run_without_its_partner_is_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        ratio_of_times(reached(1.0, 2.0), reached(1.0))
+    with pytest.raises(ValueError, match="needs pairs"):
+        ratio_of_expected_scores(reached(1.0, 2.0), reached(1.0))
 
 
 def test_a_ratio_prints_what_it_claims() -> None:

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "collector"),
     ("space", "measurement", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
-    ("objective", "recording", "config", "workloads"),
+    ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),
     ("__main__", "train", "export", "confirm", "compare", "profile", "record", "diagnose", "scale"),

@@ -1,5 +1,6 @@
 """Writing an experiment file: what a study found, as a configuration that runs by name."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,3 +73,15 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = value
     return nested
+
+
+def train_command(experiment: str, folders: Sequence[str], allowed_targets: Sequence[str]) -> str:
+    """The command that trains an experiment once, with all that composing it needs, as it is typed.
+
+    Args:
+        folders: of configuration files of the user's own.
+        allowed_targets: what they may name besides what is always allowed.
+    """
+    allowed = [f"allowed_targets={override_text(list(allowed_targets))}"] if allowed_targets else []
+    config_dirs = [each for folder in folders for each in ("--config-dir", folder)]
+    return shlex.join(["python", "-m", "autotune.train", f"experiment={experiment}", *allowed, *config_dirs])

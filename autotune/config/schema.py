@@ -94,7 +94,10 @@ class ConfirmConfig:
     """Schema of ``confirm``."""
 
     num_candidates: int = MISSING
-    num_seeds: int = MISSING
+    num_seeds: int | None = MISSING
+    max_runs: int = MISSING
+    budget_fraction: float | None = MISSING
+    min_reach_rate: float = MISSING
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.config.compose import Composer, split_overrides
-from autotune.config.experiment_file import check_exported, experiment_yaml
+from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.execution.best_weights import keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.live_study import LiveStudy, busy_seconds
@@ -20,7 +20,7 @@ from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.recording import write_recording
-from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_ratio
+from autotune.report.arms import ArmScores, ConfirmationFigures, describe_ratio, describe_reached
 from autotune.report.front import Front, describe_front, front_of, write_front
 from autotune.report.scale import scale_of
 from autotune.report.study_files import TrialsTable, arm_json, write_json
@@ -42,7 +42,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     results = list(policy.results.values())
     front = front_of(plan.objective, results) if isinstance(plan.objective, Pareto) else None
     artifacts = _write_files(plan, policy, confirmation, front)
-    speed_up = confirmation.speed_up if confirmation else None
+    speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     live.tracker.close(
         "FINISHED",
         {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {},
@@ -101,7 +101,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
     """What a study found, for programs."""
     assert confirmation.best is not None
-    best, speed_up = confirmation.best, confirmation.speed_up
+    best, speed_up = confirmation.best, None if confirmation.is_baseline_best else confirmation.speed_up
     own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
     tests = [run.test_metric for run in own_runs if run.test_metric is not None]
     target, scale = plan.trial.target, scale_of(plan.objective)
@@ -112,9 +112,12 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "trial": best.trial,
         "overrides": best.suggestion.as_overrides(),
         "objective": {"quantity": scale.quantity, "unit": scale.unit},
-        "baseline": arm_json(confirmation.times[confirmation.arms[0].trial]),
-        "best": {**arm_json(confirmation.times[best.trial]), "test_metrics": tests},
+        "baseline": arm_json(confirmation.scores[confirmation.arms[0].trial]),
+        "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": tests},
         "speed_up": asdict(speed_up) if speed_up else None,
+        "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]],
+        "config_dirs": [str(Path(each).absolute()) for each in plan.composer.config_dirs],
+        "allowed_targets": list(plan.composer.allowed_targets),
         "outcomes": _outcomes(policy.results.values()),
         "num_trials": len(policy.results),
         "train_seconds_spent": _train_seconds(policy.results.values()),
@@ -140,12 +143,12 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
             values[key] = value
     seed = policy.results[best.trial].seed
     exported = {"seed": seed, **values}
-    times, speed_up = confirmation.times[best.trial], confirmation.speed_up
+    scores, speed_up = confirmation.scores[best.trial], None if confirmation.is_baseline_best else confirmation.speed_up
     comments = [
         f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target.metric} {plan.trial.target.value:g} in "
-        f"{', '.join(f'{seconds:.3g}' for seconds, reached in times.timed_runs if reached)} {times.scale.unit}".rstrip()
-        + " on fresh seeds.",
-        *([f"{times.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
+        f"{', '.join(f'{score:.3g}' for score, reached in scores.scored_runs if reached)} {scores.scale.unit}".rstrip()
+        + f" on fresh seeds, {describe_reached(scores)}.",
+        *([f"{scores.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
         "The seed is the search trial's own.",
     ]
     content = composer.experiment_content(plan.experiment)
@@ -169,45 +172,75 @@ def _outcomes(results: Iterable[TrialResult]) -> dict[str, int]:
 
 
 def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
-    baseline, best = confirmation.arms[0], confirmation.best
-    first = [baseline] if best in (None, baseline) else [baseline, best]
+    baseline, chosen = confirmation.arms[0], confirmation.chosen
+    first = [baseline] if chosen is None else [baseline, chosen]
     ordered = [*first, *(arm for arm in confirmation.arms if arm not in first)]
     return ConfirmationFigures(arms=[_labelled(confirmation, arm) for arm in ordered], speed_up=confirmation.speed_up)
 
 
-def _labelled(confirmation: Confirmation, arm: Arm) -> ArmTimes:
-    times = confirmation.times[arm.trial]
+def _labelled(confirmation: Confirmation, arm: Arm) -> ArmScores:
+    scores = confirmation.scores[arm.trial]
     is_exported = confirmation.best is not None and arm.trial == confirmation.best.trial and arm is not confirmation.arms[0]
     label = f"{arm.label} (exported)" if is_exported else arm.label
-    return replace(times, label=label)
+    return replace(scores, label=label)
+
+
+def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
+    """One candidate of the race, for programs."""
+    why = "chosen" if arm is confirmation.chosen and arm.trial not in confirmation.reasons else None
+    return {
+        "trial": arm.trial,
+        "overrides": arm.suggestion.as_overrides(),
+        "search_expected": arm.entrant.expected_score,
+        **arm_json(confirmation.scores[arm.trial]),
+        "why": why or confirmation.reasons.get(arm.trial, "the race was interrupted"),
+    }
 
 
 def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
-    assert confirmation.best is not None
-    plan, policy = live.plan, live.policy
-    exported = f"{plan.experiment}_best"
+    plan, policy, chosen = live.plan, live.policy, confirmation.chosen
+    is_exported = chosen is not None and confirmation.best is chosen
     browse = how_to_browse(plan.config.tracking)
-    elsewhere = [] if plan.folder.parent == Path("outputs").absolute() else [f"folder={shown_path(plan.folder.parent)}"]
-    export = ["python", "-m", "autotune.export", f"study={plan.name}", f"as={exported}", *elsewhere, "--config-dir", "my_conf"]
+    others = [arm for arm in confirmation.arms[1:] if arm is not chosen]
     return Summary(
         study=plan.name,
         experiment=plan.experiment,
         target=plan.trial.target,
-        baseline=confirmation.times[confirmation.arms[0].trial],
-        best=confirmation.times[confirmation.best.trial],
-        best_overrides=confirmation.best.suggestion.as_overrides(),
+        baseline=confirmation.scores[confirmation.arms[0].trial],
+        chosen=None if chosen is None else confirmation.scores[chosen.trial],
+        chosen_overrides=() if chosen is None else chosen.suggestion.as_overrides(),
+        is_exported=is_exported,
         speed_up=confirmation.speed_up,
+        others=[(confirmation.scores[arm.trial], confirmation.reasons.get(arm.trial, "interrupted")) for arm in others],
         outcomes=_outcomes(policy.results.values()),
         train_seconds_spent=_train_seconds(policy.results.values()),
         wall_seconds=busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
         folder=shown_path(plan.folder),
         next_commands=(
             *([("browse the runs", browse)] if browse else []),
-            ("export the best", shlex.join(export)),
-            ("train it again", f"python -m autotune.train experiment={exported} --config-dir my_conf"),
+            *(_export_commands(plan) if is_exported else []),
             ("search further", live.further_command),
         ),
+        advice=None if is_exported else _ADVICE,
     )
+
+
+_ADVICE = (
+    "To find a faster one: more trials (search.num_trials), a wider search space, or a longer schedule where runs fell short of the "
+    "target (epochs); to tell closer ones apart: more runs (confirm.max_runs, confirm.budget_fraction)."
+)
+
+
+def _export_commands(plan: StudyPlan) -> list[tuple[str, str]]:
+    """How what was found is exported and trained again, with the folders and the permissions that the study itself had."""
+    exported = f"{plan.experiment}_best"
+    folders = [shown_path(Path(each).absolute()) for each in plan.composer.config_dirs] or ["my_conf"]
+    elsewhere = [] if plan.folder.parent == Path("outputs").absolute() else [f"folder={shown_path(plan.folder.parent)}"]
+    export = ["python", "-m", "autotune.export", f"study={plan.name}", f"as={exported}", *elsewhere, "--config-dir", folders[0]]
+    return [
+        ("export the best", shlex.join(export)),
+        ("train it again", train_command(exported, folders, plan.composer.allowed_targets)),
+    ]
 
 
 def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confirmation: Confirmation | None) -> None:

@@ -1,6 +1,7 @@
 """A study that is open: its storage, its policy, its tracker, and what a person sees of it."""
 
 import contextlib
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +15,19 @@ from autotune.config.build import build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.database_url import without_password
 from autotune.execution.background_tracker import BackgroundTracker
-from autotune.execution.confirmation import Arm, choose_arms, confirmation_seed, missing_runs
+from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
+from autotune.race import RaceLimits
 from autotune.recording import target_fields
 from autotune.report.scale import scale_of
 from autotune.report.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.pausing import PausingSampler
 from autotune.search.policy import SearchPolicy
-from autotune.search.study import Study, confirmations, open_study
+from autotune.search.study import Study, confirmations, open_study, store_race, stored_race
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
 from autotune.training.diagnosis.this_machine import this_machine
@@ -80,19 +82,49 @@ class LiveStudy:
         return self.policy.num_trials_left != 0 and (seconds is None or seconds > 0) and self.policy.error is None
 
     @property
-    def arms(self) -> tuple[Arm, ...]:
-        """What is to be confirmed, as the search stands."""
+    def is_confirmed(self) -> bool:
+        """Whether there is something to confirm at all, and it is wanted."""
+        return bool(self.policy.scores) and self.plan.config.confirm.max_runs > 0
+
+    def planned_race(self) -> PlannedRace:
+        """How the search's best are confirmed: as planned when the search ended, in whichever process that was."""
         plan, policy = self.plan, self.policy
         baseline = plan.baseline or Suggestion({})
-        return choose_arms(policy.baseline_trial, baseline, policy.results, policy.scores, plan.config.confirm.num_candidates)
+        kept = stored_race(self.study)
+        if kept is not None and kept["num_trials"] == len(policy.results):
+            return PlannedRace.from_dict(kept, baseline, policy.results)
+        race = plan_race(
+            baseline_trial=policy.baseline_trial,
+            baseline=baseline,
+            results=policy.results,
+            expected_scores=policy.expected_scores,
+            objective=plan.objective,
+            num_candidates=plan.config.confirm.num_candidates,
+            first_round=max((number + 1 for _, number in confirmations(self.study)), default=0),
+        )
+        store_race(self.study, race.as_dict())
+        return race
+
+    def race_limits(self, race: PlannedRace) -> RaceLimits:
+        """What a race may cost."""
+        confirm = self.plan.config.confirm
+        fraction = math.inf if confirm.budget_fraction is None else confirm.budget_fraction
+        return RaceLimits(
+            max_runs=confirm.max_runs,
+            max_seconds=fraction * race.train_seconds if race.train_seconds > 0 else math.inf,
+            num_pairs=confirm.num_seeds,
+            min_reach_rate=confirm.min_reach_rate,
+        )
 
     @property
     def is_work_left(self) -> bool:
         """Whether workers are needed at all: a study that has all its runs is only reported again."""
         if self.has_search_budget or self.policy.error is not None:
             return self.policy.error is None
-        num_seeds = self.plan.config.confirm.num_seeds
-        return bool(self.policy.scores) and bool(missing_runs(self.arms, num_seeds, confirmations(self.study)))
+        if not self.is_confirmed:
+            return False
+        race = self.planned_race()
+        return bool(race.standing(confirmations(self.study), self.race_limits(race), self.plan.objective).pending)
 
     def task(
         self,
@@ -154,24 +186,24 @@ def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[st
         tracker.close_if_open(is_interrupt=True)
 
 
-def tracked_confirmation(plan: StudyPlan, arm: Arm, index: int, *, started_at: float) -> TrackedTrial:
+def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, number: int, *, started_at: float = 0.0) -> TrackedTrial:
     """One confirmation run, as a tracker knows it."""
-    config = confirmation_config(plan, arm, index)
+    config = confirmation_config(plan, suggestion, number)
     return TrackedTrial(
-        name=f"confirm-{arm.trial}-{index}",
+        name=f"confirm-{trial}-{number}",
         phase="confirm",
-        trial=arm.trial,
-        values=arm.suggestion.values,
-        overrides=tuple(arm.suggestion.as_overrides()),
+        trial=trial,
+        values=suggestion.values,
+        overrides=tuple(suggestion.as_overrides()),
         config=config.as_dict(),
         seed=config.seed,
         started_at=started_at,
     )
 
 
-def confirmation_config(plan: StudyPlan, arm: Arm, index: int) -> TrialConfig:
-    """What one confirmation run trains."""
-    return plan.composer.compose_suggestion(arm.suggestion, seed=confirmation_seed(plan.config.study.seed, index)).trial
+def confirmation_config(plan: StudyPlan, suggestion: Suggestion, number: int) -> TrialConfig:
+    """What the confirmation run of a round trains."""
+    return plan.composer.compose_suggestion(suggestion, seed=confirmation_seed(plan.config.study.seed, number)).trial
 
 
 def busy_seconds(results: Sequence[TrialResult]) -> float:
@@ -216,10 +248,10 @@ def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracke
     finished: list[FinishedRun] = [
         (_tracked_search(plan, result), result, scores.get(number)) for number, result in sorted(policy.results.items())
     ]
-    for (trial, index), result in sorted(confirmations(study).items()):
-        arm = Arm(trial=trial, label="", suggestion=Suggestion(result.values))
+    for (trial, number), result in sorted(confirmations(study).items()):
         score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
-        finished.append((tracked_confirmation(plan, arm, index, started_at=result.started_at), result, score))
+        tracked = tracked_confirmation(plan, trial, Suggestion(result.values), number, started_at=result.started_at)
+        finished.append((tracked, result, score))
     info = StudyInfo(
         name=plan.name,
         kind="study",

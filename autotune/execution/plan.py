@@ -10,10 +10,11 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
-from autotune.config.schema import ClusterConfig, Config, TrialConfig
+from autotune.config.schema import ClusterConfig, Config, ConfirmConfig, TrialConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective, check_measured
+from autotune.race import LEAST_PAIRS
 from autotune.report.scale import scale_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.parts import make_sampler, make_stopping
@@ -210,10 +211,9 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
     limits += [f"{config.search.time_budget_seconds:g} s"] if config.search.time_budget_seconds is not None else []
     confirm = config.confirm
-    confirmed = (
-        f"the best {confirm.num_candidates} and the baseline on {confirm.num_seeds} fresh seeds each" if confirm.num_seeds else "nothing"
-    )
-    lines.append(f"budget    {', '.join(limits)}; then {confirmed} to confirm")
+    share = "" if confirm.budget_fraction is None else f", within {confirm.budget_fraction:g} of the search's training time"
+    race = f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at most {confirm.max_runs} runs{share}"
+    lines.append(f"budget    {', '.join(limits)}; to confirm, {race if confirm.max_runs else 'nothing'}")
     cpus, gpus = plan.resources(plan.trial)
     have = plan.capabilities
     kind = config.cluster.accelerator_type
@@ -267,11 +267,22 @@ def _check_budget(config: Config) -> None:
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
     if search.max_retries < 0:
         raise ConfigError(f"search.max_retries: found {search.max_retries}, accepted is a whole number from 0")
-    if confirm.num_candidates < 0 or confirm.num_seeds < 0 or (confirm.num_candidates == 0) != (confirm.num_seeds == 0):
-        raise ConfigError(
-            f"confirm: found num_candidates {confirm.num_candidates} and num_seeds {confirm.num_seeds}, accepted is both from 1, "
-            f"or confirm=none"
-        )
+    if confirm.max_runs:
+        _check_confirm(confirm)
+
+
+def _check_confirm(confirm: ConfirmConfig) -> None:
+    for key, value in (("num_candidates", confirm.num_candidates), ("num_seeds", confirm.num_seeds)):
+        if value is not None and value < 1:
+            raise ConfigError(f"confirm.{key}: found {value}, accepted is a whole number from 1, or confirm=none")
+    least = 2 * (confirm.num_seeds or LEAST_PAIRS)
+    if confirm.max_runs < least:
+        pairs = "num_seeds" if confirm.num_seeds else f"{LEAST_PAIRS}"
+        raise ConfigError(f"confirm.max_runs: found {confirm.max_runs}, accepted is from {least}: {pairs} pairs of runs, or confirm=none")
+    if confirm.budget_fraction is not None and not confirm.budget_fraction > 0:
+        raise ConfigError(f"confirm.budget_fraction: found {confirm.budget_fraction:g}, accepted is above 0, or null for no such limit")
+    if not 0 <= confirm.min_reach_rate <= 1:
+        raise ConfigError(f"confirm.min_reach_rate: found {confirm.min_reach_rate:g}, accepted is 0 to 1")
 
 
 def _without_unsupported(

@@ -57,14 +57,14 @@ def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, 
     files = write_comparison(plan.folder, comparison, facts)
     figures = write_comparison_figures(plan.folder / "figures", comparison)
     is_time = comparison.scale.is_time
-    metrics = {f"{side.name}_mean_{'seconds' if is_time else 'score'}": side.arm.mean_seconds or float("nan") for side in comparison.sides}
+    metrics = {f"{side.name}_mean_{'seconds' if is_time else 'score'}": side.arm.mean_spent or float("nan") for side in comparison.sides}
     for name, ratio in (
-        ("time" if is_time else "score", comparison.time_ratio),
+        ("time" if is_time else "score", comparison.score_ratio),
         ("steps", comparison.steps_ratio),
         ("step", comparison.step_ratio),
     ):
         if ratio is not None:
             metrics |= {f"{name}_ratio": ratio.ratio, f"{name}_ratio_low": ratio.low, f"{name}_ratio_high": ratio.high}
     metrics["num_pairs"] = comparison.num_pairs
-    claim = {"autotune.claim": str(comparison.time_ratio.claim)} if comparison.time_ratio else {}
+    claim = {"autotune.claim": str(comparison.score_ratio.claim)} if comparison.score_ratio else {}
     tracker.close("FINISHED" if comparison.is_complete else "KILLED", metrics, claim, [*files, *figures])

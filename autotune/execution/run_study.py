@@ -5,11 +5,11 @@ derived from it, so the same command goes on wherever an earlier one stood.
 """
 
 import contextlib
+import math
 import shutil
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
@@ -17,11 +17,12 @@ from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Room, connected
 from autotune.execution.conclusion import conclude_study
-from autotune.execution.confirmation import Confirmation, conclude, missing_runs
+from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
+from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
-from autotune.measurement import Outcome
+from autotune.measurement import TrialResult
 from autotune.report.scale import scale_of
 from autotune.report.study_files import TrialsTable
 from autotune.report.trace_file import TraceFile
@@ -81,7 +82,7 @@ def _search_and_confirm(live: LiveStudy, interrupt: threading.Event) -> Confirma
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search_budget and not interrupt.is_set():
                 _search(live, interrupt)
-            if interrupt.is_set() or policy.error is not None or not policy.scores or plan.config.confirm.num_seeds == 0:
+            if interrupt.is_set() or policy.error is not None or not live.is_confirmed:
                 return None
             _confirm(live, size, interrupt)
     return _conclude_known(live)
@@ -124,53 +125,36 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
 
 def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> None:
     """Make the confirmation runs that the study still lacks."""
-    from autotune.execution.fresh import FreshRun, train_fresh  # noqa: PLC0415  # imports ray
-
-    plan, tracker = live.plan, live.tracker.wait()
-    num_seeds = plan.config.confirm.num_seeds
-    missing = missing_runs(live.arms, num_seeds, confirmations(live.study))
-    if not missing:
-        return
-    total = len(live.arms) * num_seeds
-    tracked = [tracked_confirmation(plan, arm, index, started_at=0.0) for arm, index in missing]
-
-    def run_at(place: int) -> FreshRun:
-        arm, index = missing[place]
-
-        def on_start() -> None:
-            live.display.confirming(total - len(missing) + place + 1, total, arm.label)
-            tracked[place] = replace(tracked[place], started_at=time.time())
-            tracker.start(tracked[place])
-
-        config = confirmation_config(plan, arm, index)
-        name = tracked[place].name
-        path = run_path(plan.folder, name)
-        task = live.task(name, config, float("inf"), plan.trial_deadline_seconds, score_test=True, weights_path=path)
-        return FreshRun(
-            task=task,
-            trial=arm.trial,
-            values=arm.suggestion.values,
-            overrides=tuple(arm.suggestion.as_overrides()),
-            on_start=on_start,
-            on_evaluation=lambda _: None,  # nothing else is to be under way while a run is timed; the tracker hears it all at its end
-        )
-
+    plan, race = live.plan, live.planned_race()
+    limits = live.race_limits(race)
+    arms = {arm.trial: arm for arm in race.arms}
     run_path(plan.folder, "").parent.mkdir(exist_ok=True)
-    runs = [run_at(place) for place in range(len(missing))]
-    with contextlib.closing(train_fresh(runs, fit=size.holds, interrupt=interrupt)) as results:
-        for place, result in enumerate(results):
-            arm, index = missing[place]
-            store_confirmation(live.study, arm.trial, index, result)
-            keep_first(plan.folder, tracked[place].name, result)
-            score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
-            tracker.finish(tracked[place], result, score)
+
+    def runs() -> Iterator[PairedRun]:
+        while (now := race.standing(known := confirmations(live.study), limits, plan.objective)).pending:
+            trial, number = now.pending[0][0], now.pending[0][1] + race.first_round
+            arm, num_made = arms[trial], len(race.runs(known))
+            tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
+            path = run_path(plan.folder, tracked.name)
+            config = confirmation_config(plan, arm.suggestion, number)
+            task = live.task(tracked.name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path)
+            phase = "choosing" if now.winner is None and len(arms) > 1 else "claim"
+
+            def on_start(label: str = f"{arm.label} ({phase})", number: int = num_made + 1, total: int = now.num_runs) -> None:
+                live.display.confirming(number, total, label)
+
+            yield PairedRun(arm=trial, number=number, task=task, tracked=tracked, on_start=on_start)
+
+    def on_end(run: PairedRun, result: TrialResult) -> None:
+        store_confirmation(live.study, run.arm, run.number, result)
+        keep_first(plan.folder, run.tracked.name, result)
+
+    run_in_turns(runs(), size=size, tracker=live.tracker.wait(), objective=plan.objective, interrupt=interrupt, on_end=on_end)
 
 
 def _conclude_known(live: LiveStudy) -> Confirmation | None:
     """What the study's confirmation runs say; None where it has none."""
-    num_seeds = live.plan.config.confirm.num_seeds
-    if num_seeds == 0 or not live.policy.scores:
+    if not live.is_confirmed:
         return None
-    runs = confirmations(live.study)
-    wanted = {(arm.trial, index): runs[arm.trial, index] for arm in live.arms for index in range(num_seeds) if (arm.trial, index) in runs}
-    return conclude(live.arms, wanted, live.plan.objective)
+    race = live.planned_race()
+    return conclude(race, confirmations(live.study), live.race_limits(race), live.plan.objective)

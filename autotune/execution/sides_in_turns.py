@@ -1,27 +1,25 @@
-"""Runs of several configurations in turns, each in a fresh process, one at a time: what comparisons and scaling measure by.
-
-The runs of a round share their seed and are neighbours in time, so that what the machine does to one it does to the others.
-"""
+"""The sides of a comparison or a scaling, run in turns: their tasks, their display, their tracker and what their files say."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from autotune.comparison import RunTime, in_turns
+from autotune.comparison import RunScore, in_turns
 from autotune.config.build import build_partial, call
 from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker
 from autotune.execution.cluster import connected
 from autotune.execution.comparison_plan import VERBS, ComparisonPlan, Side
-from autotune.execution.confirmation import run_time
+from autotune.execution.confirmation import run_score
+from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
@@ -56,11 +54,6 @@ def make_runs(
         AutotuneError: they cannot be made, in one line.
         WorkerError: several runs of a side in a row failed in the user's own code.
     """
-    from autotune.execution.fresh import FreshRun, train_fresh  # noqa: PLC0415  # imports ray
-
-    order = [(plan.sides[number], pair) for number, pair in in_turns(len(plan.sides), plan.num_seeds)]
-    tracked = [_tracked(plan, side, pair) for side, pair in order]
-    tasks = [_task(plan, side, pair, code_folders) for side, pair in order]
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:  # a second one ends at once what the first was to end
         with console.status("starting Ray"):
             size = stack.enter_context(connected(plan.config.cluster))
@@ -70,38 +63,32 @@ def make_runs(
                 title=f"{plan.experiment} · {plan.name}",
                 target=plan.target,
                 sides=[side.label for side in compared_sides(plan, {})],
-                num_runs=len(order),
+                num_runs=len(plan.sides) * plan.num_seeds,
                 console=console,
                 scale=scale_of(plan.objective),
             )
         )
 
-        def run_at(place: int) -> FreshRun:
-            side, pair = order[place]
+        def runs() -> Iterator[PairedRun]:
+            for number, pair in in_turns(len(plan.sides), plan.num_seeds):
+                side = plan.sides[number]
+                yield PairedRun(
+                    arm=number,
+                    number=pair,
+                    task=_task(plan, side, pair, code_folders),
+                    tracked=_tracked(plan, side, pair),
+                    on_start=partial(display.run_started, side.name, plan.seed(pair)),
+                    on_evaluation=display.evaluated,
+                )
+                refuse_to_go_on(plan, side, results)
 
-            def on_start() -> None:
-                display.run_started(side.name, plan.seed(pair))
-                tracked[place] = replace(tracked[place], started_at=time.time())
-                tracker.wait().start(tracked[place])
-
-            return FreshRun(
-                task=tasks[place],
-                trial=pair,
-                values=side.values,
-                overrides=side.overrides,
-                on_start=on_start,
-                on_evaluation=display.evaluated,
-            )
-
-        runs = train_fresh([run_at(place) for place in range(len(order))], fit=size.holds, interrupt=interrupt)
-        for place, result in enumerate(stack.enter_context(contextlib.closing(runs))):
-            side, pair = order[place]
-            results[side.name, pair] = result
-            time_of_run = run_time(result, plan.objective)
-            display.run_finished(side.name, result, time_of_run.seconds)
-            tracker.wait().finish(tracked[place], result, time_of_run.seconds if time_of_run.reached else None)
+        def on_end(run: PairedRun, result: TrialResult) -> None:
+            side = plan.sides[run.arm]
+            results[side.name, run.number] = result
+            display.run_finished(side.name, result, run_score(result, plan.objective).score)
             write()
-            refuse_to_go_on(plan, side, results)
+
+        run_in_turns(runs(), size=size, tracker=tracker.wait(), objective=plan.objective, interrupt=interrupt, on_end=on_end)
 
 
 def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:
@@ -157,9 +144,9 @@ def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[st
 
 def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSide:
     runs = {pair: result for (name, pair), result in results.items() if name == side.name}
-    times: dict[int, RunTime] = {pair: run_time(result, plan.objective) for pair, result in runs.items()}
+    scores: dict[int, RunScore] = {pair: run_score(result, plan.objective) for pair, result in runs.items()}
     return ComparedSide(
-        name=side.name, overrides=side.overrides, config=side.trial.as_dict(), runs=runs, times=times, scale=scale_of(plan.objective)
+        name=side.name, overrides=side.overrides, config=side.trial.as_dict(), runs=runs, scores=scores, scale=scale_of(plan.objective)
     )
 
 

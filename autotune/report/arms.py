@@ -7,26 +7,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.comparison import Claim, Ratio, RunTime
+from autotune.comparison import Claim, Ratio, RunScore, expected_score, reach_rate_interval
 from autotune.report.scale import SECONDS, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmTimes:
-    """One configuration's runs; where the objective is not time, what stands for their seconds is their score on its scale."""
+class ArmScores:
+    """One configuration's runs, scored by the objective."""
 
     label: str
-    runs: Sequence[RunTime]
+    runs: Sequence[RunScore]
     scale: Scale = SECONDS
 
     @property
-    def timed_runs(self) -> list[tuple[float, bool]]:
-        """The runs that have a time, each with whether it reached the target; where it did not, its time is a lower bound."""
-        return [(run.seconds, run.reached) for run in self.runs if run.seconds is not None]
+    def scored_runs(self) -> list[tuple[float, bool]]:
+        """The runs that have a score, each with whether it reached the target; where it did not, its score is what it spent."""
+        return [(run.score, run.reached) for run in self.runs if run.score is not None]
 
     @property
     def num_runs(self) -> int:
-        """How many runs there are, with a time or without."""
+        """How many runs there are, with a score or without."""
         return len(self.runs)
 
     @property
@@ -40,51 +40,60 @@ class ArmTimes:
         return bool(self.runs) and self.num_reached == self.num_runs
 
     @property
-    def mean_seconds(self) -> float | None:
-        """Mean time over the runs: a lower bound unless all of them reached the target; None without a time."""
-        times = [seconds for seconds, _ in self.timed_runs]
-        return math.fsum(times) / len(times) if times else None
+    def expected_score(self) -> float | None:
+        """What a success costs, misses included; infinite where no run reached the target, None where no run has a score."""
+        return expected_score(self.runs)
+
+    @property
+    def mean_spent(self) -> float | None:
+        """Mean score of the runs, whether they reached the target or not; None where no run has a score."""
+        spent = [score for score, _ in self.scored_runs]
+        return math.fsum(spent) / len(spent) if spent else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmationFigures:
     """The arms of a confirmation and how much faster the exported one is."""
 
-    arms: Sequence[ArmTimes]
-    """The baseline first, then what is exported, then any others."""
+    arms: Sequence[ArmScores]
+    """The baseline first, then what was chosen, then any others."""
     speed_up: Ratio | None
-    """The baseline's time over the exported one's; None where it was not measured."""
+    """The baseline's expected score over the chosen one's; None where it was not measured."""
 
 
-def describe_arm(arm: ArmTimes) -> str:
-    """One arm's mean and count in words, such as ``10.5 s (mean of 13 runs)``."""
-    mean = arm.mean_seconds
-    if mean is None:
+def format_expected(arm: ArmScores) -> str | None:
+    """What a success costs, or at least costs where no run reached the target; None where no run has a score."""
+    expected, spent = arm.expected_score, arm.mean_spent
+    if expected is None or spent is None:
+        return None
+    return arm.scale.format(expected) if math.isfinite(expected) else f"at least {arm.scale.format(spent)}"
+
+
+def describe_arm(arm: ArmScores) -> str:
+    """One arm's score and runs in words, such as ``10.5 s (mean of 13 runs)`` or ``12.0 s (expected; reached in 7 of 8 runs)``."""
+    text = format_expected(arm)
+    if text is None:
         return "no confirmation runs"
-    runs = "1 run" if arm.num_runs == 1 else f"mean of {arm.num_runs} runs"
     if arm.all_reached:
-        return f"{arm.scale.format(mean)} ({runs})"
-    return f"at least {arm.scale.format(mean)} ({runs}, {arm.num_reached} reached the target)"
+        return f"{text} ({'1 run' if arm.num_runs == 1 else f'mean of {arm.num_runs} runs'})"
+    return f"{text} ({describe_reached(arm)})"
 
 
-def describe_speed_up(best: ArmTimes, speed_up: Ratio | None) -> str:
-    """What confirmation claims, in words; runs of the best that did not reach the target leave nothing to claim."""
-    if not best.all_reached:
-        return f"not claimed, since {best.num_reached} of {best.num_runs} runs of {best.label} reached the target"
-    return describe_ratio(speed_up)
+def describe_reached(arm: ArmScores) -> str:
+    """How often an arm reached the target, with the interval of its chance where some runs did not."""
+    text = f"reached in {arm.num_reached} of {arm.num_runs} runs"
+    if arm.all_reached or not arm.runs:
+        return text
+    low, high = reach_rate_interval(arm.num_reached, arm.num_runs)
+    return f"{text}: in {100 * low:.0f}% to {100 * high:.0f}% of all"
 
 
 def describe_ratio(ratio: Ratio | None) -> str:
     """A ratio in words, with its interval where there is one, and no more than it claims."""
     if ratio is None:
         return "not measured"
-    is_bound = ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST)
-    text = f"{ratio.claim} {ratio.ratio:.2f}x" if is_bound else f"{ratio.ratio:.2f}x"
-    text += f" ({describe_interval(ratio)})"
-    if ratio.claim is Claim.WHERE_BOTH_REACHED:
-        pairs = "pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
-        text += f" over the {pairs} in which both reached the target"
-    return text
+    bound = "" if ratio.claim is Claim.MEASURED else f"{ratio.claim} "
+    return f"{bound}{ratio.ratio:.2f}x ({describe_interval(ratio)})"
 
 
 def describe_interval(ratio: Ratio) -> str:

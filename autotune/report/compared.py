@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.comparison import Claim, Ratio, RunTime, ratio_of_means, ratio_of_times
+from autotune.comparison import Claim, Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.arms import ArmTimes, describe_interval, describe_ratio
+from autotune.report.arms import ArmScores, describe_interval, describe_ratio
 from autotune.report.scale import SECONDS, Scale
 
 
@@ -25,7 +25,7 @@ class ComparedSide:
     """All that it trains with, resolved; its seed is no run's."""
     runs: Mapping[int, TrialResult]
     """By number of the pair."""
-    times: Mapping[int, RunTime]
+    scores: Mapping[int, RunScore]
     """What the objective makes of each run, by number of the pair; seconds to target on the scale of time."""
     scale: Scale = SECONDS
 
@@ -35,15 +35,15 @@ class ComparedSide:
         return f"{self.name}: {' '.join(self.overrides) or 'as the experiment stands'}"
 
     @property
-    def arm(self) -> ArmTimes:
+    def arm(self) -> ArmScores:
         """What the objective makes of its runs."""
-        return ArmTimes(label=self.label, runs=[self.times[number] for number in sorted(self.times)], scale=self.scale)
+        return ArmScores(label=self.label, runs=[self.scores[number] for number in sorted(self.scores)], scale=self.scale)
 
     @property
-    def steps(self) -> Mapping[int, RunTime]:
+    def steps(self) -> Mapping[int, RunScore]:
         """Optimizer steps to the target, or made without reaching it, by number of the pair."""
         return {
-            number: RunTime(float(run.last.step) if run.last is not None else None, self.times[number].reached)
+            number: RunScore(float(run.last.step) if run.last is not None else None, self.scores[number].reached)
             for number, run in self.runs.items()
         }
 
@@ -101,16 +101,22 @@ class Comparison:
         return sorted(self.sides[0].runs.keys() & self.sides[1].runs.keys())
 
     @property
-    def time_ratio(self) -> Ratio | None:
-        """Side a's time to target, or other objective, over side b's: above 1 where b is the better one."""
-        one, other = (side.times for side in self.sides)
-        return ratio_of_times([one[number] for number in self._pairs], [other[number] for number in self._pairs])
+    def score_ratio(self) -> Ratio | None:
+        """Side a's expected score over side b's: above 1 where b is the better one."""
+        one, other = (side.scores for side in self.sides)
+        return ratio_of_expected_scores([one[number] for number in self._pairs], [other[number] for number in self._pairs])
+
+    @property
+    def score_ratio_where_both_reached(self) -> Ratio | None:
+        """Side a's mean score over side b's in the pairs in which both reached: a description, where a run fell short; else None."""
+        one, other = ([side.scores[number] for number in self._pairs] for side in self.sides)
+        return None if all(run.reached for run in (*one, *other)) else ratio_where_both_reached(one, other)
 
     @property
     def steps_ratio(self) -> Ratio | None:
         """Side a's steps to target over side b's."""
         one, other = (side.steps for side in self.sides)
-        return ratio_of_times([one[number] for number in self._pairs], [other[number] for number in self._pairs])
+        return ratio_of_expected_scores([one[number] for number in self._pairs], [other[number] for number in self._pairs])
 
     @property
     def step_ratio(self) -> Ratio | None:
@@ -122,23 +128,22 @@ class Comparison:
 
 def verdict(comparison: Comparison) -> str:
     """What the comparison says, in one sentence."""
-    ratio = comparison.time_ratio
+    ratio = comparison.score_ratio
     if comparison.num_pairs == 0:
         return "nothing to compare: no pair of runs ended"
     if not comparison.each_side_reached:
         return f"{_who_never_reached(comparison)} reached the target" + (f"; a / b is {describe_ratio(ratio)}" if ratio else "")
     if ratio is None:
         return f"no pair of runs has two {'times' if comparison.scale.is_time else 'scores'} to compare"
-    bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
+    bound = "" if ratio.claim is Claim.MEASURED else f"{ratio.claim} "
     pairs = "1 pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
-    where = " in which both reached it" if ratio.claim is Claim.WHERE_BOTH_REACHED else ""
     scale = comparison.scale
     how = (
         f"b reaches the target {bound}{ratio.ratio:.2f}x as fast as a"
         if scale.is_time
         else f"{scale.quantity}: a / b is {bound}{ratio.ratio:.2f}x"
     )
-    text = f"{how} ({describe_interval(ratio)}, n = {pairs}{where})"
+    text = f"{how} ({describe_interval(ratio)}, n = {pairs})"
     is_open = ratio.low <= 1 <= ratio.high
     return f"{text}; the interval includes 1: which is {'faster' if scale.is_time else 'better'} is not resolved" if is_open else text
 

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from autotune.comparison import Claim, Ratio, RunTime
+from autotune.comparison import Claim, Ratio, RunScore, expected_score
+from autotune.report.arms import format_expected
 from autotune.report.compared import ComparedSide, Comparison, format_step, verdict
 from autotune.report.drawing import (
     CIRCLE,
@@ -42,14 +43,14 @@ def write_comparison_figures(folder: Path, comparison: Comparison) -> list[Path]
 def draw_comparison(comparison: Comparison) -> Figure:
     """Above, each run's time to target and the ratio of each pair; below, the same of the step time."""
     figure = Figure(figsize=(9, 5.6), layout="constrained")
-    if not any(run.seconds is not None for side in comparison.sides for run in side.times.values()):
+    if not any(run.score is not None for side in comparison.sides for run in side.scores.values()):
         return say(figure, f"{comparison.experiment}: a against b", f"No run has a {'time' if comparison.scale.is_time else 'score'}.")
     grid = figure.add_gridspec(2, 2, width_ratios=[1.7, 1])
-    times = [side.times for side in comparison.sides]
+    times = [side.scores for side in comparison.sides]
     steps = [_in_milliseconds(side) for side in comparison.sides]
     for row, (name, values, label_of, ratio) in enumerate(
         (
-            (comparison.scale.axis_label, times, _time_label, comparison.time_ratio),
+            (comparison.scale.axis_label, times, _time_label, comparison.score_ratio),
             ("Time of a training step (ms)", steps, _step_label, comparison.step_ratio),
         )
     ):
@@ -99,29 +100,29 @@ def draw_comparison_curves(comparison: Comparison) -> Figure:
     return add_title(figure, headline, f"{comparison.experiment} to {target_label(target)}: each line is a run up to where it ended")
 
 
-def _draw_runs(axes: Axes, values: Sequence[Mapping[int, RunTime]]) -> None:
-    """Two rows of dots, lines between those of a pair, and a bar to each row's mean."""
-    known = [{pair: run for pair, run in own.items() if run.seconds is not None} for own in values]
+def _draw_runs(axes: Axes, values: Sequence[Mapping[int, RunScore]]) -> None:
+    """Two rows of dots, lines between those of a pair, and a bar to what a success costs."""
+    known = [{pair: run for pair, run in own.items() if run.score is not None} for own in values]
     for pair in sorted(known[0].keys() & known[1].keys()):
-        seconds = [own[pair].seconds or 0.0 for own in known]
+        seconds = [own[pair].score or 0.0 for own in known]
         axes.plot(seconds, [_height(0, pair), _height(1, pair)], color=_PAIR_COLOUR, linewidth=0.7, alpha=0.7, zorder=2)
     for row, (own, colour) in enumerate(zip(known, SIDE_COLOURS, strict=True)):
-        times = [run.seconds or 0.0 for run in own.values()]
-        if times:
-            mean = fmean(times)
-            axes.barh(row, mean, height=0.62, color=colour, alpha=0.22, linewidth=0)
-            axes.plot([mean, mean], [row - 0.31, row + 0.31], color=colour, linewidth=2.4, solid_capstyle="butt", zorder=3)
+        expected = expected_score(list(own.values()))
+        if expected is not None:
+            bar = expected if math.isfinite(expected) else fmean(run.score or 0.0 for run in own.values())
+            axes.barh(row, bar, height=0.62, color=colour, alpha=0.22, linewidth=0)
+            axes.plot([bar, bar], [row - 0.31, row + 0.31], color=colour, linewidth=2.4, solid_capstyle="butt", zorder=3)
         for pair, run in own.items():
             mark = Mark(colour=colour, marker="o" if run.reached else _RIGHT, hollow=not run.reached, size=5.5 if run.reached else 16)
-            draw_mark(axes, run.seconds or 0.0, _height(row, pair), mark)
+            draw_mark(axes, run.score or 0.0, _height(row, pair), mark)
     axes.set_ylim(1.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    longest = max((run.seconds or 0.0 for own in known for run in own.values()), default=0.0)
+    longest = max([axes.dataLim.x1, *(run.score or 0.0 for own in known for run in own.values())])
     axes.set_xlim(0, 1.08 * longest if longest > 0 else 1)
 
 
-def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunTime]], ratio: Ratio | None) -> None:
+def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunScore]], ratio: Ratio | None) -> None:
     """The ratio of each pair as a dot, the ratio of all with its interval above them, and a line at equality."""
     axes.axvline(1.0, color=INK, linestyle="--", linewidth=1.1, zorder=1)
     axes.set_yticks([])
@@ -132,9 +133,9 @@ def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunTime]], ratio: Rati
         axes.set_xlim(0, 2)
         return
     pairs = [
-        (pair, one.seconds / other.seconds, one.reached and other.reached)
+        (pair, one.score / other.score, one.reached and other.reached)
         for pair in sorted(values[0].keys() & values[1].keys())
-        if (one := values[0][pair]).seconds and (other := values[1][pair]).seconds and (one.reached or other.reached)
+        if (one := values[0][pair]).score and (other := values[1][pair]).score and (one.reached or other.reached)
     ]
     for pair, each, both_reached in pairs:
         mark = Mark(colour=_PAIR_COLOUR, marker="o", hollow=not both_reached, size=5)
@@ -150,7 +151,7 @@ def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunTime]], ratio: Rati
         )
     axes.plot([ratio.ratio], [-0.25], "D", color=INK, markersize=7, markeredgecolor="white", markeredgewidth=0.8, zorder=4)
     axes.set_xlim(left, right)
-    bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
+    bound = f"{ratio.claim} " if ratio.claim is not Claim.MEASURED else ""
     interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.low > 0 and math.isfinite(ratio.high) else ""
     axes.set_title(f"{bound}{ratio.ratio:.2f}x{interval}, n = {ratio.num_pairs}", fontsize=10, fontweight="bold")
 
@@ -160,8 +161,8 @@ def _height(row: int, pair: int) -> float:
     return row + 0.085 * (pair % 5 - 2)
 
 
-def _in_milliseconds(side: ComparedSide) -> Mapping[int, RunTime]:
-    return {pair: RunTime(1000 * seconds, reached=True) for pair, seconds in side.step_seconds.items()}
+def _in_milliseconds(side: ComparedSide) -> Mapping[int, RunScore]:
+    return {pair: RunScore(1000 * seconds, reached=True) for pair, seconds in side.step_seconds.items()}
 
 
 def _add_sides(figure: Figure, comparison: Comparison, counts: Sequence[str]) -> None:
@@ -175,11 +176,11 @@ def _add_sides(figure: Figure, comparison: Comparison, counts: Sequence[str]) ->
 
 def _time_label(side: ComparedSide) -> str:
     arm = side.arm
-    if arm.mean_seconds is None:
+    if arm.expected_score is None:
         return f"{side.name}\nno {'time' if arm.scale.is_time else 'score'}"
     if arm.all_reached:
-        return f"{side.name}\n{arm.scale.format(arm.mean_seconds)}\nn = {arm.num_runs}"
-    return f"{side.name}\nat least {arm.scale.format(arm.mean_seconds)}\n{arm.num_reached} of {arm.num_runs} reached"
+        return f"{side.name}\n{format_expected(arm)}\nn = {arm.num_runs}"
+    return f"{side.name}\n{format_expected(arm)}\n{arm.num_reached} of {arm.num_runs} reached"
 
 
 def _step_label(side: ComparedSide) -> str:

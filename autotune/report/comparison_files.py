@@ -24,7 +24,7 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
     """Write both files and return their paths; ``circumstances`` are facts about the command and the machine, for compare.json."""
     one, other = comparison.sides
     quantity = comparison.scale.quantity.replace(" ", "_")
-    ratios = {quantity: comparison.time_ratio, "steps_to_target": comparison.steps_ratio, "step_seconds": comparison.step_ratio}
+    ratios = {quantity: comparison.score_ratio, "steps_to_target": comparison.steps_ratio, "step_seconds": comparison.step_ratio}
     content = {
         "comparison": comparison.name,
         "experiment": comparison.experiment,
@@ -33,11 +33,12 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
         "num_seeds": comparison.num_seeds,
         "num_pairs": comparison.num_pairs,
         "is_complete": comparison.is_complete,
+        "where_both_reached": asdict(described) if (described := comparison.score_ratio_where_both_reached) else None,
         "a_over_b": {name: asdict(ratio) if ratio else None for name, ratio in ratios.items()},
         "a": _side_json(one),
         "b": _side_json(other),
         "runs": [
-            {"side": side.name, "pair": number, "score": side.times[number].seconds, **run.as_dict()}
+            {"side": side.name, "pair": number, "score": side.scores[number].score, **run.as_dict()}
             for side, number, run in _in_order(comparison)
         ],
     }
@@ -54,7 +55,7 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
                 "pair": number,
                 "seed": run.seed,
                 "outcome": run.outcome.value,
-                "score": side.times[number].seconds if side.times[number].reached else None,
+                "score": side.scores[number].score if side.scores[number].reached else None,
                 "score_unit": side.scale.unit,
                 "time_to_target_seconds": run.time_to_target_seconds,
                 "step_seconds": step_seconds(run.last) if run.last else None,
@@ -73,10 +74,15 @@ def _side_json(side: ComparedSide) -> dict[str, Any]:
         "overrides": side.overrides,
         "config": side.config,
         **arm_json(side.arm),
-        "mean_seconds" if side.scale.is_time else "mean_score": side.arm.mean_seconds,
+        f"mean_{_unit_word(side)}": side.arm.mean_spent,
+        f"expected_{_unit_word(side)}": side.arm.expected_score,
         "step_seconds": list(side.step_seconds.values()),
         "test_metrics": [run.test_metric for run in side.runs.values() if run.test_metric is not None],
     }
+
+
+def _unit_word(side: ComparedSide) -> str:
+    return "seconds" if side.scale.is_time else "score"
 
 
 def _in_order(comparison: Comparison) -> list[tuple[ComparedSide, int, TrialResult]]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from autotune.comparison import Claim, Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.arms import ArmTimes, describe_interval
+from autotune.report.arms import ArmScores, describe_interval, format_expected
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
 from autotune.report.scale import SECONDS, Scale, format_seconds
 from autotune.report.terminal import OUTCOME_STYLES, REFRESHES_PER_SECOND, describe_target, format_metric, printable
@@ -121,7 +121,7 @@ def _table(comparison: Comparison) -> list[Text]:
 
 def is_resolved(comparison: Comparison) -> bool:
     """Whether the comparison says which side is the faster one."""
-    ratio = comparison.time_ratio
+    ratio = comparison.score_ratio
     return comparison.each_side_reached and ratio is not None and not ratio.low <= 1 <= ratio.high
 
 
@@ -129,7 +129,7 @@ def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], st
     """Name, cell of a side, and ratio of each row."""
     return [
         ("reached", lambda side: f"{side.arm.num_reached} of {side.arm.num_runs}", ""),
-        (comparison.scale.quantity, lambda side: _mean_time(side.arm), _ratio(comparison, comparison.time_ratio)),
+        (comparison.scale.quantity, lambda side: _expected(side.arm), _ratio(comparison, comparison.score_ratio)),
         ("steps to target", _mean_steps, _ratio(comparison, comparison.steps_ratio)),
         ("step time", _mean_step, _ratio(comparison, comparison.step_ratio)),
         ("build, once a process", _mean_build, ""),
@@ -147,27 +147,30 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append(f"a step of a is {one.config['batch_size']} samples, one of b {other.config['batch_size']}")
     for side in comparison.sides:
         nothing = "without a time" if side.scale.is_time else "without a score"
-        timeless = [run for number, run in side.runs.items() if side.times[number].seconds is None]
+        timeless = [run for number, run in side.runs.items() if side.scores[number].score is None]
         if timeless:
             notes.append(f"{side.name}: {len(timeless)} {nothing}: {timeless[0].outcome} {timeless[0].error_line}".rstrip())
+    described = comparison.score_ratio_where_both_reached
+    if described is not None and comparison.each_side_reached:
+        pairs = "1 pair" if described.num_pairs == 1 else f"{described.num_pairs} pairs"
+        notes.append(f"in the {pairs} in which both reached the target, a / b is {described.ratio:.2f}x; above it counts the misses")
     return notes
 
 
 def _ratio(comparison: Comparison, ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
-    bound = f"{ratio.claim} " if ratio.claim in (Claim.AT_LEAST, Claim.AT_MOST) else ""
+    bound = f"{ratio.claim} " if ratio.claim is not Claim.MEASURED else ""
     pairs = "" if ratio.num_pairs == comparison.num_pairs else f", {ratio.num_pairs} of {comparison.num_pairs} pairs"
     return f"{bound}{ratio.ratio:.2f}x ({describe_interval(ratio)}){pairs}"
 
 
-def _mean_time(arm: ArmTimes) -> str:
-    mean = arm.mean_seconds
-    return "-" if mean is None else arm.scale.format(mean) if arm.all_reached else f"at least {arm.scale.format(mean)}"
+def _expected(arm: ArmScores) -> str:
+    return format_expected(arm) or "-"
 
 
 def _mean_steps(side: ComparedSide) -> str:
-    steps = [run.seconds for run in side.steps.values() if run.seconds is not None]
+    steps = [run.score for run in side.steps.values() if run.score is not None]
     return "-" if not steps else f"{'' if side.arm.all_reached else 'at least '}{fmean(steps):,.0f}"
 
 

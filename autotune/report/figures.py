@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from autotune.measurement import Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes, ConfirmationFigures, describe_speed_up
+from autotune.report.arms import ArmScores, ConfirmationFigures, describe_ratio, format_expected
 from autotune.report.drawing import (
     BASELINE_COLOUR,
     CIRCLE,
@@ -199,51 +199,52 @@ def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_r
 
 
 def draw_confirmation(confirmation: ConfirmationFigures, target: Target) -> Figure:
-    """Each arm's scores on fresh seeds: a dot a run, a bar to their mean."""
+    """Each arm's scores on fresh seeds: a dot a run, a bar to what a success costs."""
     arms = confirmation.arms
     scale = arms[0].scale if arms else SECONDS
     figure = Figure(figsize=(9, 2.0 + 0.85 * max(len(arms), 1)), layout="constrained")
     headline = "Confirmation on fresh seeds"
-    if not any(arm.timed_runs for arm in arms):
+    if not any(arm.scored_runs for arm in arms):
         return say(figure, headline, f"No confirmation run has a {_short(scale)}.")
     if len(arms) > 1 and confirmation.speed_up is not None:
-        headline = f"{scale.gain.capitalize()} on fresh seeds: {describe_speed_up(arms[1], confirmation.speed_up)}"
+        headline = f"{scale.gain.capitalize()} on fresh seeds: {describe_ratio(confirmation.speed_up)}"
     axes = figure.add_subplot()
     reached_mark = Mark(colour=INK, marker="o", hollow=False, size=5)
     bound_mark = Mark(colour=INK, marker=with_arrow(CIRCLE, angle="right"), hollow=True, size=16)
     for row, arm in enumerate(arms):
         _draw_arm_bar(axes, row, arm)
-        for index, (seconds, reached) in enumerate(arm.timed_runs):
-            offset = 0.11 * (index % 5 - 2) if len(arm.timed_runs) > 1 else 0.0
-            draw_mark(axes, seconds, row + offset, reached_mark if reached else bound_mark)
+        for index, (score, reached) in enumerate(arm.scored_runs):
+            offset = 0.11 * (index % 5 - 2) if len(arm.scored_runs) > 1 else 0.0
+            draw_mark(axes, score, row + offset, reached_mark if reached else bound_mark)
     axes.set_yticks(range(len(arms)), [_arm_label(arm) for arm in arms])
     axes.set_ylim(len(arms) - 0.45, -0.55)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    longest = max(seconds for arm in arms for seconds, _ in arm.timed_runs)
+    longest = max([axes.dataLim.x1, *(score for arm in arms for score, _ in arm.scored_runs)])
     axes.set_xlim(0, 1.1 * longest if longest > 0 else 1)
     axes.set_xlabel(scale.axis_label)
-    has_bound = any(not reached for arm in arms for _, reached in arm.timed_runs)
+    has_bound = any(not reached for arm in arms for _, reached in arm.scored_runs)
     note = "; an arrow marks a run that ended short of it" if has_bound else ""
-    return add_title(figure, headline, f"Each dot is a run to {target_label(target)}, bars are means{note}")
+    return add_title(figure, headline, f"Each dot is a run to {target_label(target)}, bars are what a success costs{note}")
 
 
-def _draw_arm_bar(axes: Axes, row: int, arm: ArmTimes) -> None:
-    mean = arm.mean_seconds
-    if mean is None:
+def _draw_arm_bar(axes: Axes, row: int, arm: ArmScores) -> None:
+    expected, spent = arm.expected_score, arm.mean_spent
+    if expected is None or spent is None:
         return
+    bar = expected if math.isfinite(expected) else spent
     colour = BASELINE_COLOUR if row == 0 else MARKS[Outcome.REACHED].colour if row == 1 else MARKS[Outcome.STOPPED].colour
-    axes.barh(row, mean, height=0.66, color=colour, alpha=0.35, linewidth=0)
-    axes.plot([mean, mean], [row - 0.33, row + 0.33], color=colour, linewidth=2.2, solid_capstyle="butt")
+    axes.barh(row, bar, height=0.66, color=colour, alpha=0.35, linewidth=0)
+    axes.plot([bar, bar], [row - 0.33, row + 0.33], color=colour, linewidth=2.2, solid_capstyle="butt")
 
 
-def _arm_label(arm: ArmTimes) -> str:
-    mean, num_runs = arm.mean_seconds, arm.num_runs
-    if mean is None:
+def _arm_label(arm: ArmScores) -> str:
+    expected = format_expected(arm)
+    if expected is None:
         return f"{shorten(arm.label)}\nno runs"
     if arm.all_reached:
-        return f"{shorten(arm.label)}\n{arm.scale.format(mean)}, n = {num_runs}"
-    return f"{shorten(arm.label)}\nat least {arm.scale.format(mean)}\n{arm.num_reached} of {num_runs} reached"
+        return f"{shorten(arm.label)}\n{expected}, n = {arm.num_runs}"
+    return f"{shorten(arm.label)}\n{expected}\n{arm.num_reached} of {arm.num_runs} reached"
 
 
 def _height(result: TrialResult, scores: Mapping[int, float], scale: Scale) -> float | None:

@@ -1,5 +1,6 @@
 """What more workers bring: time to target, seconds a step and efficiency over their number, as records, files and tables."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.comparison import Ratio, RunTime, ratio_of_means, ratio_of_times
+from autotune.comparison import Ratio, RunScore, expected_score, ratio_of_expected_scores, ratio_of_means
 from autotune.measurement import Outcome, Target
 from autotune.report.compared import ComparedSide, format_step
 from autotune.report.scale import format_seconds
@@ -43,10 +44,10 @@ class ScalingPoint:
     """What of that part is one worker's."""
 
     @property
-    def times(self) -> Mapping[int, RunTime]:
+    def times(self) -> Mapping[int, RunScore]:
         """Warm seconds to the target, or spent without reaching it, by round."""
         return {
-            number: RunTime(run.time_to_target_seconds or (run.last.warm_seconds if run.last else None), run.outcome is Outcome.REACHED)
+            number: RunScore(run.time_to_target_seconds or (run.last.warm_seconds if run.last else None), run.outcome is Outcome.REACHED)
             for number, run in self.side.runs.items()
         }
 
@@ -57,9 +58,9 @@ class ScalingPoint:
 
     @property
     def seconds(self) -> float | None:
-        """Mean warm seconds of the runs that reached the target."""
-        reached = [each.seconds for each in self.times.values() if each.reached and each.seconds is not None]
-        return fmean(reached) if reached else None
+        """Warm seconds that a success is expected to cost; None where no run reached the target."""
+        expected = expected_score(list(self.times.values()))
+        return expected if expected is not None and math.isfinite(expected) else None
 
     @property
     def device_seconds(self) -> float | None:
@@ -106,7 +107,7 @@ class Scaling:
         """Time to target of the fewest workers over a point's, by rounds."""
         base = self.of(point.mode)[0]
         rounds = sorted(base.times.keys() & point.times.keys())
-        return ratio_of_times([base.times[each] for each in rounds], [point.times[each] for each in rounds]) if rounds else None
+        return ratio_of_expected_scores([base.times[each] for each in rounds], [point.times[each] for each in rounds]) if rounds else None
 
     def efficiency(self, point: ScalingPoint) -> float | None:
         """Speed-up of the time to target over how many times as many workers it took."""

@@ -92,7 +92,7 @@ def _draw_lines(
 def _draw_runs(axes: Axes, scaling: Scaling) -> None:
     """Each run that reached the target, as a small point."""
     for mode, colour in _COLOURS.items():
-        spots = [(each.num_workers, run.seconds) for each in scaling.of(mode) for run in each.times.values() if run.reached and run.seconds]
+        spots = [(each.num_workers, run.score) for each in scaling.of(mode) for run in each.times.values() if run.reached and run.score]
         axes.scatter([x for x, _ in spots], [y for _, y in spots], s=14, color=colour, alpha=0.45, linewidths=0, zorder=2)
 
 

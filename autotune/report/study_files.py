@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.comparison import reach_rate_interval
 from autotune.measurement import TrialResult
-from autotune.report.arms import ArmTimes
+from autotune.report.arms import ArmScores
 from autotune.report.scale import SECONDS
 from autotune.space import SearchSpace
 
@@ -71,15 +72,20 @@ class TrialsTable:
         return [result.trial, *(measured.get(name) for name in _MEASURED), *values]
 
 
-def arm_json(times: ArmTimes) -> dict[str, Any]:
+def arm_json(arm: ArmScores) -> dict[str, Any]:
     """One configuration's repeated runs, for programs; scores stand for times where the objective is another one."""
-    scores, bounds = ("times_seconds", "lower_bounds_seconds") if times.scale.is_time else ("scores", "lower_bounds")
+    is_time = arm.scale.is_time
+    scores, bounds, expected = (
+        ("times_seconds", "lower_bounds_seconds", "expected_seconds") if is_time else ("scores", "lower_bounds", "expected_score")
+    )
     return {
-        "unit": times.scale.unit,
-        scores: [seconds for seconds, reached in times.timed_runs if reached],
-        "num_runs": times.num_runs,
-        "num_reached": times.num_reached,
-        bounds: [seconds for seconds, reached in times.timed_runs if not reached],
+        "unit": arm.scale.unit,
+        scores: [score for score, reached in arm.scored_runs if reached],
+        "num_runs": arm.num_runs,
+        "num_reached": arm.num_reached,
+        bounds: [score for score, reached in arm.scored_runs if not reached],
+        expected: arm.expected_score,
+        "reach_rate_interval": reach_rate_interval(arm.num_reached, arm.num_runs) if arm.runs else None,
     }
 
 

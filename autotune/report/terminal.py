@@ -21,7 +21,7 @@ from rich.text import Text
 
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes, describe_arm, describe_speed_up
+from autotune.report.arms import ArmScores, describe_arm, describe_ratio, describe_reached
 from autotune.report.scale import SECONDS, Scale, format_seconds
 
 REFRESHES_PER_SECOND = 2
@@ -194,12 +194,16 @@ class Summary:
     study: str
     experiment: str
     target: Target
-    baseline: ArmTimes
-    best: ArmTimes | None
-    """What is exported; the baseline again where nothing beat it, None where nothing was confirmed."""
-    best_overrides: Sequence[str]
+    baseline: ArmScores
+    chosen: ArmScores | None
+    """The candidate that won the race; None where there was none."""
+    chosen_overrides: Sequence[str]
+    is_exported: bool
+    """Whether it is what is exported, and not the baseline, which nothing beat."""
     speed_up: Ratio | None
-    """The baseline's score over the best's."""
+    """The baseline's expected score over the chosen one's."""
+    others: Sequence[tuple[ArmScores, str]]
+    """The candidates that left the race, each with why."""
     outcomes: Mapping[str, int]
     """How many trials ended in which way."""
     train_seconds_spent: float
@@ -208,6 +212,8 @@ class Summary:
     folder: str
     next_commands: Sequence[tuple[str, str]]
     """What each does, and the command as it is typed."""
+    advice: str | None = None
+    """What would make a better result likelier, where nothing beat the baseline."""
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -226,6 +232,8 @@ def print_summary(console: Console, summary: Summary) -> None:
     for name, value in rows:
         style = "bold green" if name == summary.baseline.scale.gain and _is_resolved_gain(summary) else ""
         lines.append(Text.assemble((f"  {name:<10}", "dim"), (printable(value), style)))
+    if summary.advice is not None:
+        lines.append(Text(f"\n{printable(summary.advice)}"))
     for purpose, command in summary.next_commands:
         lines += [Text(f"\n{printable(purpose)}:"), Text(f"  {command}", style="cyan")]
     for line in lines:
@@ -260,32 +268,35 @@ class _Running:
 
 
 def _verdict(summary: Summary) -> list[tuple[str, str]]:
-    """The rows that compare baseline and best."""
+    """The rows that compare baseline and the chosen candidate, then a row for every other candidate."""
     rows = [("baseline", describe_arm(summary.baseline))]
-    best, scale = summary.best, summary.baseline.scale
-    if best is None:
-        reached = summary.outcomes.get(Outcome.REACHED, 0)
-        why = f"not confirmed, so no {scale.gain} is claimed" if reached else "none: no trial reached the target"
-        return [*rows, ("best", why)]
-    if best.label == summary.baseline.label:
-        return [
-            *rows,
-            ("best", f"the baseline itself: no other configuration was confirmed to be {'faster' if scale.is_time else 'better'}"),
-        ]
-    rows.append(("best", f"{describe_arm(best)}, {best.label}"))
-    rows += [("" if index else "overrides", override) for index, override in enumerate(summary.best_overrides)]
-    num_runs = f"n = {summary.baseline.num_runs} and {best.num_runs}"
-    speed_up = summary.speed_up
-    rows.append((scale.gain, f"{describe_speed_up(best, speed_up)}, {num_runs}"))
+    chosen, scale, speed_up = summary.chosen, summary.baseline.scale, summary.speed_up
+    better = "faster" if scale.is_time else "better"
+    if chosen is None:
+        return [*rows, ("best", "the baseline: no other configuration reached the target in the search")]
+    if summary.is_exported:
+        rows.append(("best", f"{describe_arm(chosen)}, {chosen.label}"))
+    else:
+        rows += [("best", f"no configuration was shown to be {better} than the baseline")]
+        rows += [("closest", f"{describe_arm(chosen)}, {chosen.label}")]
+    rows += [("" if index else "overrides", override) for index, override in enumerate(summary.chosen_overrides)]
+    pairs = "" if speed_up is None else f", n = {'1 pair' if speed_up.num_pairs == 1 else f'{speed_up.num_pairs} pairs'}"
+    rows.append((scale.gain, f"{describe_ratio(speed_up)}{pairs}, {describe_reached(chosen)}"))
     if speed_up is not None and speed_up.low <= 1 <= speed_up.high:
-        rows.append(("", f"the interval includes 1: the gain is not resolved at {num_runs}"))
+        worse = "slower" if scale.is_time else "worse"
+        rows.append(("", f"the interval includes 1: not shown to be {better} than the baseline, nor {worse}"))
     if speed_up is not None and speed_up.high < 1:
         rows.append(("", "slower than the baseline" if scale.is_time else "worse than the baseline"))
+    rows += [("" if index else "others", f"{arm.label}: {_other(arm)}, {why}") for index, (arm, why) in enumerate(summary.others)]
     return rows
 
 
+def _other(arm: ArmScores) -> str:
+    return describe_arm(arm) if arm.runs else "no runs"
+
+
 def _is_resolved_gain(summary: Summary) -> bool:
-    return summary.best is not None and summary.best.all_reached and summary.speed_up is not None and summary.speed_up.low > 1
+    return summary.is_exported and summary.speed_up is not None and summary.speed_up.low > 1
 
 
 def _outcome_line(outcomes: Mapping[Outcome, int], num_paused: int) -> Text:

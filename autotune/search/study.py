@@ -26,6 +26,7 @@ from autotune.search.seeds import derived_seed
 JOURNAL = "study.log"
 _DEFINITION = "autotune:definition"
 _CONFIRMED = "autotune:confirmed:"
+_RACE = "autotune:race"
 
 
 Study = optuna.Study
@@ -120,18 +121,29 @@ def study_definition(study: Study) -> dict[str, Any]:
 
 
 def store_confirmation(study: Study, arm: int, index: int, result: TrialResult) -> None:
-    """Keep the result of one confirmation run: ``arm`` is the trial number, ``index`` counts its seeds from zero."""
+    """Keep the result of one confirmation run: ``arm`` is the trial number, ``index`` that of the round, from zero."""
     study.set_user_attr(f"{_CONFIRMED}{arm}:{index}", result.as_dict())
 
 
 def confirmations(study: Study) -> dict[tuple[int, int], TrialResult]:
-    """All confirmation runs of a study, by arm and index of seed."""
+    """All confirmation runs of a study, by arm and number of the round."""
     found: dict[tuple[int, int], TrialResult] = {}
     for key, value in study.user_attrs.items():
         if key.startswith(_CONFIRMED):
             arm, index = key.removeprefix(_CONFIRMED).split(":")
             found[int(arm), int(index)] = TrialResult.from_dict(value)
     return found
+
+
+def store_race(study: Study, race: Mapping[str, Any]) -> None:
+    """Keep how the latest confirmation was planned, as plain data: another process goes on with that one."""
+    study.set_user_attr(_RACE, race)
+
+
+def stored_race(study: Study) -> Mapping[str, Any] | None:
+    """What ``store_race`` kept; None where nothing was."""
+    race: Mapping[str, Any] | None = study.user_attrs.get(_RACE)
+    return race
 
 
 def _first_difference(known: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

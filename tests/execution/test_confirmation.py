@@ -1,17 +1,15 @@
-"""Confirming: which configurations run again, in which order, and which of them wins by how much."""
+"""Confirming: which configurations race, how a race is kept, and what its runs say of baseline and winner."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from autotune.comparison import Claim, RunTime
-from autotune.execution.confirmation import Arm, choose_arms, conclude, confirmation_order, confirmation_seed, missing_runs
+from autotune.comparison import Claim, RunScore
+from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, confirmation_seed, plan_race, run_score
 from autotune.measurement import Evaluation, Outcome, TrialResult
-from autotune.objective import AmortisedTime
+from autotune.objective import AmortisedTime, Objective
+from autotune.race import RaceLimits
 from autotune.space import Suggestion
 
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -36,131 +34,144 @@ def make_result(trial: int, seconds: float | None, *, reached: bool = True, lr: 
     )
 
 
-def make_arms(number: int) -> tuple[Arm, ...]:
-    return tuple(Arm(trial=trial, label=f"trial {trial}" if trial else "baseline", suggestion=BASELINE) for trial in range(number))
+def planned(
+    times: Mapping[int, float], *, rates: Mapping[int, float] | None = None, num_candidates: int = 8, first_round: int = 0
+) -> PlannedRace:
+    """A race of trials that reached the target after so many seconds, each a configuration of its own; trial 0 is the baseline."""
+    rates = rates or {trial: 0.1 * (trial + 1) for trial in times}
+    return plan_race(
+        baseline_trial=0,
+        baseline=BASELINE,
+        results={trial: make_result(trial, seconds, lr=rates[trial]) for trial, seconds in times.items()},
+        expected_scores=times,
+        objective=OBJECTIVE,
+        num_candidates=num_candidates,
+        first_round=first_round,
+    )
 
 
-def runs_of(times: Mapping[int, Sequence[float | None]], missed: Sequence[tuple[int, int]] = ()) -> dict[tuple[int, int], TrialResult]:
-    """Runs by arm and index: seconds, None for one that crashed; those in ``missed`` fell short of the target."""
-    return {
-        (trial, index): make_result(trial, each, reached=each is not None and (trial, index) not in missed)
-        for trial, row in times.items()
-        for index, each in enumerate(row)
+def concluded(
+    baseline: Sequence[float | None],
+    winner: Sequence[float | None],
+    *,
+    missed: Sequence[tuple[int, int]] = (),
+    objective: Objective = OBJECTIVE,
+    min_reach_rate: float = 0.0,
+) -> Confirmation:
+    """A race of one candidate: seconds of each pair's runs, None for one that crashed; those in ``missed`` fell short of the target."""
+    runs = {
+        (trial, number): make_result(trial, each, reached=each is not None and (trial, number) not in missed)
+        for trial, row in enumerate((baseline, winner))
+        for number, each in enumerate(row)
     }
+    limits = RaceLimits(max_runs=40, num_pairs=max(len(baseline), len(winner)), min_reach_rate=min_reach_rate)
+    return conclude(planned({0: 2.0, 1: 1.0}), runs, limits, objective)
 
 
 def test_the_baseline_comes_first_and_each_configuration_once() -> None:
-    rates = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4}
-    results = {number: make_result(number, 1.0, lr=rate) for number, rate in rates.items()}
-    arms = choose_arms(0, BASELINE, results, {0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0}, num_candidates=2)
-    assert [(arm.trial, arm.label) for arm in arms] == [(0, "baseline"), (3, "trial 3"), (2, "trial 2")]
+    race = planned({0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0}, rates={0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4}, num_candidates=2)
+    assert [(arm.trial, arm.label) for arm in race.arms] == [(0, "baseline"), (3, "trial 3"), (2, "trial 2")]
+    assert [arm.entrant.expected_score for arm in race.arms] == [5.0, 1.0, 3.0]
+    assert race.train_seconds == 15.0
 
 
 def test_a_trial_of_the_baselines_configuration_is_no_candidate() -> None:
-    results = {0: make_result(0, 2.0), 1: make_result(1, 1.0)}
-    assert [arm.trial for arm in choose_arms(0, BASELINE, results, {0: 2.0, 1: 1.0}, num_candidates=3)] == [0]
+    assert [arm.trial for arm in planned({0: 2.0, 1: 1.0}, rates={0: 0.1, 1: 0.1}).arms] == [0]
 
 
-@given(num_arms=st.integers(1, 5), num_seeds=st.integers(1, 6))
-def test_arms_take_turns_and_each_round_begins_with_another(num_arms: int, num_seeds: int) -> None:
-    arms = make_arms(num_arms)
-    order = confirmation_order(arms, num_seeds)
-    rounds = [order[start : start + num_arms] for start in range(0, len(order), num_arms)]
-    for index, each in enumerate(rounds):
-        assert [seed for _, seed in each] == [index] * num_arms
-        assert {arm.trial for arm, _ in each} == set(range(num_arms))
-        assert each[0][0].trial == index % num_arms
+def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> None:
+    race = plan_race(
+        baseline_trial=0, baseline=BASELINE, results={0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)},
+        expected_scores={1: 2.0}, objective=OBJECTIVE, num_candidates=8, first_round=0,
+    )  # fmt: skip
+    assert (race.arms[0].entrant.expected_score, race.arms[0].entrant.least_score) == (math.inf, 7.0)
 
 
-def test_only_runs_that_are_not_known_are_made() -> None:
-    arms = make_arms(2)
-    assert [(arm.trial, index) for arm, index in missing_runs(arms, 2, runs_of({0: [1.0], 1: [1.0, 1.0]}))] == [(0, 1)]
+def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
+    race = planned({0: 5.0, 1: 2.0, 2: 3.0}, first_round=7)
+    results = {trial: make_result(trial, 1.0, lr=0.1 * (trial + 1)) for trial in range(3)}
+    assert PlannedRace.from_dict(race.as_dict(), BASELINE, results) == race
+
+
+def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
+    race = planned({0: 5.0, 1: 1.0}, first_round=4)
+    old = {(trial, number): make_result(trial, 1.0) for trial in (0, 1) for number in range(4)}
+    limits = RaceLimits(max_runs=40, num_pairs=2)
+    assert race.standing(old, limits, OBJECTIVE).pending == race.standing({}, limits, OBJECTIVE).pending
+    new = {(trial, number): make_result(trial, [4.0, 2.0][trial]) for trial in (0, 1) for number in (4, 5)}
+    confirmed = conclude(race, {**old, **new}, limits, OBJECTIVE)
+    assert confirmed.speed_up is not None
+    assert (confirmed.speed_up.ratio, len(confirmed.runs)) == (2.0, 4)
 
 
 def test_all_arms_of_a_round_share_a_seed_of_their_own() -> None:
-    assert len({confirmation_seed(0, index) for index in range(20)} | {confirmation_seed(1, index) for index in range(20)}) == 40
+    assert len({confirmation_seed(0, number) for number in range(20)} | {confirmation_seed(1, number) for number in range(20)}) == 40
 
 
-def test_the_fastest_mean_wins() -> None:
-    confirmed = conclude(make_arms(3), runs_of({0: [4.0, 6.0], 1: [2.0, 3.0], 2: [1.0, 5.0]}), OBJECTIVE)
-    assert confirmed.best is not None
-    assert confirmed.best.trial == 1
+def test_the_winner_is_exported_with_the_ratio_of_expected_scores() -> None:
+    confirmed = concluded([4.0, 6.0], [2.0, 3.0])
+    assert confirmed.best is confirmed.chosen is confirmed.arms[1]
     assert confirmed.speed_up is not None
     assert confirmed.speed_up.ratio == pytest.approx(2.0)
 
 
-def test_reaching_the_target_more_often_comes_before_speed() -> None:
-    confirmed = conclude(make_arms(2), runs_of({0: [9.0, 9.0], 1: [1.0, 1.0]}, missed=[(1, 1)]), OBJECTIVE)
-    assert confirmed.best is not None
-    assert confirmed.best.trial == 0
-
-
-def test_the_baseline_can_win() -> None:
-    confirmed = conclude(make_arms(2), runs_of({0: [1.0, 2.0], 1: [3.0, 3.0]}), OBJECTIVE)
-    assert confirmed.best is not None
-    assert confirmed.best.label == "baseline"
+def test_a_miss_is_charged_and_not_forbidden() -> None:
+    confirmed = concluded([9.0, 9.0, 9.0], [1.0, 1.0, 1.0], missed=[(1, 1)])
+    assert confirmed.best is confirmed.chosen
     assert confirmed.speed_up is not None
-    assert confirmed.speed_up.ratio == 1.0
+    assert (confirmed.speed_up.ratio, confirmed.speed_up.claim) == (pytest.approx(6.0), Claim.MEASURED)
+
+
+def test_a_winner_that_reaches_too_rarely_is_not_exported_where_that_is_asked_for() -> None:
+    confirmed = concluded([9.0, 9.0, 9.0], [1.0, 1.0, 1.0], missed=[(1, 1)], min_reach_rate=0.9)
+    assert confirmed.is_baseline_best
+    assert "confirm.min_reach_rate is 0.9" in confirmed.reasons[1]
+
+
+def test_the_baseline_can_be_better_and_the_ratio_is_still_told() -> None:
+    confirmed = concluded([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0])
+    assert confirmed.is_baseline_best
+    assert confirmed.chosen is confirmed.arms[1]
+    assert confirmed.speed_up is not None
+    assert confirmed.speed_up.ratio == pytest.approx(1 / 3)
 
 
 def test_nothing_is_best_where_nothing_reached() -> None:
-    confirmed = conclude(make_arms(2), runs_of({0: [1.0], 1: [2.0]}, missed=[(0, 0), (1, 0)]), OBJECTIVE)
+    confirmed = concluded([1.0], [2.0], missed=[(0, 0), (1, 0)])
     assert (confirmed.best, confirmed.speed_up) == (None, None)
 
 
-def test_a_baseline_that_fell_short_gives_a_lower_bound() -> None:
-    confirmed = conclude(make_arms(2), runs_of({0: [8.0, 8.0], 1: [2.0, 2.0]}, missed=[(0, 0), (0, 1)]), OBJECTIVE)
+def test_a_baseline_that_never_reached_gives_a_lower_bound() -> None:
+    confirmed = concluded([8.0, 8.0], [2.0, 2.0], missed=[(0, 0), (0, 1)])
+    assert confirmed.best is confirmed.chosen
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.ratio, confirmed.speed_up.claim, confirmed.speed_up.high) == (4.0, Claim.AT_LEAST, math.inf)
-    assert not confirmed.times[0].all_reached
 
 
-def test_nothing_is_claimed_for_a_best_that_fell_short_once() -> None:
-    confirmed = conclude(make_arms(2), runs_of({0: [8.0, 8.0], 1: [2.0, 2.0]}, missed=[(0, 0), (0, 1), (1, 1)]), OBJECTIVE)
-    assert confirmed.best is not None
-    assert confirmed.best.trial == 1
-    assert confirmed.speed_up is None
+def test_a_run_that_crashed_is_a_miss_and_never_left_out() -> None:
+    confirmed = concluded([None, 3.0], [2.0, 2.0])
+    assert confirmed.scores[0].num_runs == 2
+    assert confirmed.speed_up is not None
+    assert (confirmed.speed_up.ratio, confirmed.speed_up.num_pairs) == (3.0, 2)
+    assert concluded([None, None], [2.0, 2.0]).speed_up is None
 
 
-@pytest.mark.parametrize("crashed", [[None, None], [None, 3.0]])
-def test_a_run_that_crashed_counts_as_a_run_without_a_time(crashed: list[float | None]) -> None:
-    confirmed = conclude(make_arms(2), runs_of({0: crashed, 1: [2.0, 2.0]}), OBJECTIVE)
-    assert confirmed.best is not None
-    assert confirmed.best.trial == 1
-    assert confirmed.times[0].num_runs == 2
-    assert not confirmed.times[0].all_reached
-    assert (confirmed.speed_up is None) == (crashed == [None, None])
-    assert confirmed.speed_up is None or confirmed.speed_up.claim is Claim.WHERE_BOTH_REACHED
-
-
-def test_an_objective_without_a_bound_gives_no_time_to_what_fell_short() -> None:
+def test_an_objective_without_a_bound_gives_no_score_to_what_fell_short() -> None:
     class Only:
         def score(self, result: TrialResult) -> float:
             return OBJECTIVE.score(result)
 
-    confirmed = conclude(make_arms(2), runs_of({0: [8.0], 1: [2.0]}, missed=[(0, 0)]), Only())
-    assert confirmed.times[0].runs == [RunTime(None, reached=False)]
-    assert confirmed.times[0].mean_seconds is None
-    assert confirmed.speed_up is None
+    assert run_score(make_result(0, 8.0, reached=False), Only()) == RunScore(None, reached=False)
+    assert concluded([8.0], [2.0], missed=[(0, 0)], objective=Only()).speed_up is None
 
 
 def test_arms_are_compared_round_by_round() -> None:
-    drifting = {0: [2.0, 20.0, 200.0], 1: [1.0, 10.0, 100.0]}
-    confirmed = conclude(make_arms(2), runs_of(drifting), OBJECTIVE)
+    confirmed = concluded([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.low, confirmed.speed_up.high) == (pytest.approx(2.0), pytest.approx(2.0)), "a machine's drift is in both"
 
 
-def test_a_round_that_an_arm_lacks_is_left_out() -> None:
-    runs = runs_of({0: [4.0, 6.0, 5.0], 1: [2.0, 3.0, 1.0]})
-    del runs[0, 2]
-    confirmed = conclude(make_arms(2), runs, OBJECTIVE)
+def test_an_interrupted_race_is_told_as_far_as_it_came() -> None:
+    confirmed = concluded([4.0, 6.0, 5.0], [2.0, 3.0])
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.ratio, confirmed.speed_up.num_pairs) == (2.0, 2)
-
-
-def test_confirmation_leaves_its_runs_as_they_are() -> None:
-    runs = runs_of({0: [1.0], 1: [2.0]})
-    before = {key: replace(run) for key, run in runs.items()}
-    conclude(make_arms(2), runs, OBJECTIVE)
-    assert runs == before

@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "[8,16], [16,32], [32,64]" in lines["model.widths"]
     assert lines["baseline"].split()[1:4] == ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
     assert "60 trials, 60 s" in lines["budget"]
-    assert "best 2 and the baseline on 8 fresh seeds" in lines["budget"]
+    assert "a race of the best 8, and its winner against the baseline: at most 40 runs" in lines["budget"]
     assert "1 CPU and" in lines["resources"]
     assert not list(tmp_path.iterdir())
 
@@ -58,7 +58,7 @@ def test_a_range_on_the_command_line_replaces_the_experiments_own() -> None:
     lines = describe_plan(make_plan("optimizer.lr=interval(0.2,0.4)", "confirm=none"))
     assert [line.split(maxsplit=1)[1] for line in lines if "optimizer.lr" in line and "baseline" not in line] == ["0.2 to 0.4"]
     assert any("baseline" in line and "outside the space" in line for line in lines)
-    assert any("then nothing to confirm" in line for line in lines)
+    assert any("to confirm, nothing" in line for line in lines)
 
 
 def test_a_range_from_zero_is_described() -> None:

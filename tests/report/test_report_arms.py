@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from autotune.comparison import Claim, Ratio, RunTime
-from autotune.report.arms import ArmTimes, describe_arm, describe_ratio, describe_speed_up
+from autotune.comparison import Claim, Ratio, RunScore
+from autotune.report.arms import ArmScores, describe_arm, describe_ratio, describe_reached
 from autotune.report.scale import format_seconds
 
 
-def arm(*runs: tuple[float | None, bool]) -> ArmTimes:
-    return ArmTimes(label="trial 7", runs=[RunTime(*run) for run in runs])
+def arm(*runs: tuple[float | None, bool]) -> ArmScores:
+    return ArmScores(label="trial 7", runs=[RunScore(*run) for run in runs])
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,6 @@ def arm(*runs: tuple[float | None, bool]) -> ArmTimes:
         (Ratio(ratio=2.0, low=0.0, high=math.inf, num_pairs=1), "2.00x (one pair, no interval)"),
         (Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=3, claim=Claim.AT_LEAST), "at least 3.10x (interval from 2.90x)"),
         (Ratio(ratio=0.5, low=0.0, high=0.6, num_pairs=3, claim=Claim.AT_MOST), "at most 0.50x (interval to 0.60x)"),
-        (
-            Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=7, claim=Claim.WHERE_BOTH_REACHED),
-            "2.00x (interval 1.80x to 2.20x) over the 7 pairs in which both reached the target",
-        ),
         (None, "not measured"),
     ],
 )
@@ -31,20 +27,23 @@ def test_a_ratio_is_told_with_its_interval_and_for_no_more_than_it_claims(ratio:
     assert describe_ratio(ratio) == words
 
 
-def test_a_best_that_missed_the_target_claims_nothing() -> None:
-    assert "1 of 2 runs of trial 7" in describe_speed_up(arm((5.0, True), (5.0, False)), None)
-    assert describe_speed_up(arm((5.0, True)), None) == "not measured"
-
-
-def test_an_arm_with_a_missed_run_is_a_lower_bound() -> None:
-    assert describe_arm(arm((10.0, True), (60.0, False))) == "at least 35.0 s (mean of 2 runs, 1 reached the target)"
+def test_misses_are_told_beside_what_a_success_costs() -> None:
+    assert describe_arm(arm((10.0, True), (60.0, False))) == "70.0 s (reached in 1 of 2 runs: in 1% to 99% of all)"
+    assert describe_arm(arm((60.0, False), (70.0, False))) == "at least 65.0 s (reached in 0 of 2 runs: in 0% to 84% of all)"
+    assert describe_reached(arm((10.0, True))) == "reached in 1 of 1 runs"
     assert describe_arm(arm((10.0, True), (12.0, True))) == "11.0 s (mean of 2 runs)"
     assert describe_arm(arm()) == "no confirmation runs"
 
 
 def test_a_run_without_a_time_is_a_run_that_did_not_reach() -> None:
     crashed = arm((None, False), (3.0, True))
-    assert (crashed.num_runs, crashed.num_reached, crashed.all_reached, crashed.mean_seconds) == (2, 1, False, 3.0)
+    assert (crashed.num_runs, crashed.num_reached, crashed.all_reached, crashed.mean_spent, crashed.expected_score) == (
+        2,
+        1,
+        False,
+        3.0,
+        6.0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from autotune.comparison import RunTime
+from autotune.comparison import RunScore
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.report.compared import ComparedSide, Comparison, verdict
 from autotune.report.comparison_figures import draw_comparison, draw_comparison_curves, write_comparison_figures
@@ -71,8 +71,8 @@ def side(
         overrides=overrides,
         config={"batch_size": batch_size},
         runs=dict(enumerate(runs)),
-        times={
-            pair: RunTime(each.last.warm_seconds if each.last else None, reached=each.outcome is Outcome.REACHED)
+        scores={
+            pair: RunScore(each.last.warm_seconds if each.last else None, reached=each.outcome is Outcome.REACHED)
             for pair, each in enumerate(runs)
         },
     )
@@ -92,6 +92,7 @@ COMPARISONS: Mapping[str, Comparison] = {
     "plain": PLAIN,
     "ten pairs": compared(times(*np.linspace(4, 6, 10)), times(*np.linspace(2, 4, 10))),
     "a fell short": compared(times(4.0, 6.0, missed=[0]), times(2.0, 3.0)),
+    "a never reached": compared(times(4.0, 6.0, missed=[0, 1]), times(2.0, 3.0)),
     "b never reached": compared(times(4.0, 6.0), times(2.0, 3.0, missed=[0, 1])),
     "both fell short": compared(times(4.0, 6.0, 5.0, missed=[0]), times(2.0, 3.0, 2.0, missed=[1])),
     "neither reached": compared(times(4.0, 6.0, missed=[0, 1]), times(2.0, 3.0, missed=[0, 1])),
@@ -159,11 +160,12 @@ def test_the_figures_show_every_run_and_both_ratios(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("plain", "b reaches the target 2.00x as fast as a (interval 2.00x to 2.00x, n = 3 pairs)"),
-        ("a fell short", "b reaches the target at least 2.00x as fast as a (interval from"),
+        ("a fell short", "b reaches the target 4.00x as fast as a (interval "),
+        ("a never reached", "side a never reached the target; a / b is at least 2.00x (interval from"),
         ("b never reached", "side b never reached the target; a / b is at most 2.00x (interval to"),
-        ("both fell short", "b reaches the target 2.50x as fast as a (one pair, no interval, n = 1 pair in which both reached it)"),
+        ("both fell short", "b reaches the target 2.14x as fast as a (interval "),
         ("neither reached", "neither side ever reached the target"),
-        ("a crash", "b reaches the target 2.00x as fast as a (one pair, no interval, n = 1 pair in which both reached it)"),
+        ("a crash", "b reaches the target 4.00x as fast as a (interval "),
         ("all crashed", "neither side ever reached the target"),
         ("no run", "nothing to compare: no pair of runs ended"),
         ("one run", "nothing to compare: no pair of runs ended"),
@@ -202,7 +204,8 @@ def test_what_a_reader_must_know_stands_below_the_table() -> None:
     sides = (PLAIN.sides[0], replace(PLAIN.sides[1], config={"batch_size": 128}))
     assert "  a step of a is 64 samples, one of b 128" in printed(replace(PLAIN, sides=sides))
     both = printed(COMPARISONS["both fell short"])
-    assert any("at least 5.00 s" in line and "2.50x (one pair, no interval), 1 of 3 pairs" in line for line in both)
+    assert any("7.50 s" in line and "2.14x (interval " in line for line in both)
+    assert "  in the 1 pair in which both reached the target, a / b is 2.50x; above it counts the misses" in both
 
 
 def test_step_time_is_told_of_runs_that_fell_short_too() -> None:
@@ -242,7 +245,7 @@ def test_a_terminal_shows_the_run_under_way(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> None:
-    write_comparison(tmp_path, COMPARISONS["a fell short"], {"device": "a machine"})
+    write_comparison(tmp_path, COMPARISONS["a never reached"], {"device": "a machine"})
     found = json.loads((tmp_path / "compare.json").read_text())
     assert (found["device"], found["num_pairs"], found["is_complete"]) == ("a machine", 2, True)
     assert found["a_over_b"]["time_to_target"] == {
@@ -252,7 +255,8 @@ def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> Non
         "num_pairs": 2,
         "claim": "at least",
     }
-    assert (found["a"]["times_seconds"], found["a"]["lower_bounds_seconds"], found["a"]["num_reached"]) == ([6.0], [4.0], 1)
+    assert (found["a"]["times_seconds"], found["a"]["lower_bounds_seconds"], found["a"]["num_reached"]) == ([], [4.0, 6.0], 0)
+    assert (found["a"]["expected_seconds"], found["b"]["expected_seconds"]) == (None, 2.5)
     assert [(each["side"], each["pair"]) for each in found["runs"]] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert len(found["runs"][0]["evaluations"]) == 2
     with (tmp_path / "runs.csv").open(newline="") as file:
@@ -260,6 +264,6 @@ def test_files_hold_every_run_in_the_order_they_were_made(tmp_path: Path) -> Non
     assert [(row["side"], row["outcome"], row["score"], row["step_seconds"]) for row in rows] == [
         ("a", "MISSED", "", "0.04"),
         ("b", "REACHED", "2.0", "0.02"),
-        ("a", "REACHED", "6.0", "0.06"),
+        ("a", "MISSED", "", "0.06"),
         ("b", "REACHED", "3.0", "0.03"),
     ]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from autotune.comparison import Ratio, RunTime
+from autotune.comparison import Ratio, RunScore
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes, ConfirmationFigures
+from autotune.report.arms import ArmScores, ConfirmationFigures
 from autotune.report.drawing import STYLE
 from autotune.report.figures import (
     draw_best_over_search,
@@ -90,19 +90,19 @@ STUDIES: Mapping[str, tuple[list[TrialResult], Target]] = {
 CONFIRMATIONS = {
     "plain": ConfirmationFigures(
         arms=[
-            ArmTimes(label="baseline", runs=[RunTime(20.0, reached=True), RunTime(21.0, reached=True)]),
-            ArmTimes(label="trial 17 (exported)", runs=[RunTime(10.0, reached=True), RunTime(9.0, reached=True)]),
+            ArmScores(label="baseline", runs=[RunScore(20.0, reached=True), RunScore(21.0, reached=True)]),
+            ArmScores(label="trial 17 (exported)", runs=[RunScore(10.0, reached=True), RunScore(9.0, reached=True)]),
         ],
         speed_up=Ratio(ratio=2.1, low=1.9, high=2.3, num_pairs=2),
     ),
     "nothing reached": ConfirmationFigures(
         arms=[
-            ArmTimes(label="baseline", runs=[RunTime(60.0, reached=False)]),
-            ArmTimes(label="a trial of a very long name " * 4, runs=[RunTime(60.0, reached=False), RunTime(None, reached=False)]),
+            ArmScores(label="baseline", runs=[RunScore(60.0, reached=False)]),
+            ArmScores(label="a trial of a very long name " * 4, runs=[RunScore(60.0, reached=False), RunScore(None, reached=False)]),
         ],
         speed_up=Ratio(ratio=1.0, low=0.0, high=math.inf, num_pairs=1),
     ),
-    "only the baseline": ConfirmationFigures(arms=[ArmTimes(label="baseline", runs=[RunTime(0.0, reached=True)])], speed_up=None),
+    "only the baseline": ConfirmationFigures(arms=[ArmScores(label="baseline", runs=[RunScore(0.0, reached=True)])], speed_up=None),
     "no run": ConfirmationFigures(arms=[], speed_up=None),
 }
 

@@ -10,9 +10,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from autotune.comparison import Claim, Ratio, RunTime
+from autotune.comparison import Claim, Ratio, RunScore
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
-from autotune.report.arms import ArmTimes
+from autotune.report.arms import ArmScores
 from autotune.report.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
@@ -34,10 +34,12 @@ SUMMARY = Summary(
     study="cnn-1",
     experiment="cnn",
     target=TARGET,
-    baseline=ArmTimes(label="baseline", runs=[RunTime(20.0, reached=True), RunTime(22.0, reached=True)]),
-    best=ArmTimes(label="trial 7", runs=[RunTime(10.0, reached=True), RunTime(11.0, reached=True)]),
-    best_overrides=["optimizer=sgd", "model.widths=[64,128]"],
+    baseline=ArmScores(label="baseline", runs=[RunScore(20.0, reached=True), RunScore(22.0, reached=True)]),
+    chosen=ArmScores(label="trial 7", runs=[RunScore(10.0, reached=True), RunScore(11.0, reached=True)]),
+    chosen_overrides=["optimizer=sgd", "model.widths=[64,128]"],
+    is_exported=True,
     speed_up=Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=2),
+    others=[(ArmScores(label="trial 9", runs=[RunScore(14.0, reached=True)]), "left after round 1: in the slower half")],
     outcomes={"REACHED": 12, "CAPPED": 22, "MISSED": 0},
     train_seconds_spent=500.0,
     wall_seconds=800.0,
@@ -136,7 +138,7 @@ def test_a_resumed_study_keeps_its_best() -> None:
 
 def test_the_summary_compares_and_says_what_to_type_next() -> None:
     lines = plain_lines(SUMMARY)
-    assert "  speed-up  2.00x (interval 1.80x to 2.20x), n = 2 and 2" in lines
+    assert "  speed-up  2.00x (interval 1.80x to 2.20x), n = 2 pairs, reached in 2 of 2 runs" in lines
     assert "            model.widths=[64,128]" in lines
     assert "  trials    REACHED 12, CAPPED 22" in lines
     assert "  " + SUMMARY.next_commands[0][1] in lines, "a command stays on one line"
@@ -152,11 +154,16 @@ def test_a_command_is_not_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"speed_up": Ratio(ratio=1.1, low=0.9, high=1.3, num_pairs=2)}, "the gain is not resolved at n = 2 and 2"),
-        ({"best": replace(SUMMARY.baseline)}, "best      the baseline itself"),
-        ({"best": None, "outcomes": {"CAPPED": 3}}, "no trial reached the target"),
+        (
+            {"speed_up": Ratio(ratio=1.1, low=0.9, high=1.3, num_pairs=2)},
+            "the interval includes 1: not shown to be faster than the baseline, nor slower",
+        ),
+        ({}, "others    trial 9: 14.0 s (1 run), left after round 1: in the slower half"),
+        ({"is_exported": False}, "best      no configuration was shown to be faster than the baseline"),
+        ({"is_exported": False}, "closest   10.5 s (mean of 2 runs), trial 7"),
         ({"speed_up": Ratio(ratio=0.8, low=0.7, high=0.9, num_pairs=2)}, "slower than the baseline"),
-        ({"best": None}, "not confirmed, so no speed-up is claimed"),
+        ({"chosen": None}, "the baseline: no other configuration reached the target in the search"),
+        ({"is_exported": False, "advice": "To find a faster one: more trials"}, "To find a faster one: more trials"),
         ({"speed_up": Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=2, claim=Claim.AT_LEAST)}, "at least 3.10x"),
         ({"speed_up": None}, "speed-up  not measured"),
     ],

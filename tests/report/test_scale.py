@@ -5,10 +5,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from autotune.comparison import Ratio, RunTime
+from autotune.comparison import Ratio, RunScore
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds
-from autotune.report.arms import ArmTimes, describe_arm
+from autotune.report.arms import ArmScores, describe_arm
 from autotune.report.scale import SECONDS, Scale, scale_of
 from autotune.report.study_files import arm_json
 from autotune.report.terminal import StudyDisplay, Summary, print_summary
@@ -59,9 +59,11 @@ def test_a_trial_that_fell_short_is_told_at_what_it_spent_in_the_same_unit() -> 
 
 def test_axes_and_files_name_quantity_and_unit() -> None:
     assert [each.axis_label for each in (SECONDS, MONEY, scale_of(FinalLoss()))] == ["Time to target (s)", "Cost to target (EUR)", "Score"]
-    arm = ArmTimes(label="a", runs=[RunTime(0.5, reached=True), RunTime(0.75, reached=False)], scale=MONEY)
-    assert arm_json(arm) == {"unit": "EUR", "scores": [0.5], "lower_bounds": [0.75], "num_runs": 2, "num_reached": 1}
-    assert describe_arm(arm) == "at least 0.625 EUR (mean of 2 runs, 1 reached the target)"
+    arm = ArmScores(label="a", runs=[RunScore(0.5, reached=True), RunScore(0.75, reached=False)], scale=MONEY)
+    found = arm_json(arm)
+    assert found.pop("reach_rate_interval") == pytest.approx((0.0126, 0.9874), abs=1e-4)
+    assert found == {"unit": "EUR", "scores": [0.5], "lower_bounds": [0.75], "num_runs": 2, "num_reached": 1, "expected_score": 1.25}
+    assert describe_arm(arm) == "1.25 EUR (reached in 1 of 2 runs: in 1% to 99% of all)"
 
 
 def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
@@ -71,12 +73,13 @@ def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
         shown.trial_finished(ended(Outcome.REACHED), 0.02)
         shown.trial_finished(ended(Outcome.CAPPED), None)
     arms = [
-        ArmTimes(label=label, runs=[RunTime(cost, reached=True)], scale=MONEY) for label, cost in (("baseline", 0.04), ("trial 1", 0.02))
+        ArmScores(label=label, runs=[RunScore(cost, reached=True)], scale=MONEY) for label, cost in (("baseline", 0.04), ("trial 1", 0.02))
     ]
     print_summary(
         console,
         Summary(
-            study="s", experiment="cnn", target=TARGET, baseline=arms[0], best=arms[1], best_overrides=[], outcomes={},
+            study="s", experiment="cnn", target=TARGET, baseline=arms[0], chosen=arms[1], chosen_overrides=[],
+            is_exported=True, others=[], outcomes={},
             speed_up=Ratio(ratio=2.0, low=1.8, high=2.2, num_pairs=1), train_seconds_spent=20.0, wall_seconds=30.0,
             folder="f", next_commands=(),
         ),
@@ -88,5 +91,5 @@ def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
     ]
     assert "  objective cost to target (EUR)" in lines
     assert "  baseline  0.04 EUR (1 run)" in lines
-    assert "  gain      2.00x (interval 1.80x to 2.20x), n = 1 and 1" in lines
+    assert "  gain      2.00x (interval 1.80x to 2.20x), n = 1 pair, reached in 1 of 1 runs" in lines
     assert "speed-up" not in file.getvalue()

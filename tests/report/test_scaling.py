@@ -39,7 +39,7 @@ def run(seconds: float, *, steps: int = 100, reached: bool = True) -> TrialResul
 
 
 def side(*runs: TrialResult) -> ComparedSide:
-    return ComparedSide(name="x", overrides=(), config={}, runs=dict(enumerate(runs)), times={})
+    return ComparedSide(name="x", overrides=(), config={}, runs=dict(enumerate(runs)), scores={})
 
 
 def point(
@@ -94,13 +94,13 @@ def test_computing_is_what_one_workers_part_takes_by_itself() -> None:
     assert point(Mode.STRONG, 4, 64, FOUR, None).computation_share is None
 
 
-def test_a_run_that_falls_short_is_a_bound_and_no_time() -> None:
+def test_a_run_that_falls_short_is_in_what_a_success_costs() -> None:
     found = scaling(STRONG[0], point(Mode.STRONG, 2, 64, side(run(4.0), run(20.0, reached=False)), None))
     assert found.points[1].num_reached == 1
-    assert found.points[1].seconds == 4.0
+    assert found.points[1].seconds == 24.0
     speed_up = found.speed_up(found.points[1])
     assert speed_up is not None
-    assert speed_up.claim == "at most"
+    assert speed_up.claim == "measured"
     assert found.each_reached
     assert not scaling(STRONG[0], point(Mode.STRONG, 2, 64, side(run(20.0, reached=False)), None)).each_reached
 

@@ -1,0 +1,250 @@
+"""How good confirmation is where times vary: what is exported, what is claimed of it, and how often nothing is.
+
+``python -m benchmarks.noise --repeats DIR`` draws whole confirmations from configurations that were trained several times: each is run
+once, as a search would, the best race, and every run is a draw from the configuration's own. ``--studies N`` simulates confirmations of
+candidates whose true gain is known. Both go through the objects that confirm a real study.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+from autotune.comparison import Claim
+from autotune.execution.confirmation import Confirmation, conclude, plan_race
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.objective import AmortisedTime
+from autotune.race import RaceLimits
+from autotune.space import Suggestion
+from benchmarks.measuring import circumstances, write_result
+
+OBJECTIVE = AmortisedTime(num_trainings=1)
+BASELINE_TRIAL = 0
+_DEFAULT_MAX_RUNS = 40
+_FORMER = {"3 candidates, 3 seeds": (3, 3), "2 candidates, 8 seeds": (2, 8)}
+"""The ways of confirming that the race took the place of, by name: candidates, and seeds of each."""
+_SPREADS = (0.05, 0.15, 0.3)
+_GAIN = 1.3
+
+
+class Training(NamedTuple):
+    """One training of a configuration."""
+
+    seconds: float
+    reached: bool
+
+
+Repeats = Mapping[int, Sequence[Training]]
+"""The trainings of each configuration."""
+
+
+def read_repeats(folder: Path) -> dict[str, Repeats]:
+    """The workloads of a folder: ``repeats.yaml`` names metric, mode and target of each, ``<workload>.parquet`` has its evaluations."""
+    described = yaml.safe_load((folder / "repeats.yaml").read_text(encoding="utf-8"))
+    return {name: _trainings(folder / f"{name}.parquet", fields) for name, fields in described.items()}
+
+
+def _trainings(path: Path, fields: Mapping[str, Any]) -> Repeats:
+    rows = pq.read_table(path).sort_by([("config", "ascending"), ("repeat", "ascending"), ("train_seconds", "ascending")]).to_pylist()
+    sign = 1 if fields["mode"] == "max" else -1
+    found: dict[int, dict[int, Training]] = {}
+    for row in rows:
+        runs = found.setdefault(row["config"], {})
+        known = runs.get(row["repeat"])
+        if known is None or not known.reached:
+            runs[row["repeat"]] = Training(row["train_seconds"], sign * row["metric"] >= sign * fields["target"])
+    return {config: list(runs.values()) for config, runs in found.items()}
+
+
+def expected_seconds(trainings: Sequence[Training]) -> float:
+    """Seconds that a success costs; infinite where none of the trainings reached."""
+    num_reached = sum(each.reached for each in trainings)
+    return math.fsum(each.seconds for each in trainings) / num_reached if num_reached else math.inf
+
+
+def result_of(trial: int, training: Training) -> TrialResult:
+    """A training as a trial of its configuration."""
+    outcome = Outcome.REACHED if training.reached else Outcome.MISSED
+    evaluation = Evaluation(
+        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=training.seconds, evaluate_seconds=0.0,
+        metric=0.0, loss=0.0, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, outcome=outcome,
+    )  # fmt: skip
+    return TrialResult(
+        trial=trial, values={"configuration": trial}, overrides=(), seed=0, outcome=outcome, evaluations=(evaluation,),
+        started_at=0.0, stopped_at=0.0, fingerprint={},
+    )  # fmt: skip
+
+
+def confirmed(first: Mapping[int, Training], baseline: int, limits: RaceLimits, draw: Callable[[int], Training]) -> Confirmation:
+    """A whole confirmation of configurations that the search trained once each, ``first``; each of its runs is drawn."""
+    results = {config: result_of(config, training) for config, training in first.items()}
+    race = plan_race(
+        baseline_trial=baseline,
+        baseline=Suggestion({"configuration": baseline}),
+        results=results,
+        expected_scores={config: training.seconds for config, training in first.items() if training.reached},
+        objective=OBJECTIVE,
+        num_candidates=8,
+        first_round=0,
+    )
+    runs: dict[tuple[int, int], TrialResult] = {}
+    while pending := race.standing(runs, limits, OBJECTIVE).pending:
+        config, number = pending[0]
+        runs[config, number] = result_of(config, draw(config))
+    return conclude(race, runs, limits, OBJECTIVE)
+
+
+class Found(NamedTuple):
+    """What one confirmation came to."""
+
+    exported: int
+    claim: float | None
+    """Speed-up over the baseline that is claimed; None where none is."""
+    num_runs: int
+    candidates: tuple[int, ...]
+
+
+def by_race(first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], max_runs: int) -> Found:
+    """Confirm as the package does."""
+    found = confirmed(first, baseline, RaceLimits(max_runs=max_runs), draw)
+    assert found.best is not None
+    is_claimed = not found.is_baseline_best and found.speed_up is not None and found.speed_up.claim is Claim.MEASURED
+    claim = found.speed_up.ratio if is_claimed and found.speed_up is not None else None
+    return Found(found.best.trial, claim, len(found.runs), tuple(arm.trial for arm in found.arms[1:]))
+
+
+def by_former_rule(
+    first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], num_candidates: int, num_seeds: int
+) -> Found:
+    """Confirm the fastest few equally often: whoever reached most often wins, then the fastest mean."""
+    reaching = sorted((each for each in first if first[each].reached and each != baseline), key=lambda each: first[each].seconds)
+    candidates = reaching[:num_candidates]
+    runs = {config: [draw(config) for _ in range(num_seeds)] for config in [baseline, *candidates]}
+    means = {config: statistics.fmean(each.seconds for each in own) for config, own in runs.items()}
+    best = min(runs, key=lambda config: (-sum(each.reached for each in runs[config]), means[config]))
+    is_claimed = best != baseline and all(each.reached for each in runs[best])
+    return Found(best, means[baseline] / means[best] if is_claimed else None, num_seeds * len(runs), tuple(candidates))
+
+
+def judged(
+    repeats: Repeats, num_draws: int, confirm: Callable[[Mapping[int, Training], int, Callable[[int], Training]], Found]
+) -> dict[str, float]:
+    """What many confirmations of one workload come to, beside a middling baseline: the one of median expected time."""
+    truth = {config: expected_seconds(trainings) for config, trainings in repeats.items()}
+    order = sorted((config for config in truth if math.isfinite(truth[config])), key=lambda config: truth[config])
+    baseline = order[len(order) // 2]
+    rng = np.random.default_rng(0)
+
+    def draw(config: int) -> Training:
+        return repeats[config][rng.integers(len(repeats[config]))]
+
+    regrets, claims, num_kept, num_runs = [], [], 0, []
+    for _ in range(num_draws):
+        found = confirm({config: draw(config) for config in repeats}, baseline, draw)
+        regrets.append(math.log(truth[found.exported] / truth[order[0]]))
+        num_runs.append(found.num_runs)
+        if found.claim is not None:
+            claims.append(math.log(found.claim * truth[found.exported] / truth[baseline]))
+        better = any(truth[baseline] / truth[config] >= _GAIN for config in found.candidates)
+        num_kept += found.exported == baseline and better
+    return {
+        "regret": math.exp(statistics.fmean(regrets)),
+        "claim_over_truth": math.exp(statistics.fmean(claims)) if claims else math.nan,
+        "claimed": len(claims) / num_draws,
+        "baseline_kept": num_kept / num_draws,
+        "runs": statistics.fmean(num_runs),
+        "most_runs": max(num_runs),
+    }
+
+
+def simulated(num_studies: int, sd: float, gain: float, max_runs: int) -> dict[str, float]:
+    """Confirmations of eight candidates equal to the baseline, but one that is ``gain`` times as fast; ``sd`` of the log of a time."""
+    means = dict.fromkeys(range(9), 1.0) | ({5: 1 / gain} if gain != 1 else {})
+    num_claimed = num_found = num_held = 0
+    for seed in range(num_studies):
+        rng = np.random.default_rng(seed)
+
+        def draw(config: int, rng: np.random.Generator = rng) -> Training:
+            return Training(float(means[config] * np.exp(rng.normal(0, sd) - sd**2 / 2)), reached=True)
+
+        found = confirmed({config: draw(config) for config in means}, BASELINE_TRIAL, RaceLimits(max_runs=max_runs), draw)
+        assert found.chosen is not None
+        assert found.speed_up is not None
+        is_gain = found.speed_up.low > 1 and not found.is_baseline_best
+        num_claimed += is_gain
+        num_found += is_gain and (gain == 1 or found.chosen.trial == 5)
+        num_held += found.speed_up.low <= means[BASELINE_TRIAL] / means[found.chosen.trial] <= found.speed_up.high
+    return {
+        "sd": sd,
+        "gain": gain,
+        "studies": num_studies,
+        "claimed": num_claimed / num_studies,
+        "found": num_found / num_studies,
+        "interval_holds": num_held / num_studies,
+    }
+
+
+def main() -> int:
+    """Run the benchmark; exit code 1 where a claim does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.noise", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=Path, help="folder of configurations that were trained several times")
+    parser.add_argument("--draws", type=int, default=300, help="confirmations of each workload (300)")
+    parser.add_argument("--max-runs", type=int, default=24, help="confirm.max_runs of those (24)")
+    parser.add_argument("--studies", type=int, default=0, help="simulated confirmations of each kind, with default limits (0)")
+    parser.add_argument("--output", type=Path, help="where the result is written, besides benchmarks/results")
+    arguments = parser.parse_args()
+    if arguments.repeats is None and not arguments.studies:
+        parser.error("nothing to do; accepted is --repeats DIR, --studies N, or both")
+    if arguments.repeats is not None and not (arguments.repeats / "repeats.yaml").is_file():
+        parser.error(f"--repeats: {arguments.repeats} has no repeats.yaml")
+    started = circumstances()
+    result: dict[str, Any] = {}
+    holds = True
+    if arguments.repeats is not None:
+        result["workloads"], result["former"] = [], {name: [] for name in _FORMER}
+        print(f"{'workload':24} {'regret':>7} {'claim/truth':>11} {'kept':>6} {'runs':>5}   former rules: regret (claim/truth, kept)")
+        for name, repeats in read_repeats(arguments.repeats).items():
+            new = judged(repeats, arguments.draws, lambda *drawn: by_race(*drawn, arguments.max_runs))
+            result["workloads"].append({"name": name, **new})
+            told = []
+            for rule, (num_candidates, num_seeds) in _FORMER.items():
+                former = judged(repeats, arguments.draws, lambda *drawn, n=num_candidates, m=num_seeds: by_former_rule(*drawn, n, m))
+                result["former"][rule].append({"name": name, **former})
+                told.append(f"{rule}: {former['regret']:.2f} ({former['claim_over_truth']:.2f}, {former['baseline_kept']:.2f})")
+            print(
+                f"{name:24} {new['regret']:7.3f} {new['claim_over_truth']:11.3f} {new['baseline_kept']:6.3f} {new['runs']:5.1f}   "
+                + "; ".join(told)
+            )
+            holds &= new["regret"] <= 1.10 and 0.95 <= new["claim_over_truth"] <= 1.05 and new["baseline_kept"] <= 0.01
+        result["regret"] = math.exp(statistics.fmean(math.log(each["regret"]) for each in result["workloads"]))
+        print(f"{'all':24} {result['regret']:7.3f}")
+        holds &= result["regret"] <= 1.03
+    if arguments.studies:
+        result["simulated"] = [
+            simulated(arguments.studies, sd, gain, _DEFAULT_MAX_RUNS) for sd, gain in [*((sd, 1.0) for sd in _SPREADS), (0.15, _GAIN)]
+        ]
+        for each in result["simulated"]:
+            print(
+                f"sd {each['sd']:.2f}, true gain {each['gain']:.1f}: claimed {each['claimed']:.3f}, found {each['found']:.3f}, "
+                f"interval holds the truth {each['interval_holds']:.3f} (n={each['studies']})"
+            )
+            holds &= each["found"] >= 0.8 if each["gain"] > 1 else each["claimed"] <= 0.05
+            holds &= 0.93 <= each["interval_holds"] <= 0.97
+    settings = {"draws": arguments.draws, "max_runs": arguments.max_runs, "studies": arguments.studies}
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(write_result("noise", started=started, settings=settings, result=result))
+    print("holds" if holds else "does not hold")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
