@@ -112,9 +112,9 @@ class Found(NamedTuple):
     candidates: tuple[int, ...]
 
 
-def by_race(first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], max_runs: int) -> Found:
+def by_race(first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], limits: RaceLimits) -> Found:
     """Confirm as the package does."""
-    found = confirmed(first, baseline, RaceLimits(max_runs=max_runs), draw)
+    found = confirmed(first, baseline, limits, draw)
     assert found.best is not None
     is_claimed = not found.is_baseline_best and found.speed_up is not None and found.speed_up.claim is Claim.MEASURED
     claim = found.speed_up.ratio if is_claimed and found.speed_up is not None else None
@@ -252,7 +252,7 @@ def main() -> int:
         result["workloads"], result["former"] = [], {name: [] for name in _FORMER}
         print(f"{'workload':24} {'regret':>7} {'claim/truth':>11} {'kept':>6} {'runs':>5}   former rules: regret (claim/truth, kept)")
         for name, repeats in read_repeats(arguments.repeats).items():
-            new = judged(repeats, arguments.draws, lambda *drawn: by_race(*drawn, arguments.max_runs))
+            new = judged(repeats, arguments.draws, lambda *drawn: by_race(*drawn, RaceLimits(max_runs=arguments.max_runs)))
             result["workloads"].append({"name": name, **new})
             told = []
             for rule, (num_candidates, num_seeds) in _FORMER.items():

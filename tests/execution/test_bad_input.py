@@ -56,7 +56,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("search.storage=nonsense", ["search.storage: nonsense", "cannot be opened"]),
         ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
         ("confirm.num_seeds=0", ["confirm.num_seeds", "found 0"]),
-        ("confirm.max_runs=7", ["confirm.max_runs", "found 7", "from 8"]),
+        ("confirm.max_runs=3", ["confirm.max_runs", "found 3", "from 4"]),
         ("confirm.budget_fraction=0", ["confirm.budget_fraction", "found 0"]),
         ("confirm.min_reach_rate=2", ["confirm.min_reach_rate", "found 2"]),
         ("cluster.cpus_per_worker=0", ["cluster.cpus_per_worker: found 0"]),

@@ -1,0 +1,190 @@
+"""Recordings in which every configuration was trained several times, and whole studies over them: search and confirmation together.
+
+``python -m benchmarks.repeated_recordings --record cnn --output DIR`` trains points of an experiment's space, drawn by chance, and its
+baseline on several seeds, one training at a time in one process, and writes them as a recording. What was trained is kept as it comes, and
+the same command goes on where it was ended. ``--studies DIR`` replays whole studies with default settings over the recordings of a
+folder: the search meets one draw of a configuration after the other, and each confirmation run is a draw of it, too.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.config.compose import Composer
+from autotune.config.space_files import read_search_space
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.race import RaceLimits
+from autotune.recording import Recording, read_recording, write_recording
+from autotune.replay.replayed_policy import replayed_policy
+from autotune.replay.simulation import replay
+from autotune.search.chance import Chance
+from autotune.search.policy import SearchPolicy
+from autotune.space import SearchSpace, Suggestion
+from autotune.training.run import start_training
+from benchmarks.measuring import circumstances, write_result
+from benchmarks.noise import Found, Repeats, Training, by_former_rule, by_race, expected_seconds
+
+RECORDINGS = Path(__file__).parent / "recordings"
+_FIRST_SEED = 1000
+"""Of the trainings that are recorded."""
+
+
+def record(experiment: str, folder: Path, *, num_configurations: int, num_seeds: int, minutes: float) -> None:
+    """Train every configuration on every seed, seed by seed, until all are trained or the minutes are over; write the recording."""
+    composer = Composer([f"experiment={experiment}", "device=cpu"])
+    composed = composer.compose()
+    space = read_search_space(composed.config.search_space, composer)
+    points = _points(space, space.point_of(composed.lookup), num_configurations)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "trainings.jsonl"
+    known = [TrialResult.from_dict(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    results = {result.trial: result for result in known}
+    ends_at = time.monotonic() + 60 * minutes
+    with log.open("a", encoding="utf-8") as file:
+        for trial, (seed, point) in enumerate((seed, point) for seed in range(num_seeds) for point in points):
+            if trial not in results and time.monotonic() < ends_at:
+                results[trial] = _trained(composer, trial, point, _FIRST_SEED + seed)
+                file.write(json.dumps(results[trial].as_dict()) + "\n")
+                file.flush()
+            if trial % len(points) == len(points) - 1:
+                print(f"{experiment}: {len(results)} of {num_seeds * len(points)} trainings", flush=True)
+    whole = len(results) // len(points) * len(points)  # so many seeds as every configuration has
+    write_recording(
+        folder,
+        results=[result for trial, result in results.items() if trial < whole],
+        target=composed.trial.target,
+        space=space.as_mapping(),
+        source=f"benchmarks.repeated_recordings, experiment={experiment}: {len(points)} configurations on {whole // len(points)} seeds",
+        baseline=0,
+    )
+
+
+def _points(space: SearchSpace, baseline: Suggestion | None, count: int) -> list[Suggestion]:
+    if baseline is None:
+        raise SystemExit("the experiment's baseline lies outside its search space; accepted is one that lies within")
+    by_chance = Chance(np.random.default_rng(0))
+    return [baseline, *(space.suggest(by_chance) for _ in range(count - 1))]
+
+
+def _trained(composer: Composer, trial: int, point: Suggestion, seed: int) -> TrialResult:
+    started_at = time.time()
+    evaluations: list[Evaluation] = list(start_training(composer.compose_suggestion(point, seed=seed).trial, num_threads=1))
+    return TrialResult(
+        trial=trial,
+        values=point.values,
+        overrides=tuple(point.as_overrides()),
+        seed=seed,
+        outcome=(evaluations[-1].outcome if evaluations else None) or Outcome.MISSED,
+        evaluations=tuple(evaluations),
+        started_at=started_at,
+        stopped_at=time.time(),
+        fingerprint={},
+    )
+
+
+class Study:
+    """Whole studies over one recording."""
+
+    def __init__(self, folder: Path, experiment: str) -> None:
+        self.name = folder.name
+        self.recording: Recording = read_recording(folder)
+        self.composed = Composer([f"experiment={experiment}", "device=cpu"]).compose()
+        self._numbers: dict[tuple[str, ...], int] = {}
+        """Of the configurations, by their overrides."""
+        trainings: dict[int, list[Training]] = {}
+        for trial in self.recording.trials:
+            seconds = trial.time_to_target(self.recording.target)
+            spent = trial.train_seconds[-1] if trial.train_seconds else 0.0
+            own = trainings.setdefault(self._number(trial.suggestion), [])
+            own.append(Training(spent if seconds is None else seconds, seconds is not None))
+        self.repeats: Repeats = trainings
+        self.truth = {number: expected_seconds(own) for number, own in trainings.items()}
+        self.best_seconds = min(self.truth.values())
+
+    def found(self, seed: int) -> tuple[Found, Found]:
+        """What a study with this seed exports: as it is, and with confirmation by the rule that the race took the place of."""
+        made: list[SearchPolicy] = []
+
+        def make_policy(place: Any) -> SearchPolicy:
+            made.append(replayed_policy(self.recording, self.composed, seed=seed, place=place))
+            return made[-1]
+
+        replay(self.recording, make_policy, within=None, seed=seed)
+        (policy,) = made
+        rng = np.random.default_rng(seed)
+
+        def draw(number: int) -> Training:
+            return self.repeats[number][rng.integers(len(self.repeats[number]))]
+
+        expected: dict[int, float] = {}
+        drawn: dict[int, Training] = {}
+        for trial, score in policy.expected_scores.items():
+            number = self._number(Suggestion(policy.results[trial].values))
+            expected[number] = min(score, expected.get(number, math.inf))
+        for trial, score in policy.scores.items():
+            number = self._number(Suggestion(policy.results[trial].values))
+            drawn[number] = min(Training(score, reached=True), drawn.get(number, Training(math.inf, reached=True)))
+        baseline = self._number(self.recording.trials[0].suggestion)
+        confirm = self.composed.config.confirm
+        spent = math.fsum(result.last.train_seconds for result in policy.results.values() if result.last is not None)
+        limits = RaceLimits(max_runs=confirm.max_runs, max_seconds=(confirm.budget_fraction or math.inf) * spent)
+        raced = by_race({number: Training(score, reached=True) for number, score in expected.items()}, baseline, draw, limits)
+        return raced, by_former_rule({baseline: draw(baseline), **drawn}, baseline, draw, 2, 8)
+
+    def _number(self, suggestion: Suggestion) -> int:
+        return self._numbers.setdefault(tuple(suggestion.as_overrides()), len(self._numbers))
+
+
+def studies(folders: Sequence[Path], num_seeds: int) -> Iterator[dict[str, Any]]:
+    """Whole studies over each recording; its folder is named after the experiment."""
+    for folder in folders:
+        study = Study(folder, folder.name)
+        regrets: dict[str, list[float]] = {"race": [], "former rule": []}
+        for seed in range(num_seeds):
+            for name, found in zip(regrets, study.found(seed), strict=True):
+                regrets[name].append(math.log(study.truth[found.exported] / study.best_seconds))
+        told = {name: math.exp(statistics.fmean(own)) for name, own in regrets.items()}
+        print(f"{folder.name}: " + ", ".join(f"{name} {regret:.3f}" for name, regret in told.items()) + f" (n={num_seeds})", flush=True)
+        yield {"name": folder.name, "studies": num_seeds, "configurations": len(study.truth), "regret": told, "logarithms": regrets}
+
+
+def main() -> int:
+    """Record, or run whole studies over what was recorded; exit code 1 where what is exported is not good enough."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.repeated_recordings", description=__doc__.partition("\n")[0])
+    parser.add_argument("--record", metavar="EXPERIMENT", help="train the configurations of an experiment's space")
+    parser.add_argument("--configurations", type=int, default=200, help="points, the baseline among them (200)")
+    parser.add_argument("--seeds", type=int, default=8, help="trainings of each configuration (8)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end recording then")
+    parser.add_argument("--output", type=Path, help="folder of the recording; its name is the experiment's")
+    parser.add_argument("--studies", type=Path, metavar="DIR", help="run whole studies over the recordings of this folder")
+    parser.add_argument("--study-seeds", type=int, default=20, help="studies over each recording (20)")
+    arguments = parser.parse_args()
+    if arguments.record is not None:
+        output = arguments.output or RECORDINGS / arguments.record
+        record(arguments.record, output, num_configurations=arguments.configurations, num_seeds=arguments.seeds, minutes=arguments.minutes)
+        return 0
+    if arguments.studies is None:
+        parser.error("nothing to do; accepted is --record EXPERIMENT or --studies DIR")
+    started = circumstances()
+    folders = sorted(path.parent for path in arguments.studies.glob("*/study.yaml"))
+    found = list(studies(folders, arguments.study_seeds))
+    regret = math.exp(statistics.fmean(each for study in found for each in study["logarithms"]["race"]))
+    print(f"all: {regret:.3f}")
+    print(
+        write_result(
+            "whole_studies", started=started, settings={"studies": arguments.study_seeds}, result={"regret": regret, "recordings": found}
+        )
+    )
+    return 0 if regret <= 1.15 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
