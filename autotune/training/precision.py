@@ -26,11 +26,15 @@ class Precision:
         return dtype
 
     def apply(self) -> None:
-        """Set how this process multiplies float32 numbers, so that nothing is left of an earlier training's setting."""
+        """Set how this process multiplies float32 numbers, so that nothing is left of an earlier training's setting.
+
+        By ``allow_tf32`` alone: after torch's newer ``conv.fp32_precision`` that flag raises in all code that reads it.
+        """
         tf32 = self.settings["float32_precision"] == "tf32"
+        for backend in (torch.backends, torch.backends.cudnn):  # where others set them, no TensorFloat-32 would mean theirs
+            backend.fp32_precision = "none"  # type: ignore[attr-defined]  # missing in torch's stubs
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        for operators in ("conv", "rnn"):
-            getattr(torch.backends.cudnn, operators).fp32_precision = "tf32" if tf32 else "ieee"
+        torch.backends.cudnn.allow_tf32 = tf32
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context that forward pass and loss run in."""

@@ -10,6 +10,7 @@ from autotune.errors import ConfigError
 from autotune.training.precision import Precision
 
 CPU = torch.device("cpu")
+OPERATORS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
 OF_TORCHAO = ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"]
 
 
@@ -67,3 +68,16 @@ def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
     pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
     with pytest.raises(ConfigError, match="no linear layer whose sizes are multiples of 16"):
         precision(float8=True).convert(torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3), torch.nn.Linear(10, 10)))
+
+
+@pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize("float32_precision", ["ieee", "tf32"])
+def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str, before: str) -> None:
+    for each in (torch.backends, torch.backends.cudnn, *OPERATORS):
+        each.fp32_precision = before  # as an earlier training's own code may have left it
+    precision(float32_precision=float32_precision).apply()
+    is_allowed = float32_precision == "tf32"
+    assert torch.backends.cudnn.allow_tf32 is is_allowed
+    assert torch.backends.cuda.matmul.allow_tf32 is is_allowed
+    assert torch.get_float32_matmul_precision() == ("high" if is_allowed else "highest")
+    assert [each.fp32_precision == "tf32" for each in OPERATORS] == [is_allowed] * 3
