@@ -98,7 +98,7 @@ def make_components(
     precision = Precision(config.precision, device)
     offered = {"device": device, "input_shape": data.input_shape, "num_classes": data.num_classes, "allowed_targets": allowed}
     technique = make_part(config.technique, allowed, "technique", **offered)
-    model = _make_model(config, data, device, precision)
+    model = _make_model(config, data, device, precision, offered)
     technique.start(model)
     strategy = make_strategy(config)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
@@ -144,9 +144,11 @@ def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
     return lambda outputs, targets: loss(precision.outputs(outputs), targets)
 
 
-def _make_model(config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision) -> torch.nn.Module:
+def _make_model(
+    config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any]
+) -> torch.nn.Module:
     made = build_partial(config.model, config.allowed_targets, "model")
-    model = call(made, "model", **accepted_arguments(made, {"input_shape": data.input_shape, "num_classes": data.num_classes}))
+    model = call(made, "model", **accepted_arguments(made, {key: offered[key] for key in ("input_shape", "num_classes")}))
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
     model = precision.convert(model.to(device))

@@ -14,6 +14,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,9 @@ class LoadedData:
         """Shape of one input."""
         return tuple(self.transform(self.train.inputs[:1]).shape[1:])
 
-    @property
+    @cached_property
     def num_classes(self) -> int | None:
-        """Number of classes of integer targets; None for others."""
+        """Number of classes of integer targets; None for others. Every target is looked at, once a data set."""
         if self.train.targets.is_floating_point():
             return None
         return int(max(int(split.targets.max()) for split in (self.train, self.validation)) + 1)

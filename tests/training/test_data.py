@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError
+from autotune.training.components import make_components
 from autotune.training.data import LoadedData, fits_on, load_data
 
 PAIR = (torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
@@ -210,3 +212,24 @@ def test_a_transform_makes_what_the_model_sees(load: Load) -> None:
 def test_a_transform_that_cannot_be_called_is_refused(load: Load) -> None:
     with pytest.raises(DataError, match="transform: found int, accepted is something that can be called"):
         load(bytes_and_transform, wrong=True)
+
+
+class CountingMaxima(TorchFunctionMode):
+    """Counts how often a tensor's largest element is looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.Tensor.max
+        return func(*args, **(kwargs or {}))
+
+
+def test_classes_are_counted_once_a_data_set(load: Load, trial_config: Callable[..., TrialConfig]) -> None:
+    data, made = load(tensors, num_classes=2), CountingMaxima()
+    config = trial_config("experiment=mlp")
+    with made:
+        for _ in range(2):
+            make_components(config, data, torch.device("cpu"), 1)
+    assert made.number == 2, "once for each of the training and the validation split"
