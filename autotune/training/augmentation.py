@@ -4,6 +4,8 @@ Contract of ``augmentation:`` in the configuration: ``augment(inputs, samples=..
 that the model is given. ``inputs`` ``[batch, ...]`` are on the device and transformed; ``samples`` ``[batch]`` int64 are their
 indices in the training split, ``epoch`` counts from 0, ``progress`` is the trained part of the schedule, 0 and up, below 1. A
 class is made once a training, and is given ``num_samples`` of the training split and ``device`` where its signature names them.
+One that returns another shape from some progress on says so by ``new_shapes_at``, all such progress: each shape is warmed up
+before the clock of training starts.
 
 Everything here is a fixed number of device operations for any batch, and nothing is read back from the device. Random numbers
 come from torch's global generators, which a training seeds.
@@ -70,6 +72,7 @@ class ImageAugmentation:
         self._flip, self._shift, self._cutout = flip, shift, cutout
         self._brightness, self._contrast = brightness, contrast
         self._resolutions = _checked(resolutions)
+        self.new_shapes_at = [start for start, _ in self._resolutions]
         self._first_half = torch.randperm(num_samples, device=device) % 2 == 0 if flip == "alternating" else None
 
     def __call__(self, inputs: Tensor, *, samples: Tensor, epoch: int, progress: float) -> Tensor:

@@ -1,5 +1,6 @@
 """Setting a training up: its data where it is trained on, and a step that is warm, compiled or captured."""
 
+import bisect
 import contextlib
 import json
 from collections.abc import Generator, Iterator
@@ -12,7 +13,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock
 from autotune.training.batches import Batch, host_batches, resident_batches, sample_order
-from autotune.training.components import Components, make_components, make_strategy
+from autotune.training.components import Augmentation, Components, make_components, make_strategy
 from autotune.training.data import LoadedData, Split, fits_on, load_data
 from autotune.training.device import reset_device
 from autotune.training.outcome import as_measured
@@ -26,7 +27,7 @@ from autotune.training.techniques.technique import NoTechnique
 _EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
 """Samples evaluated at once: on the CPU what a cache holds, on a GPU what keeps it busy."""
 _NUM_WARM_UP_PLACES = 16
-"""Places of the schedule that are looked at for shapes of inputs to warm up."""
+"""Places of the schedule that are looked at for shapes to warm up, of an augmentation that does not say where they change."""
 _NUM_BOUND_WARM_UPS = 3
 """Times that compiled code is run before it counts: it warms up, records and replays."""
 
@@ -96,8 +97,7 @@ class Run:
         size = self.batch_size // self.part[1]
         batch = self._on_device(Batch(self.train.inputs[:size], self.train.targets[:size], torch.arange(size)))
         shapes: dict[torch.Size, int] = {}
-        for tenth in range(_NUM_WARM_UP_PLACES):
-            place = tenth * self.total_steps // _NUM_WARM_UP_PLACES
+        for place in _places_of_new_shapes(step.parts.augment, self.total_steps):
             shapes.setdefault(step.augmented(batch, place).shape, place)
         for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
             step.warm_up(batch, list(shapes.values()))
@@ -224,6 +224,16 @@ _built: _Built | None = None
 def num_steps(config: TrialConfig, data: LoadedData) -> int:
     """Steps of a configuration's schedule."""
     return max(1, round(config.epochs * (len(data.train) // min(config.batch_size, len(data.train)))))
+
+
+def _places_of_new_shapes(augment: Augmentation, total_steps: int) -> list[int]:
+    """Steps at which batches may have a shape that none before had, the first step among them."""
+    starts = getattr(augment, "new_shapes_at", None)
+    if starts is None:
+        return [place * total_steps // _NUM_WARM_UP_PLACES for place in range(_NUM_WARM_UP_PLACES)]
+    steps = range(total_steps)
+    firsts = (bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts)
+    return [0, *(step for step in firsts if step < total_steps)]
 
 
 @contextlib.contextmanager
