@@ -64,6 +64,9 @@ class ExponentialMovingAverage:
     The update is ``torch.optim.swa_utils.get_ema_multi_avg_fn``. Around it is a plain copy of the model instead of
     ``AveragedModel``, which counts updates in a tensor, averages masks, and moves that tensor to the device each time: the host
     would wait for the device. The copy of a compiled model is not compiled.
+
+    Where weights have fewer bits than float32 the average keeps values of its own in float32, and the copy has them rounded: an
+    update's share of ``1 - decay`` is mostly below what bfloat16 can tell apart.
     """
 
     def __init__(self, model: torch.nn.Module, *, decay: float, every_steps: int, start_step: int) -> None:
@@ -73,13 +76,23 @@ class ExponentialMovingAverage:
         self._start_step = start_step
         self._has_begun = False
         self._mix = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # missing in torch's stubs
-        self._averaged = list(zip(_averaged_tensors(self._average), _averaged_tensors(model), strict=True))
+        self._weights, averages = _averaged_tensors(model), _averaged_tensors(self._average)
+        self._values = [_in_float32(each) for each in averages]
+        self._rounded = [(average, value) for average, value in zip(averages, self._values, strict=True) if average is not value]
+        self._is_rounded = True
         self._copied = list(zip(_copied_buffers(self._average), _copied_buffers(model), strict=True))
 
     @property
     def model(self) -> torch.nn.Module:
         """The copy that holds the average; the trained model while there is none yet."""
-        return self._average if self._has_begun else self._trained
+        if not self._has_begun:
+            return self._trained
+        if not self._is_rounded:
+            with torch.no_grad():
+                for average, value in self._rounded:
+                    average.copy_(value)
+            self._is_rounded = True
+        return self._average
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -87,23 +100,25 @@ class ExponentialMovingAverage:
         since_start = step - self._start_step
         if since_start < 0 or since_start % self._every_steps:
             return
-        averages, weights = [average for average, _ in self._averaged], [weight for _, weight in self._averaged]
+        weights = [_in_float32(each) for each in self._weights]
         if self._has_begun:
-            self._mix(averages, weights, 0)
+            self._mix(self._values, weights, 0)
         else:
-            torch._foreach_copy_(averages, weights)
+            torch._foreach_copy_(self._values, weights)
         for buffer, current in self._copied:
             buffer.copy_(current)
-        self._has_begun = True
+        self._has_begun, self._is_rounded = True, False
 
     def state_dict(self) -> dict[str, Any]:
         """Whether the average has begun, and its values."""
-        return {"has_begun": self._has_begun, "average": self._average.state_dict()}
+        return {"has_begun": self._has_begun, "average": self._average.state_dict(), "values": self._values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
         self._has_begun = state["has_begun"]
         self._average.load_state_dict(state["average"])
+        torch._foreach_copy_(self._values, state["values"])
+        self._is_rounded = False
 
 
 def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
@@ -114,6 +129,11 @@ def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
 
 def _averaged_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     return [each.detach() for each in (*model.parameters(), *_norm_statistics(model).values())]
+
+
+def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or its values in float32 where it has fewer bits."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _copied_buffers(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -102,6 +102,22 @@ def test_weights_of_every_type_and_memory_format_are_averaged(precision: torch.d
     assert {each.float().mean().item() for each in average.model.parameters()} == {1.5}
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_an_average_of_half_weights_does_not_stall(precision: torch.dtype) -> None:
+    model = nn.Linear(1, 1).to(precision)
+    average = ema(model, 1000, decay=0.999, every_steps=1, start_fraction=0.0)
+    for step in range(1, 1002):
+        set_weights(model, 1.0 if step == 1 else 2.0)
+        average.update(step)
+    resumed = ema(model, 1000, decay=0.999, every_steps=1, start_fraction=0.0)
+    resumed.load_state_dict(copy.deepcopy(average.state_dict()))
+    for step, each in ((1002, average), (1002, resumed)):
+        each.update(step)
+        assert [weight.dtype for weight in each.model.parameters()] == [precision] * 2
+        for weight in each.model.parameters():
+            assert weight.item() == pytest.approx(2 - 0.999**1001, rel=torch.finfo(precision).eps)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
 def test_the_copy_of_a_compiled_model_is_not_compiled() -> None:
