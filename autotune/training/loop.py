@@ -154,6 +154,6 @@ def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_
             clock.seconds(Phase.PREPARE),
             cap_seconds,
             ended=place.step >= run.total_steps,
-            counts=parts.technique.counts(place.step, run.total_steps),
+            counts=parts.technique.counts(parts.evaluated_model, place.step, run.total_steps),
         ),
     )

@@ -79,7 +79,7 @@ class Distillation:
         distance = distillation_loss(outputs, taught, self._temperature)
         return (1 - self._mix) * loss(outputs, targets) + self._mix * distance
 
-    def counts(self, step: int, total_steps: int) -> bool:
+    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
         """Always."""
         return True
 

@@ -79,7 +79,7 @@ class Pruning:
     @torch.no_grad()
     def prune(self, model: torch.nn.Module, sparsity: float) -> None:
         """Mask a share of the weights or filters, what was masked before included."""
-        layers = [module for module in model.modules() if hasattr(module, "weight_mask")]
+        layers = _masked_layers(model)
         if self._structured:
             for layer in layers:
                 _prune_filters(layer, sparsity)
@@ -90,9 +90,16 @@ class Pruning:
         """The loss as it is."""
         return loss(outputs, targets)
 
-    def counts(self, step: int, total_steps: int) -> bool:
-        """Whether the last pruning came before one of the first ``step`` steps."""
-        return step > max(self._scheduled(total_steps))
+    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
+        """Whether the last pruning came before one of the first ``step`` steps, and the model has it: an average takes it later."""
+        if step <= max(self._scheduled(total_steps)):
+            return False
+        layers = _masked_layers(model)
+        masks = [_tensor(layer, "weight_mask") for layer in layers]
+        if not self._structured:
+            return sum(int((mask == 0).sum()) for mask in masks) >= round(self._sparsity * sum(mask.numel() for mask in masks))
+        filters = [mask.movedim(_filter_dim(layer), 0).flatten(1).amax(1) for layer, mask in zip(layers, masks, strict=True)]
+        return all(int((each == 0).sum()) >= _num_pruned(len(each), self._sparsity) for each in filters)
 
     def finish(self, model: torch.nn.Module) -> None:
         """Put the zeros into the weights themselves, and take masks and hooks away."""
@@ -153,12 +160,25 @@ def _prune_weights(layers: list[torch.nn.Module], sparsity: float) -> None:
 def _prune_filters(layer: torch.nn.Module, sparsity: float) -> None:
     """Mask the output filters of least L1 norm of one layer, all but one at most."""
     weight, mask = _masked(layer), _tensor(layer, "weight_mask")
-    dim = 1 if getattr(layer, "transposed", False) else 0
-    num_filters = weight.shape[dim]
-    method = prune.LnStructured(amount=min(round(sparsity * num_filters), num_filters - 1), n=1, dim=dim)
+    dim = _filter_dim(layer)
+    method = prune.LnStructured(amount=_num_pruned(weight.shape[dim], sparsity), n=1, dim=dim)
     mask.copy_(method.compute_mask(weight, mask.clone()))  # type: ignore[no-untyped-call]  # in torch
     if hasattr(layer, "bias_mask"):
         _tensor(layer, "bias_mask").copy_(mask.movedim(dim, 0).flatten(1).amax(1))
+
+
+def _num_pruned(num_filters: int, sparsity: float) -> int:
+    """Filters of a layer that are masked: all but one at most."""
+    return min(round(sparsity * num_filters), num_filters - 1)
+
+
+def _filter_dim(layer: torch.nn.Module) -> int:
+    """The dimension of a layer's weights that counts its output filters."""
+    return 1 if getattr(layer, "transposed", False) else 0
+
+
+def _masked_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if hasattr(module, "weight_mask")]
 
 
 def _masked(layer: torch.nn.Module) -> torch.Tensor:

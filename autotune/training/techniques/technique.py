@@ -20,8 +20,8 @@ class Technique(Protocol):
     def loss(self, loss: Score, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The loss of a batch."""
 
-    def counts(self, step: int, total_steps: int) -> bool:
-        """Whether an evaluation after so many steps may reach the target."""
+    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
+        """Whether an evaluation after so many steps may reach the target; ``model`` is what was scored, an average of the weights maybe."""
 
     def finish(self, model: torch.nn.Module) -> None:
         """Make the model plain before its weights are kept."""
@@ -40,7 +40,7 @@ class NoTechnique:
         """The loss as it is."""
         return loss(outputs, targets)
 
-    def counts(self, step: int, total_steps: int) -> bool:
+    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
         """Always."""
         return True
 

@@ -75,7 +75,7 @@ class Transfer:
         """The loss as it is."""
         return loss(outputs, targets)
 
-    def counts(self, step: int, total_steps: int) -> bool:
+    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
         """Always."""
         return True
 

@@ -113,10 +113,27 @@ def test_a_layer_keeps_one_filter_at_least() -> None:
     assert net[0].weight_mask.flatten(1).amax(1).sum() == 1
 
 
-def test_an_evaluation_counts_only_after_the_last_pruning() -> None:
-    pruning = make_pruning(start=0.2, end=0.6)
-    assert [pruning.counts(step, TOTAL_STEPS) for step in (1, 12, 13, 20)] == [False, False, True, True]
-    assert make_pruning(start=1.0, end=1.0).counts(TOTAL_STEPS, TOTAL_STEPS)
+@pytest.mark.parametrize("structured", [False, True])
+def test_an_evaluation_counts_only_after_the_last_pruning(structured: bool) -> None:
+    for start, end, first in ((0.2, 0.6, 13), (1.0, 1.0, TOTAL_STEPS)):
+        net, pruning = make_net(), make_pruning(start=start, end=end, structured=structured)
+        pruning.start(net)
+        found = []
+        for step in range(TOTAL_STEPS):
+            pruning.before_step(net, step, TOTAL_STEPS)
+            found.append(pruning.counts(net, step + 1, TOTAL_STEPS))
+        assert found == [step >= first for step in range(1, TOTAL_STEPS + 1)]
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_a_model_that_is_scored_counts_by_its_own_sparsity(structured: bool) -> None:
+    net, pruning = make_net(), make_pruning(structured=structured)
+    pruning.start(net)
+    dense = copy.deepcopy(net, {id(m.weight): m.weight.detach().clone() for m in (net[0], net[3], net[6])})  # as an average may still be
+    for step in range(TOTAL_STEPS):
+        pruning.before_step(net, step, TOTAL_STEPS)
+    assert pruning.counts(net, TOTAL_STEPS, TOTAL_STEPS)
+    assert not pruning.counts(dense, TOTAL_STEPS, TOTAL_STEPS)
 
 
 def test_what_is_finished_is_a_plain_model_that_computes_the_same() -> None:

@@ -110,6 +110,14 @@ def test_a_target_is_not_reached_before_the_last_pruning(toy: Toy) -> None:
     assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
 
 
+def test_an_average_reaches_a_target_only_once_it_is_pruned_itself(toy: Toy) -> None:
+    easy = Target(metric="accuracy", value=0.0, mode="max", max_train_seconds=1000)
+    averaging = {"_target_": "autotune.training.averaging.ema", "decay": 0.5, "every_steps": 6, "start_fraction": 0.0}
+    ended = toy.train(toy.config(technique=PRUNING, averaging=averaging, target=easy))  # pruned before step 10, averaged after 1, 7, 13
+    assert [(each.step, each.outcome) for each in ended][-3:] == [(10, None), (12, None), (14, Outcome.REACHED)]
+    assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
+
+
 def test_a_pruned_training_that_was_broken_off_ends_as_if_it_had_not_been(toy: Toy, tmp_path: Path) -> None:
     config = toy.config("averaging=ema", technique=PRUNING)
     wanted, weights = numbers(toy.train(config)), toy.trained()
