@@ -2,7 +2,7 @@
 
 import multiprocessing
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,11 +26,11 @@ def _work(orders: Connection) -> None:
 
     torch.set_num_threads(1)
     while (order := orders.recv()) is not None:
-        rank, size, port, overrides, settings = order
+        rank, size, port, work, arguments, settings = order
         try:
             store = TCPStore("127.0.0.1", port, is_master=False)
             with joined(store, rank=rank, size=size, device=torch.device("cpu")) as ranks:
-                orders.send(losses(overrides, ranks=ranks, **settings))
+                orders.send(work(*arguments, ranks=ranks, **settings))
         except Exception:  # noqa: BLE001  # told where it is waited for
             orders.send(traceback.format_exc())
 
@@ -47,11 +47,15 @@ class Ranks:
 
     def train(self, size: int, overrides: Sequence[str], **settings: Any) -> list[Any]:
         """What each rank found: its losses, or a traceback."""
+        return self.call(size, losses, list(overrides), **settings)
+
+    def call(self, size: int, work: Callable[..., Any], *arguments: Any, **settings: Any) -> list[Any]:
+        """What a function returned on each rank, which it is given as ``ranks``; a traceback where it failed."""
         from autotune.training.parallel.ranks import open_store
 
         store = open_store()
         for rank in range(size):
-            self._pipes[rank][0].send((rank, size, store.port, list(overrides), settings))
+            self._pipes[rank][0].send((rank, size, store.port, work, arguments, settings))
         return [self._pipes[rank][0].recv() for rank in range(size)]
 
     def end(self) -> None:

@@ -118,6 +118,7 @@ def _finish(parts: Components) -> None:
     """Make the weights those that are scored and kept."""
     if (to_average := getattr(parts.optimizer, "eval", None)) is not None:
         to_average()  # a schedule-free optimizer trains with other weights than it scores
+    parts.shared.synchronise(parts.evaluated_model)
     parts.technique.finish(parts.evaluated_model)
 
 

@@ -141,10 +141,9 @@ class Run:
         model = parts.evaluated_model
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         size, (index, num_parts) = _EVALUATION_BATCH[self.device.type], self.part
-        parts.shared.before_scoring()
         # What is made in inference mode is no part of a later backward pass, and sharded weights would be.
         without_gradients = torch.inference_mode if self.ranks.size == 1 else torch.no_grad
-        with _evaluating(model, parts.optimizer), without_gradients():
+        with _evaluating(model, parts.optimizer), parts.shared.scoring(model), without_gradients():
             for first in range(0, len(split), size * num_parts):
                 start = first + index * size
                 counted = max(0, min(size, len(split) - start))

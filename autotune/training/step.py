@@ -48,6 +48,7 @@ class TrainingStep:
         """Train on one batch; ``step`` counts from 0."""
         parts = self.parts
         parts.technique.before_step(parts.model, step, self._total_steps)
+        parts.shared.before_step()
         self._gradients(self.augmented(batch, step), batch.targets)
         with labelled("optimizer"):
             self._step_optimizer()

@@ -5,7 +5,7 @@ mesh of two dimensions, of which one shares the batch and the other every layer.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,70 +126,107 @@ class DDP(_DataParallel):
             share_layers(model, mesh["tensor"])
             parts = {name: value for name, value in model.named_parameters() if isinstance(value, DTensor)}
             _pre_dp_module_transform(model)
-        made = nn.parallel.DistributedDataParallel(model, process_group=mesh["data"].get_group(), **self._arguments)
-        shared = _Replicated(model, made, mesh, ranks, names, parts)
+        group = mesh["data"].get_group()
+        register = self._exchange(group, ranks)
+
+        def wrapped(*, init_sync: bool) -> nn.parallel.DistributedDataParallel:
+            made = nn.parallel.DistributedDataParallel(model, process_group=group, init_sync=init_sync, **self._arguments)
+            register(made)
+            return made
+
+        average_every = None if self._local_steps == 1 else (self._local_steps, self._local_after)
+        return _Replicated(model, wrapped, mesh, names, parts, average_every)
+
+    def _exchange(self, group: distributed.ProcessGroup, ranks: Ranks) -> Callable[[nn.parallel.DistributedDataParallel], None]:
+        """What has a wrapped model exchange its gradients otherwise than torch's DDP would; every rank of all calls it."""
         if self._local_steps > 1:
-            shared.average_every(self._local_steps, after=self._local_after)
-        elif self._compression is not None:
-            _compress(made, self._compression, self._powersgd_rank)
-        return shared
+            from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook  # noqa: PLC0415  # few want it
+
+            alone = [distributed.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
+            state = PostLocalSGDState(process_group=group, subgroup=alone, start_localSGD_iter=self._local_after)  # type: ignore[no-untyped-call]  # torch's
+            return lambda made: made.register_comm_hook(state, post_localSGD_hook)
+        if self._compression is None:
+            return lambda made: None
+        compression, rank = self._compression, self._powersgd_rank
+        return lambda made: _compress(made, compression, rank)
 
 
 class _Replicated(SharedModel):
     """A whole model on every rank, or on every row of the mesh.
 
     Args:
+        model: that is shared.
+        wrapped: makes torch's DDP of it, for the parameters that then train; ``init_sync`` is whether ranks take the first one's weights.
+        mesh: of the ranks.
         names: of the model's state.
         parts: its parameters that ranks of a row share, as distributed tensors. torch's DDP is given their local parts, which take the
             tensors' place as parameters until the model is first called.
+        average_every: updates from one averaging of the weights to the next, and the number of updates before the first one; None where
+            gradients are exchanged.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        made: nn.parallel.DistributedDataParallel,
+        wrapped: Callable[..., nn.parallel.DistributedDataParallel],
         mesh: DeviceMesh,
-        ranks: Ranks,
         names: Sequence[str],
         parts: Mapping[str, DTensor],
+        average_every: tuple[int, int] | None,
     ) -> None:
         super().__init__(model)
-        self._made, self._mesh, self._ranks, self._names, self._parts = made, mesh, ranks, names, parts
+        self._wrapped, self._made = wrapped, wrapped(init_sync=True)
+        self._mesh, self._names, self._parts = mesh, names, parts
         self._parameters = dict(model.named_parameters())
-        self._averager: Any = None
+        self._trained = self._which_train()
+        self._average_every, self._num_updates = average_every, 0
 
     def __call__(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self._made(inputs)
         return outputs
 
-    def average_every(self, steps: int, *, after: int) -> None:
-        """Average weights every so many updates, and no gradients then."""
-        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook  # noqa: PLC0415
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager  # noqa: PLC0415  # few want it
+    def before_step(self) -> None:
+        """Make torch's DDP anew where other parameters train than when it was made: it exchanges the gradients of those alone."""
+        if (trained := self._which_train()) != self._trained:
+            self._made._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # noqa: SLF001  # the old one would go on exchanging
+            self._made, self._trained = self._wrapped(init_sync=False), trained
 
-        group = self._mesh["data"].get_group()
-        alone = [distributed.new_group([rank]) for rank in range(self._ranks.size)][self._ranks.rank]
-        state = PostLocalSGDState(process_group=group, subgroup=alone, start_localSGD_iter=after)  # type: ignore[no-untyped-call]  # torch's
-        self._made.register_comm_hook(state, post_localSGD_hook)
-        self._averager = PeriodicModelAverager(period=steps, warmup_steps=after, process_group=group)
+    def _which_train(self) -> list[bool]:
+        return [each.requires_grad for each in self._parameters.values()]
 
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         return self._made.no_sync()
 
     def after_update(self) -> None:
-        if self._averager is not None:
-            self._averager.average_parameters(iter(self._parameters.values()))
+        """Average the weights, where ranks train by themselves and it is time."""
+        if self._average_every is not None:
+            period, first = self._average_every
+            if self._num_updates >= first and (self._num_updates - first) % period == 0:
+                _average(list(self._parameters.values()), self._mesh["data"].get_group())
+            self._num_updates += 1
 
-    def before_scoring(self) -> None:
-        """Weights are averaged where ranks train by themselves; statistics of normalisation are the first rank's."""
+    def synchronise(self, model: nn.Module) -> None:
+        """Weights are averaged where ranks train by themselves; buffers, as statistics of normalisation, are the first rank's."""
         group = self._mesh["data"].get_group()
-        with torch.no_grad():
-            if self._averager is not None:
-                for parameter in self._parameters.values():
-                    distributed.all_reduce(parameter, group=group)
-                    parameter.div_(distributed.get_world_size(group))
-            for buffer in self.model.buffers():
-                distributed.broadcast(buffer, group=group, group_src=0)
+        if self._average_every is not None:
+            _average(self._weights_of(model), group)
+        _take_buffers_of_first(model, group)
+
+    @contextlib.contextmanager
+    def scoring(self, model: nn.Module) -> Iterator[None]:
+        """Ranks that train by themselves go on with their own weights: when they are evaluated is no part of what they learn."""
+        weights = [] if self._average_every is None else self._weights_of(model)
+        own = [each.detach().clone() for each in weights]
+        with super().scoring(model):
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for weight, before in zip(weights, own, strict=True):
+                        weight.copy_(before)
+
+    def _weights_of(self, model: nn.Module) -> list[Tensor]:
+        return list(self._parameters.values() if model is self.model else model.parameters())
 
     @property
     def counts(self) -> bool:
@@ -203,6 +240,23 @@ class _Replicated(SharedModel):
             local = DTensor.from_local(state[name], part.device_mesh, part.placements)
             state[name] = local.full_tensor()
         return {name: state[name] for name in self._names}
+
+
+@torch.no_grad()
+def _average(weights: Sequence[Tensor], group: distributed.ProcessGroup) -> None:
+    """Put the mean over a group's ranks in the place of each tensor, which stays where it lies: averages of the weights look there."""
+    for dtype in dict.fromkeys(each.dtype for each in weights):
+        same = [each for each in weights if each.dtype is dtype]
+        flat = torch.cat([each.reshape(-1) for each in same]) / distributed.get_world_size(group)
+        distributed.all_reduce(flat, group=group)
+        for weight, mean in zip(same, torch.split(flat, [each.numel() for each in same]), strict=True):
+            weight.copy_(mean.view(weight.shape))
+
+
+@torch.no_grad()
+def _take_buffers_of_first(model: nn.Module, group: distributed.ProcessGroup) -> None:
+    for buffer in model.buffers():
+        distributed.broadcast(buffer.to_local() if isinstance(buffer, DTensor) else buffer, group=group, group_src=0)
 
 
 def _compress(made: nn.parallel.DistributedDataParallel, compression: str, rank: int) -> None:
@@ -280,6 +334,10 @@ class _Sharded(SharedModel):
         self.model.set_requires_gradient_sync(False)  # type: ignore[operator]  # of FSDPModule
         yield
         self.model.set_requires_gradient_sync(True)  # type: ignore[operator]  # of FSDPModule
+
+    def synchronise(self, model: nn.Module) -> None:
+        """Buffers, which are not shared out, are the first rank's."""
+        _take_buffers_of_first(model, self._mesh["data"].get_group())
 
     @property
     def counts(self) -> bool:

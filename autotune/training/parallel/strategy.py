@@ -5,7 +5,7 @@ A *strategy* is the configuration's ``parallelism``: what is settled before ther
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +44,9 @@ class SharedModel:
         """Add the gradients of the batch's mean loss to this rank's parameters."""
         raise NotImplementedError
 
+    def before_step(self) -> None:
+        """Before the forward pass of a step: a technique may have let other parameters train since the one before."""
+
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         """Around a backward pass that is not the last one before the update."""
         return contextlib.nullcontext()
@@ -51,8 +54,14 @@ class SharedModel:
     def after_update(self) -> None:
         """After the optimizer's step."""
 
-    def before_scoring(self) -> None:
-        """Make this rank's model the one that all of them score."""
+    def synchronise(self, model: nn.Module) -> None:
+        """Make a model, the trained one or an average of its weights, one model: the same on every rank that holds it."""
+
+    @contextlib.contextmanager
+    def scoring(self, model: nn.Module) -> Iterator[None]:
+        """Around scoring a model: all ranks score one, and go on training with what each of them had before."""
+        self.synchronise(model)
+        yield
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
         """The outputs of the model that is scored, its own or an average of its weights; None on a rank that has none."""
