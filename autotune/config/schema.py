@@ -244,6 +244,21 @@ class TrialConfig:
             raise ConfigError(
                 f"runtime.cuda_graph: compile={self.runtime['compile']} makes graphs of its own; accepted beside true is null or default"
             )
+        if self.runtime["cuda_graph"] and self.runtime["activation_checkpointing"]:
+            raise ConfigError(
+                "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is false: it reads the random state, "
+                "which a graph that is being captured does not let it"
+            )
+        micro_batch_size = self.runtime["micro_batch_size"]
+        if (
+            self.runtime["compile"] in ("reduce-overhead", "max-autotune")
+            and micro_batch_size is not None
+            and micro_batch_size < self.batch_size
+        ):
+            raise ConfigError(
+                f"runtime.micro_batch_size: found {micro_batch_size} of batch_size={self.batch_size}, accepted with "
+                f"compile={self.runtime['compile']} is null: its graphs write over gradients that are being added up"
+            )
         if self.runtime["cuda_graph"] and self.precision["autocast_dtype"] == "float16":
             raise ConfigError("runtime.cuda_graph: a graph cannot hold float16's gradient scaling; accepted beside it is bfloat16 or null")
 

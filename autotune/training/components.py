@@ -22,7 +22,7 @@ from autotune.training.averaging import WeightAverage
 from autotune.training.data import LoadedData
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
-from autotune.training.precision import Precision
+from autotune.training.precision import FLOAT8_ROWS, Precision
 from autotune.training.runtime import checkpoint_activations
 from autotune.training.techniques.technique import Technique
 
@@ -99,9 +99,11 @@ def make_components(
     offered = {"device": device, "input_shape": data.input_shape, "num_classes": data.num_classes, "allowed_targets": allowed}
     technique = make_part(config.technique, allowed, "technique", **offered)
     model = _make_model(config, data, device, precision, offered)
-    technique.start(model)
     strategy = make_strategy(config)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
+    if reuse is None:
+        _check_float8_rows(config, data, model, precision, strategy.part_of_batch(0)[1])
+    technique.start(model)
     if reuse is None:
         if config.runtime["activation_checkpointing"]:
             checkpoint_activations(model, recompute_statistics=config.runtime["compile"] is not None)
@@ -158,6 +160,25 @@ def _make_model(
         inputs = data.train.inputs[:: max(1, len(data.train) // _INITIALISE_SAMPLES)][:_INITIALISE_SAMPLES].to(device)
         initialise_from(data.transform(inputs))
     return model
+
+
+def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Module, precision: Precision, num_parts: int) -> None:
+    """Refuse batches that float8 cannot multiply: what its layers are given of one sample, times the samples at once."""
+    if not config.precision["float8"]:
+        return
+    whole = min(config.batch_size, len(data.train))
+    size = whole // num_parts // config.parallelism.get("num_micro_batches", 1)
+    at_once = min(size, config.runtime["micro_batch_size"] or size)
+    key, found = ("batch_size", config.batch_size) if at_once == size else ("runtime.micro_batch_size", at_once)
+    there = f" ({whole} are there)" if key == "batch_size" and whole < found else ""
+    inputs = data.transform(data.train.inputs[:1].to(precision.device))
+    for rows in precision.float8_rows(model, inputs):
+        for samples in (at_once, size % at_once):
+            if samples * rows % FLOAT8_ROWS:
+                raise ConfigError(
+                    f"{key}: found {found}{there}, which gives a float8 layer {samples * rows} rows at once; "
+                    f"accepted are multiples of {FLOAT8_ROWS} rows"
+                )
 
 
 def _take_over(kept: torch.nn.Module, fresh: torch.nn.Module) -> None:

@@ -10,6 +10,12 @@ import torch
 
 from autotune.errors import ConfigError
 
+FLOAT8_ROWS = 16
+"""Of whose multiples a matrix must have rows, so that float8 can multiply it for a weight's gradient.
+
+Source: torch._scaled_mm: the dimension that is summed over is divisible by 16.
+"""
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -56,6 +62,27 @@ class Precision:
     def outputs(self, outputs: torch.Tensor) -> torch.Tensor:
         """A model's outputs for the loss: in float32, where weights have fewer bits than that."""
         return outputs if self.weights_dtype is torch.float32 or not isinstance(outputs, torch.Tensor) else outputs.float()
+
+    def float8_rows(self, model: torch.nn.Module, inputs: torch.Tensor) -> set[int]:
+        """The rows of the matrices that the model's float8 layers are given for these inputs, none where it has no such layer."""
+        if not self.settings["float8"]:
+            return set()
+        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415  # an optional extra, which made the model
+
+        rows: set[int] = set()
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, given: rows.add(given[0].numel() // given[0].shape[-1]))
+            for layer in model.modules()
+            if isinstance(layer, Float8Linear)
+        ]
+        in_training = [module for module in model.modules() if module.training]
+        with torch.no_grad(), self.autocast():
+            model.eval()(inputs)
+        for module in in_training:
+            module.training = True
+        for hook in hooks:
+            hook.remove()
+        return rows
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model in the precision's number formats.

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.config.compose import Composer
 from autotune.errors import ConfigError
 from autotune.training.precision import Precision
+from autotune.training.run import check_training
 
 CPU = torch.device("cpu")
 OPERATORS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
@@ -68,6 +70,44 @@ def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
     pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
     with pytest.raises(ConfigError, match="no linear layer whose sizes are multiples of 16"):
         precision(float8=True).convert(torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3), torch.nn.Linear(10, 10)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(*OF_TORCHAO)
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("experiment=mlp", "batch_size=24"),
+            "batch_size: found 24, which gives a float8 layer 24 rows at once; accepted are multiples of 16 rows",
+        ),
+        (("experiment=mlp", "batch_size=64", "runtime.micro_batch_size=48"), None),
+        (
+            ("experiment=mlp", "batch_size=64", "runtime.micro_batch_size=24"),
+            "runtime.micro_batch_size: found 24, which gives a float8 layer 24 ",
+        ),
+        (
+            ("experiment=mlp", "batch_size=56", "runtime.micro_batch_size=48"),
+            "runtime.micro_batch_size: found 48, which gives a float8 layer 8 ",
+        ),
+        (
+            ("experiment=mlp", "batch_size=32", "parallelism=ddp", "parallelism.num_workers=4"),
+            "batch_size: found 32, which gives a float8 layer 8 ",
+        ),
+        (("experiment=mlp", "batch_size=10000"), "batch_size: found 10000 (285 are there), which gives a float8 layer 285 rows"),
+        (("experiment=transformer", "batch_size=5"), None),  # 128 tokens a sample
+    ],
+)
+def test_batches_that_float8_cannot_multiply_are_refused_in_one_line(overrides: tuple[str, ...], said: str | None) -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
+    config = Composer([*overrides, "device=cpu", "precision=fp8"]).compose().trial
+    if said is None:
+        check_training(config)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_training(config)
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])

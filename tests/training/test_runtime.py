@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError, InvalidTrialError
+from autotune.space import Suggestion
 from autotune.training.components import Components, make_components
 from autotune.training.data import load_data
 from autotune.training.precision import Precision
@@ -139,3 +142,50 @@ def test_a_compiled_training_is_compiled_once_a_process_and_trains_each_time_as_
     assert other != first
     assert first == pytest.approx(run(1)[0], rel=1e-4)
     assert run(1, "runtime.compile=default")[2] >= 1, "another training came between, which drops what was compiled"
+
+
+GRAPHS = "runtime.compile=reduce-overhead"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            (GRAPHS, "runtime.micro_batch_size=32"),
+            "runtime.micro_batch_size: found 32 of batch_size=64, accepted with compile=reduce-overhead",
+        ),
+        (
+            ("runtime.compile=max-autotune", "runtime.micro_batch_size=63"),
+            "runtime.micro_batch_size: found 63 of batch_size=64, accepted with",
+        ),
+        (
+            ("runtime.cuda_graph=true", "runtime.activation_checkpointing=true"),
+            "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is false: ",
+        ),
+    ],
+)
+def test_what_a_graph_cannot_replay_is_refused_in_one_line(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        _ = Composer(["experiment=cnn", "batch_size=64", *overrides]).compose().trial
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (GRAPHS, "runtime.micro_batch_size=64"),
+        (GRAPHS, "runtime.activation_checkpointing=true"),
+        ("runtime.compile=default", "runtime.micro_batch_size=32"),
+        ("runtime.cuda_graph=true", "runtime.micro_batch_size=32"),
+    ],
+)
+def test_what_it_can_replay_is_not(overrides: tuple[str, ...]) -> None:
+    assert Composer(["experiment=cnn", "batch_size=64", *overrides]).compose().trial
+
+
+def test_a_point_of_a_space_that_a_graph_cannot_replay_is_left_out_alone() -> None:
+    composer = Composer(["experiment=cnn", GRAPHS, "batch_size=64"])
+    composer.compose_suggestion(Suggestion({"runtime.micro_batch_size": 64}), seed=0)
+    with pytest.raises(InvalidTrialError, match=r"runtime\.micro_batch_size: found 16 of batch_size=64"):
+        composer.compose_suggestion(Suggestion({"runtime.micro_batch_size": 16}), seed=0)
