@@ -3,11 +3,13 @@
 Contract of ``training:`` in the configuration: ``_target_`` names a generator function that yields mappings, or a function
 that takes ``report`` and calls it at every evaluation. A yield, or a call of ``report``, gives ``metric`` and whatever is known
 of ``loss``, ``step``, ``epoch`` and ``samples``. Further arguments are the node's other values, and, where the signature names
-them, ``config`` (the TrialConfig), ``seed``, ``device`` and ``clock``. All time counts as training, less what stands in
-``with clock.building():`` and ``with clock.evaluating():``.
+them, ``config`` (the TrialConfig), ``seed``, ``device`` and ``clock``. All time counts as training, less imports and what stands in
+``with clock.building():`` and ``with clock.evaluating():``. A process calls the function once before it counts, up to its first
+report, unless ``training._warm_up_`` is false: see ``autotune.training.first_call``.
 """
 
 import contextlib
+import functools
 import inspect
 import math
 import queue
@@ -23,9 +25,12 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, synchronizer
 from autotune.training.energy import energy_meter
+from autotune.training.first_call import WARMED_UP, PaidOnce, TrainingEnded, function_node, imports_are_build, prepare_call, warm_up_of
 from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.seeding import seed_everything
 
+_END_SECONDS = 60.0
+"""What a training function may take to clean up after itself; beside what goes on longer nothing could be timed."""
 _REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 
 
@@ -61,15 +66,15 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
         Exception: whatever the function raises.
     """
     device = pick_device(config.device)
-    torch.set_num_threads(config.runtime["num_threads"] or num_threads)
-    reset_device(device)
     clock = PhaseClock(synchronizer(device), energy_meter(device))
     clock.enter(Phase.BUILD)
+    _make_anew(config, device, num_threads)
     _warm_up(device)
-    seed_everything(config.seed)
+    paid = prepare_call(config, clock, lambda: _throw_away(config, device, num_threads))
+    _make_anew(config, device, num_threads)
     clock.enter(Phase.TRAIN)
     before: Evaluation | None = None
-    with contextlib.closing(_reports(config, device, clock)) as reports:
+    with contextlib.closing(_reports(config, device, clock, paid)) as reports:
         for values in reports:
             phase = clock.phase  # a report may stand within evaluating()
             clock.enter(None)
@@ -81,6 +86,20 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
             clock.enter(phase)
     if before is None:
         raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
+
+
+def _make_anew(config: TrialConfig, device: torch.device, num_threads: int) -> None:
+    """Set what a call of the function starts from, whatever an earlier one left."""
+    torch.set_num_threads(config.runtime["num_threads"] or num_threads)
+    reset_device(device)
+    seed_everything(config.seed)
+
+
+def _throw_away(config: TrialConfig, device: torch.device, num_threads: int) -> None:
+    """Call the function up to its first report; what that takes, and how it sets its clock, does not count."""
+    _make_anew(config, device, num_threads)
+    with contextlib.suppress(TrainingEnded), contextlib.closing(_reports(config, device, PhaseClock(), PaidOnce(WARMED_UP))) as reports:
+        next(reports, None)
 
 
 def _warm_up(device: torch.device) -> None:
@@ -96,26 +115,33 @@ def check_own(config: TrialConfig) -> None:
     Raises:
         ConfigError: its target cannot be resolved, or it neither yields nor takes ``report``.
     """
-    assert config.training is not None
-    made = build_partial(config.training, config.allowed_targets, "training")
+    warm_up_of(config)
+    made = _function(config)
     takes_report = "report" in accepted_arguments(made, {"report": None})
     if not takes_report and not inspect.isgeneratorfunction(made.func):
         raise ConfigError(f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report")
 
 
-def _reports(config: TrialConfig, device: torch.device, clock: PhaseClock) -> Generator[Mapping[str, Any], None, None]:
+def _function(config: TrialConfig) -> "functools.partial[Any]":
     assert config.training is not None
-    made = build_partial(config.training, config.allowed_targets, "training")
+    return build_partial(function_node(config.training), config.allowed_targets, "training")
+
+
+def _reports(config: TrialConfig, device: torch.device, clock: PhaseClock, paid: PaidOnce) -> Generator[Mapping[str, Any], None, None]:
+    with imports_are_build(clock, paid):
+        made = _function(config)
     offered = {"config": config, "seed": config.seed, "device": device, "clock": TrainingClock(clock)}
     given = accepted_arguments(made, offered)
     if inspect.isgeneratorfunction(made.func):
-        yield from made(**given)
-    else:
-        yield from _reports_of_function(lambda report: made(report=report, **given))
+        with imports_are_build(clock, paid):
+            yield from made(**given)
+        return
 
+    def function(report: Callable[..., None]) -> None:
+        with imports_are_build(clock, paid):
+            made(report=report, **given)
 
-class _TrainingEnded(BaseException):
-    """Raised by ``report`` in the training function once no more of it is wanted; not for user code to catch."""
+    yield from _reports_of_function(function)
 
 
 def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Generator[Mapping[str, Any], None, None]:
@@ -130,7 +156,7 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
             said.put({"metric": metric, **values})
             goes_on.get()
         if ended.is_set():  # also for a function that catches the first one and reports again
-            raise _TrainingEnded
+            raise TrainingEnded
 
     def run() -> None:
         goes_on.get()
@@ -138,8 +164,8 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
             return
         try:
             function(report)
-        except _TrainingEnded:
-            return
+        except TrainingEnded:
+            pass
         except BaseException as error:  # noqa: BLE001  # it is raised again where the generator stands
             said.put(error)
             return
@@ -159,7 +185,7 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
     finally:
         ended.set()
         goes_on.put(None)
-        thread.join(timeout=5)
+        thread.join(timeout=_END_SECONDS)
 
 
 def _evaluation(

@@ -18,6 +18,7 @@ from autotune.measurement import Evaluation
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.device import cpu_name, pick_device
+from autotune.training.first_call import how_called
 from autotune.training.loop import train
 from autotune.training.own_loop import check_own, train_own
 from autotune.training.parallel.ranks import ALONE, Ranks
@@ -72,7 +73,8 @@ def check_training(config: TrialConfig) -> None:
 def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
     """What a trial's numbers depend on besides its configuration: versions, device, driver, threads, data.
 
-    To be taken in the process that trained, after it has.
+    Of a training function of the user's own ``first_call`` says, for a reader, whether it was warmed up. To be taken in the process
+    that trained, after it has.
     """
     device = pick_device(config.device)
     cuda = device.type == "cuda"
@@ -85,6 +87,7 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
         "host": platform.node(),
         "data_checksum": load_data(config).checksum if config.training is None else None,
         "versions": versions(),
+        **({} if config.training is None else {"first_call": how_called(config)}),
     }
     digest = hashlib.sha256(json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode())
     return {**facts, "sha256": digest.hexdigest()[:16]}
