@@ -11,6 +11,7 @@ report, unless ``training._warm_up_`` is false: see ``autotune.training.first_ca
 import contextlib
 import functools
 import inspect
+import logging
 import math
 import queue
 import threading
@@ -25,9 +26,20 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, synchronizer
 from autotune.training.energy import energy_meter
-from autotune.training.first_call import WARMED_UP, PaidOnce, TrainingEnded, function_node, imports_are_build, prepare_call, warm_up_of
+from autotune.training.first_call import (
+    WARMED_UP,
+    PaidOnce,
+    TrainingEnded,
+    function_node,
+    how_called,
+    imports_are_build,
+    prepare_call,
+    warm_up_of,
+)
 from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.seeding import seed_everything
+
+_log = logging.getLogger(__name__)
 
 _END_SECONDS = 60.0
 """What a training function may take to clean up after itself; beside what goes on longer nothing could be timed."""
@@ -70,20 +82,28 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
     clock.enter(Phase.BUILD)
     _make_anew(config, device, num_threads)
     _warm_up(device)
+    is_first = how_called(config) is None
     paid = prepare_call(config, clock, lambda: _throw_away(config, device, num_threads))
     _make_anew(config, device, num_threads)
     clock.enter(Phase.TRAIN)
     before: Evaluation | None = None
-    with contextlib.closing(_reports(config, device, clock, paid)) as reports:
-        for values in reports:
-            phase = clock.phase  # a report may stand within evaluating()
-            clock.enter(None)
-            evaluation = _evaluation(config, values, clock, device, cap_seconds, before)
-            yield evaluation
-            if evaluation.outcome is not None:
-                return
-            before = evaluation
-            clock.enter(phase)
+    try:
+        with contextlib.closing(_reports(config, device, clock, paid)) as reports:
+            for values in reports:
+                phase = clock.phase  # a report may stand within evaluating()
+                clock.enter(None)
+                evaluation = _evaluation(config, values, clock, device, cap_seconds, before)
+                yield evaluation
+                if evaluation.outcome is not None:
+                    return
+                before = evaluation
+                clock.enter(phase)
+    except Exception:
+        if before is None and is_first and paid.how == WARMED_UP:
+            _log.warning(
+                f"training: {_name(config)} failed when it was called again; if it must not be, _warm_up_: false beside _target_ says so"
+            )
+        raise
     if before is None:
         raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
 

@@ -116,6 +116,13 @@ def failing(report: Callable[..., None]) -> None:
     raise ZeroDivisionError("the batch was empty")
 
 
+def once(report: Callable[..., None]) -> None:
+    if PROCESS.calls:
+        raise FileExistsError("the log is there already")
+    PROCESS.calls.append({})
+    report(0.25)
+
+
 def importing_aside(report: Callable[..., None]) -> None:
     """Imports in a thread of its own, as what loads data may."""
     thread = threading.Thread(target=importlib.import_module, args=("library",))
@@ -199,6 +206,21 @@ def test_a_call_that_does_not_count_is_ended_at_a_step_where_it_does_not_report(
 def test_an_error_of_the_call_that_does_not_count_is_that_of_the_training(own: MakeConfig) -> None:
     with pytest.raises(ZeroDivisionError, match="the batch was empty"):
         last(own(failing))
+
+
+def test_a_function_that_fails_when_it_is_called_again_is_told_how_to_forbid_that(
+    own: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(FileExistsError):
+        last(own(once))
+    [said] = caplog.messages
+    assert said.startswith(f"training: {__name__}.once failed when it was called again; ")
+    assert "_warm_up_: false" in said
+    PROCESS.calls.clear()
+    caplog.clear()
+    with pytest.raises(ZeroDivisionError):
+        last(own(failing))
+    assert caplog.messages == []
 
 
 def test_imports_of_other_threads_are_not_told_apart(own: MakeConfig) -> None:
