@@ -8,9 +8,9 @@ A folder of four files:
 * ``trials.parquet``: ``trial`` and one column a parameter, by config key; empty where the trial's branch does not have it;
 * ``curves.parquet``: ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began), ``metric`` (not finite where
   training diverged); one row an evaluation. Of a study of autotune's also ``build_seconds`` and ``prepare_seconds`` (the latter within
-  ``train_seconds``), ``outcome``, where the evaluation ended the trial, and ``limit_seconds``, where it was made because the trial was
-  past that limit and not because one was due; and what objectives other than time need: ``num_workers``, ``device_kind``,
-  ``build_joules`` and ``energy_joules`` (empty where they were not measured).
+  ``train_seconds``), ``outcome``, where the evaluation ended the trial, ``limit_seconds``, where it was made because the trial was past
+  that limit and not because one was due, and ``epoch``, passes over the training split; and what objectives other than time need:
+  ``num_workers``, ``device_kind``, ``build_joules`` and ``energy_joules`` (empty where they were not measured).
 
 A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds; where
 outcomes are recorded, of the one that is REACHED.
@@ -49,6 +49,8 @@ class RecordedTrial:
     """Which evaluation ended the trial, and how; empty where the recording does not say."""
     limit_seconds: tuple[float, ...] = ()
     """The limit that an evaluation was made past, NaN where one was due; empty where the recording does not say."""
+    epochs: tuple[float, ...] = ()
+    """Passes over the training split so far, NaN where they are not known; empty where the recording does not say."""
     num_workers: tuple[float, ...] = ()
     device_kinds: tuple[str | None, ...] = ()
     build_joules: tuple[float, ...] = ()
@@ -134,6 +136,7 @@ def read_recording(folder: Path) -> Recording:
                 prepare_seconds=column("prepare_seconds"),
                 ends=tuple(_outcome(curves["outcome"][row], where) for row in own) if "outcome" in curves else (),
                 limit_seconds=column("limit_seconds"),
+                epochs=column("epoch"),
                 num_workers=column("num_workers"),
                 device_kinds=tuple(curves["device_kind"][row] for row in own) if "device_kind" in curves else (),
                 build_joules=column("build_joules"),
@@ -280,6 +283,7 @@ def write_recording(
         "prepare_seconds": pa.array([point.prepare_seconds for _, point in rows], pa.float64()),
         "outcome": pa.array([None if point.outcome is None else str(point.outcome) for _, point in rows], pa.string()),
         "limit_seconds": pa.array([_limit_seconds(each, point, target) for each, point in rows], pa.float64()),
+        "epoch": pa.array([point.epoch for _, point in rows], pa.float64()),
         "num_workers": pa.array([point.num_workers for _, point in rows], pa.int64()),
         "device_kind": pa.array([point.device_kind for _, point in rows], pa.string()),
         "build_joules": pa.array([point.build_joules for _, point in rows], pa.float64()),

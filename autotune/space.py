@@ -201,6 +201,11 @@ class Suggestion:
         """The point as Hydra overrides, as one would type them."""
         return [f"{key}={override_text(value)}" for key, value in self.values.items()]
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The same for equal points, in whatever order their values stand."""
+        return tuple(sorted(self.as_overrides()))
+
 
 @dataclass(frozen=True)
 class SearchSpace:

@@ -50,7 +50,7 @@ class NoDoubt(FreezeThawSampler):
     """The model's chances are believed, whatever came of them."""
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._hopes = dict.fromkeys(self._hopes, _Trusted())  # type: ignore[arg-type]  # it has the verbs
+        self._calibration = dict.fromkeys(self._calibration, _Trusted())  # type: ignore[arg-type]  # it has the verbs
         return super()._choose(beside=beside, new=new, ending=ending)
 
 
@@ -90,7 +90,7 @@ class _Trusted:
 
     share = 1.0
 
-    def was_raised(self, chance: float) -> None:
+    def expects(self, chance: float) -> None:
         """Not noted."""
 
     def came_true(self) -> None:

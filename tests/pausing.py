@@ -1,6 +1,7 @@
 """A sampler that pauses, so simple that what comes of it is known."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.measurement import Evaluation
@@ -13,6 +14,7 @@ class PausesAtFirst:
 
     def __init__(self, points: Sequence[Suggestion]) -> None:
         self.waiting: list[int] = []
+        self.best = math.inf
         self._points = iter(points)
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
@@ -34,8 +36,20 @@ class PausesAtFirst:
         return Decision.PAUSE
 
     def finish(self, result: Any, score: float | None) -> None:
-        pass
+        self.best = min(self.best, math.inf if score is None else score)
 
     def forget(self, number: int) -> None:
         if number in self.waiting:
             self.waiting.remove(number)
+
+    def rejected(self, suggestion: Suggestion) -> None:
+        pass
+
+    def repeats_where(self, can_repeat: Callable[[Suggestion], bool]) -> None:
+        pass
+
+    def expected_scores(self) -> dict[int, float]:
+        return {}
+
+    def to_beat(self, number: int) -> float:
+        return self.best

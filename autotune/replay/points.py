@@ -1,4 +1,8 @@
-"""The recorded trials as all the points there are: a suggestion is taken as the nearest one not yet used."""
+"""The recorded trials as all the points there are: a suggestion is taken as the nearest one not yet used.
+
+Where a configuration was recorded several times, a suggestion of exactly that point gets its trials one after the other; any other one gets
+the nearest configuration of which no trial was used, as long as there is one.
+"""
 
 from collections.abc import Sequence
 
@@ -26,9 +30,14 @@ class RecordedPoints:
         self._encoded = self._cube.encode([each.suggestion for each in trials])
         self._is_category = np.array(self._cube.num_options) > 0
         self._is_used = np.zeros(len(trials), dtype=bool)
+        self._is_touched = np.zeros(len(trials), dtype=bool)
+        """Of which configurations a trial was used."""
         self._taken: list[RecordedTrial] = []
+        self._places_of: dict[tuple[str, ...], list[int]] = {}
+        for place, each in enumerate(trials):
+            self._places_of.setdefault(each.suggestion.key, []).append(place)
 
-    def place(self, suggestion: Suggestion) -> Suggestion | None:
+    def __call__(self, suggestion: Suggestion) -> Suggestion | None:
         """The point of the nearest trial not yet used, which is used from now on; None where all are.
 
         An empty suggestion is the baseline that the space does not contain.
@@ -41,17 +50,27 @@ class RecordedPoints:
         away = self._encoded - self._cube.encode([suggestion])
         squared = np.where(self._is_category, np.where(away == 0, 0.0, _FAR), away**2)
         distances = np.nansum(squared, axis=1)
+        if not self.has(suggestion) and not self._is_touched.all():
+            distances[self._is_touched] = np.inf
         distances[self._is_used] = np.inf
         nearest = int(distances.argmin())
         self._is_used[nearest] = True
+        self._is_touched[self._places_of[self._trials[nearest].suggestion.key]] = True
         self._taken.append(self._trials[nearest])
         return self._trials[nearest].suggestion
+
+    def has(self, suggestion: Suggestion) -> bool:
+        """Whether a trial of exactly this point is not yet used."""
+        key = suggestion.key
+        return any(not self._is_used[place] for place in self._places_of.get(key, ()))
 
     def release(self, trial: RecordedTrial) -> None:
         """Hand a trial out again."""
         for place, each in enumerate(self._trials):
             if each.number == trial.number:
                 self._is_used[place] = False
+                own = self._places_of[each.suggestion.key]
+                self._is_touched[own] = self._is_used[own].any()
 
     @property
     def last(self) -> RecordedTrial:

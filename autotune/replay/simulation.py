@@ -171,7 +171,7 @@ class _Replay:
     ) -> None:
         self._target = recording.target
         self._points = RecordedPoints(recording.space, recording.trials)
-        self._policy = make_policy(self._points.place)
+        self._policy = make_policy(self._points)
         best = recording.best_seconds
         self._enough = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers
@@ -289,10 +289,11 @@ class _Replay:
 def replayed_evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
     """A recorded evaluation, as a worker would send it."""
     seconds, step = recorded.train_seconds[place], recorded.steps[place]
+    epoch = recorded.epochs[place] if recorded.epochs and math.isfinite(recorded.epochs[place]) else step
     prepare_seconds = recorded.prepare_seconds[place] if recorded.prepare_seconds else 0.0
     return Evaluation(
         step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
-        epoch=step,
+        epoch=epoch,
         samples=step,  # type: ignore[arg-type]  # likewise
         build_seconds=recorded.build_seconds[place] if recorded.build_seconds else 0.0,
         prepare_seconds=prepare_seconds,

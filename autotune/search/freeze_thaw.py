@@ -13,11 +13,8 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asyn
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -25,14 +22,17 @@ from scipy.special import log_ndtr
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, Objective
-from autotune.search.chance import Chance
+from autotune.search.candidates import Candidates
 from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness, one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.encoding import Array, UnitCube
+from autotune.search.expected_scores import ExpectedScores, Key, spent_by
+from autotune.search.feasibility import FeasibilityModel
+from autotune.search.known_trials import Calibration, KnownTrial, Origin, Seen, Share, level, standing, telling
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 from autotune.search.warm_start import WarmStart
-from autotune.space import SearchSpace, Suggestion
+from autotune.space import Choice, SearchSpace, Suggestion
 
 _LEAST_EVALUATIONS = 2
 """Evaluations of a trial before it may be paused: one alone says little of how its curve rises."""
@@ -53,48 +53,20 @@ _MOST_WAITING = 128
 """Waiting trials that are weighed against each other and new points in one decision."""
 _MOST_PROMISING = 96
 """Of those, the ones that promised most when they were last weighed; the others are drawn by chance."""
-_HALF = 0.6
-"""Share of a trial's time that counts as half of it: evaluations do not come at even times."""
-_STALLED = 0.9
-"""Of what a trial lacked at half its time, what it lacks still where it has stalled."""
 _NUM_TIMES = 6
 """Times by which a trial may have reached the target that are weighed against each other."""
 _WIN = 0.97
 """Share of the best time so far that a winner must beat."""
-_FORGETTING = 0.95
-"""What an earlier choice counts beside the one after it, in judging how much of the model's chances is to be believed."""
+_BY_CHANCE = 0.1
+"""Share of new points that are drawn by chance, whatever the model says: where it errs no region starves."""
+_BY_AGE = 0.05
+"""Share of goings-on that the trial gets which has waited longest."""
+_MOST_OF_REPEAT = 4.0
+"""What a repeat may spend, of what its configuration is expected to need: what it needs is to be measured, not cut short."""
+_LEAST_GAIN = 1e-3
+"""What a repeat must be expected to win, as the logarithm of a ratio, once there is no new point left."""
 _KNOWN_RATE = 0.02
 """Standard deviation of the logarithm of a step's seconds, for a trial that has been measured."""
-
-
-class _Seen(NamedTuple):
-    """One evaluation of a trial."""
-
-    step: float
-    seconds: float
-    shortfall: float
-
-
-@dataclass
-class _Trial:
-    """What is known of one trial."""
-
-    point: Array
-    """Coordinates ``[parameters]``."""
-    merits: Array
-    """What earlier studies expect of it ``[studies]``."""
-    curve: list[_Seen] = field(default_factory=list)
-    best_place: int = 0
-    """Of the evaluation nearest to the target."""
-    decided_seconds: float = 0.0
-    """Where in its training it was last decided whether it goes on."""
-    is_paused: bool = False
-    hoped_as: "_Origin | None" = None
-    """As what it was last chosen by its index."""
-    index: float = math.inf
-    """What it promised when it was last weighed, since its last evaluation; infinite where it has not been."""
-    resume_seconds: float = 0.0
-    """What making its training anew takes, apart from its steps."""
 
 
 class FreezeThawSampler:
@@ -107,6 +79,7 @@ class FreezeThawSampler:
             reached the target.
         num_candidates: points drawn by chance for each proposal, of which the most promising is trained.
         reduction_factor: of trials trained for some time, one in so many is trained on to twice that time at least.
+        length_key: config key of the schedule's length in epochs; where the space varies it a curve is a function of progress too.
         earlier: studies to learn from.
 
     Raises:
@@ -124,6 +97,7 @@ class FreezeThawSampler:
         num_candidates: int = 128,
         reduction_factor: float = 4,
         least_chance: float = 0.01,
+        length_key: str = "epochs",
         earlier: Sequence[EarlierStudy] = (),
     ) -> None:
         if num_startup_trials < 1 or num_candidates < 1 or not reduction_factor > 1 or not 0 <= least_chance < 1:
@@ -150,22 +124,32 @@ class FreezeThawSampler:
         self._num_by_chance = 0
         self._is_earlier_next = True
         self._cube = UnitCube(space)
-        self._trials: dict[int, _Trial] = {}
+        self._trials: dict[int, KnownTrial] = {}
+        self._length_key = length_key if _is_length(space, length_key) else None
+        self._candidates = Candidates(space)
+        self._feasibility = FeasibilityModel(self._cube.num_features)
+        self._expected = ExpectedScores()
+        self._reached: dict[int, Key] = {}
+        self._points: dict[Key, Suggestion] = {}
+        self._can_repeat: Callable[[Suggestion], bool] = lambda point: True
+        self._by_chance, self._by_age = Share(_BY_CHANCE), Share(_BY_AGE)
         self._best = math.inf
+        """The score by which one run of a new configuration makes it the incumbent."""
         self._earlier = WarmStart(earlier, space, seed)
         self._curves = CurveModel(self._cube.num_features)
         self._rates = RateModel(self._cube.num_features)
         self._num_learnt_of = 0
-        self._hoped_as: _Origin | None = None
+        self._proposed_as: Origin | None = None
         self._least_gap = 1.0
-        self._hopes = {each: _Hopes() for each in _Origin}
+        self._calibration = {each: Calibration() for each in Origin}
         self._chosen: int | Suggestion | None = None
         """What a decision about a running trial found to be better than going on with it."""
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
-        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither.
+        """What to train next: a point, where ``new`` trials are wanted, or the number of a paused trial; None for neither.
 
-        ``ending`` says that no new one will be wanted: then paused trials with less than ``least_chance`` are left where they are.
+        A point that has reached the target is trained again where that is worth more than all else. ``ending`` says that no new one will
+        be wanted: then paused trials with less than ``least_chance`` are left where they are.
         """
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
@@ -177,25 +161,35 @@ class FreezeThawSampler:
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """A new point is trained; not always the one that was proposed."""
-        point = self._cube.encode([suggestion])
-        self._trials[number] = _Trial(point[0], self._earlier.merits(point)[0], hoped_as=self._hoped_as)
+        point, key = self._cube.encode([suggestion]), suggestion.key
+        self._trials[number] = KnownTrial(
+            key=key,
+            point=point[0],
+            merits=self._earlier.merits(point)[0],
+            log_length=self._log_length(suggestion),
+            is_repeat=self._expected.has_reached(key),
+            chosen_as=self._proposed_as,
+            last_chosen=self._num_draws,
+        )
+        self._points[key] = suggestion
         self._earlier.take(suggestion)
-        self._hoped_as = None
+        self._candidates.tried(suggestion)
+        self._proposed_as = None
 
     def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
         """A trial that an earlier process paused waits to be taken up again."""
         self.started(number, suggestion)
         trial = self._trials[number]
         for evaluation in evaluations:
-            self._note(trial, evaluation)
+            self._note(number, evaluation)
         trial.is_paused = True
         trial.decided_seconds = trial.curve[-1].seconds if trial.curve else 0.0
 
     def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
         """Whether a running trial goes on, or pauses because another one promises more."""
         trial = self._trials[number]
-        self._note(trial, evaluation)
-        if not may_pause:
+        self._note(number, evaluation)
+        if not may_pause or trial.is_repeat:
             return Decision.CONTINUE
         is_hopeless = self._next_seconds(trial) > self._best * _WIN
         is_early = len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1].seconds < trial.decided_seconds * _DECIDE_AGAIN
@@ -212,19 +206,27 @@ class FreezeThawSampler:
 
     def finish(self, result: TrialResult, score: float | None) -> None:
         """A trial ended; ``score`` where it reached the target."""
-        trial = self._trials.get(result.trial)
-        if trial is None:
-            if not result.values and self._space.parameters:
-                return  # a baseline that the space does not contain
+        if result.trial not in self._trials and (result.values or not self._space.parameters):
             self.started(result.trial, Suggestion(result.values))
-            trial = self._trials[result.trial]
-        for evaluation in result.evaluations[len(trial.curve) :]:
-            self._note(trial, evaluation)
-        trial.is_paused = False
-        if score is not None:
-            self._best = min(self._best, score / self._unit)
-            if trial.hoped_as is not None:
-                self._hopes[trial.hoped_as].came_true()
+        trial = self._trials.get(result.trial)
+        if trial is None:  # a baseline that the space does not contain
+            for evaluation in result.evaluations:
+                self._dearness(evaluation)
+        else:
+            for evaluation in result.evaluations[len(trial.curve) :]:
+                self._note(result.trial, evaluation)
+            trial.is_paused, trial.has_ended = False, True
+            if result.outcome.is_infeasible:
+                self._feasibility.add(str(result.trial), self._cube.features(trial.point[None])[0], is_feasible=False)
+            if score is not None and trial.chosen_as is not None:
+                self._calibration[trial.chosen_as].came_true()
+        if self._unit:
+            key, features = ((), None) if trial is None else (trial.key, self._cube.features(trial.point[None])[0])
+            spent = (spent_by(result, self._objective) if score is None else score) / self._unit
+            self._expected.add(key, features, result.outcome, spent)
+            self._best = self._expected.winning_draw
+            if score is not None:
+                self._reached[result.trial] = key
         if self._chosen == result.trial:
             self._chosen = None
 
@@ -234,7 +236,32 @@ class FreezeThawSampler:
         if self._chosen == number:
             self._chosen = None
 
-    def _note(self, trial: _Trial, evaluation: Evaluation) -> None:
+    def rejected(self, suggestion: Suggestion) -> None:
+        """A point that no training can run."""
+        features = self._cube.features(self._cube.encode([suggestion]))[0]
+        self._feasibility.add(" ".join(suggestion.key), features, is_feasible=False)
+        self._candidates.tried(suggestion)
+
+    def repeats_where(self, can_repeat: Callable[[Suggestion], bool]) -> None:
+        """Points are trained again only where this says that they can be."""
+        self._can_repeat = can_repeat
+
+    def expected_scores(self) -> dict[int, float]:
+        """The expected score of the configuration of every trial that reached the target, if it is trained again, by trial number."""
+        by_key = self._expected.by_key()
+        return {number: by_key[key] * self._unit for number, key in self._reached.items()}
+
+    def to_beat(self, number: int) -> float:
+        """The score that a trial must beat to be expected better than the incumbent; a repeat may take a few times what is expected."""
+        trial = self._trials.get(number)
+        if math.isinf(self._best):
+            return math.inf
+        if trial is None or not trial.is_repeat:
+            return self._expected.incumbent * self._unit
+        return self._expected.by_key()[trial.key] * _MOST_OF_REPEAT * self._unit
+
+    def _note(self, number: int, evaluation: Evaluation) -> None:
+        trial = self._trials[number]
         dearness = self._dearness(evaluation)
         if not trial.curve:
             trial.resume_seconds = (evaluation.build_seconds + evaluation.prepare_seconds) * dearness
@@ -245,10 +272,14 @@ class FreezeThawSampler:
             shortfall = self._target.shortfall(evaluation.metric)
             if evaluation.outcome is not Outcome.REACHED:
                 shortfall = max(shortfall, 0.0)  # before a model is pruned, none at the target counts
-            trial.curve.append(_Seen(max(evaluation.step, 0.5), seconds, shortfall))
-            trial.index = math.inf
-            if trial.curve[-1].shortfall < trial.curve[trial.best_place].shortfall:
-                trial.best_place = len(trial.curve) - 1
+            if not trial.curve:
+                self._feasibility.add(str(number), self._cube.features(trial.point[None])[0], is_feasible=True)
+                if evaluation.epoch <= 0 < evaluation.step:
+                    self._length_key = None  # this training does not tell its epochs
+                    for each in self._trials.values():
+                        each.log_length = math.inf
+            step = evaluation.step if self._length_key is None else evaluation.epoch
+            trial.add(Seen(max(step, 0.5) if self._length_key is None else max(step, 1e-3), seconds, shortfall))
 
     def _dearness(self, evaluation: Evaluation) -> float:
         """How many times as much a second of this trial counts as one of the first trial seen; 1 where seconds are what counts."""
@@ -260,47 +291,95 @@ class FreezeThawSampler:
         self._limit = max(self._limit, score / self._unit)
         return score / self._unit / longest
 
-    def _next_seconds(self, trial: _Trial) -> float:
+    def _next_seconds(self, trial: KnownTrial) -> float:
         """The soonest that the trial's next evaluation is to be expected, as a second evaluation came after a first one so far."""
         return trial.curve[-1].seconds + self._least_gap * trial.curve[0].seconds if trial.curve else 0.0
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        """A new point, or the number of a paused trial or of the running one ``beside`` them."""
+        """A point to train, or the number of a paused trial or of the running one ``beside`` them."""
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
-        waiting = [number for number, trial in self._trials.items() if (trial.is_paused or number == beside) and trial.curve]
+        may_start, is_exhausted = new, self._candidates.are_exhausted
+        new, ending = new and not is_exhausted, ending or is_exhausted
+        waiting = [number for number, trial in self._trials.items() if _is_waiting(trial, is_running=number == beside)]
         seen = [trial for trial in self._trials.values() if trial.curve]
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < _LEAST_CURVES):
             return self._proposed(self._started_with())
         if not seen or not (new or waiting):
-            return None
+            return self._repeat(_LEAST_GAIN) if may_start else None
         promoted = self._promoted(waiting, seen) if new or ending else None
         if promoted is not None:
-            return promoted
+            return self._trained_on(promoted)
         self._learn(seen, rng)
-        waiting = self._worth_weighing(waiting, rng)
+        return self._weighed(seen, self._worth_weighing(waiting, rng), rng, beside=beside, new=new, may_start=may_start, ending=ending)
+
+    def _weighed(
+        self,
+        seen: Sequence[KnownTrial],
+        waiting: Sequence[int],
+        rng: np.random.Generator,
+        *,
+        beside: int | None,
+        new: bool,
+        may_start: bool,
+        ending: bool,
+    ) -> Suggestion | int | None:
+        """What promises most a second of new points, waiting trials and repeats, or whose turn it is whatever they promise."""
+        least_gain = _LEAST_GAIN if ending else 0.0
         smallest = min(trial.curve[0].step for trial in seen)
-        drawn = self._draw(rng, self._num_candidates) if new else []
-        origins = [_Origin.CHANCE] * len(drawn)
+        drawn = self._candidates.draw(rng, self._num_candidates) if new else []
+        origins = [Origin.CHANCE] * len(drawn)
         if new and self._curves.uses_merits:
             drawn = drawn + self._earlier.points
-            origins += [_Origin.EARLIER] * len(self._earlier.points)
-        origins += [_Origin.WAITING] * len(waiting)
-        points = np.concatenate([self._cube.encode(drawn), *(self._trials[number].point[None] for number in waiting)])
-        indices, soon, ever = self._indices(points, [-1] * len(drawn) + waiting, smallest, beside)
+            origins += [Origin.EARLIER] * len(self._earlier.points)
+        origins += [Origin.WAITING] * len(waiting)
+        indices, soon, ever = self._indices(drawn, waiting, smallest, beside)
         for number, index in zip(waiting, indices[len(drawn) :], strict=True):
             self._trials[number].index = float(index)
         if ending and math.isfinite(self._best) and ever.max() < self._least_chance:
-            return None
-        indices += np.log([self._hopes[each].share for each in origins])
+            return self._repeat(least_gain) if may_start else None
+        indices += np.log([self._calibration[each].share for each in origins])
         best = int(indices.argmax())
-        self._hopes[origins[best]].was_raised(float(soon[best]))
+        if may_start and (repeat := self._repeat(least_gain, better_than=float(indices[best]))) is not None:
+            return repeat
         if best < len(drawn):
-            self._hoped_as = origins[best]
+            if self._by_chance.is_due():
+                best = self._drawn_by_chance(drawn, rng)
+            else:
+                self._proposed_as = origins[best]
+                self._calibration[origins[best]].expects(float(soon[best]))
             return self._proposed(drawn[best])
         chosen = waiting[best - len(drawn)]
-        self._trials[chosen].hoped_as = _Origin.WAITING
-        return chosen
+        if chosen != beside and self._by_age.is_due() and (oldest := self._longest_waiting(waiting, beside)) is not None:
+            return self._trained_on(oldest)
+        self._trials[chosen].chosen_as = Origin.WAITING
+        self._calibration[Origin.WAITING].expects(float(soon[best]))
+        return self._trained_on(chosen)
+
+    def _trained_on(self, number: int) -> int:
+        self._trials[number].last_chosen = self._num_draws
+        return number
+
+    def _longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
+        """Of the paused trials that may still win, the one that was not chosen for longest."""
+        may_win = [number for number in waiting if number != running and self._next_seconds(self._trials[number]) <= self._best * _WIN]
+        return min(may_win, key=lambda number: self._trials[number].last_chosen, default=None)
+
+    def _drawn_by_chance(self, drawn: Sequence[Suggestion], rng: np.random.Generator) -> int:
+        """The place of one of the points, each as likely as it is feasible."""
+        chances = np.exp(self._feasibility.log_chances(self._cube.features(self._cube.encode(drawn))))
+        return int(rng.choice(len(drawn), p=chances / chances.sum()))
+
+    def _repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
+        """The point that is most worth training again, where that is expected to win more than so much a second."""
+        running = {trial.key for trial in self._trials.values() if trial.is_repeat and not trial.has_ended}
+        gains = self._expected.log_gains_of_repeats(least_gain)
+        for key in sorted(gains, key=lambda key: -gains[key]):
+            if gains[key] <= better_than:
+                break
+            if key not in running and self._can_repeat(self._points[key]):
+                return self._points[key]
+        return None
 
     def _started_with(self) -> Suggestion:
         """A point of an earlier study and one drawn by chance, in turns; the latter are those that a search without studies draws."""
@@ -308,17 +387,13 @@ class FreezeThawSampler:
         if not self._is_earlier_next and (known := self._earlier.first()) is not None:
             return known
         self._num_by_chance += 1
-        return self._draw(np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}")), 1)[0]
+        return self._candidates.draw(np.random.default_rng(derived_seed(self._seed, f"start {self._num_by_chance}")), 1)[0]
 
     def _proposed(self, point: Suggestion) -> Suggestion:
         self._earlier.take(point)  # here, since another one may be trained in its place
         return point
 
-    def _draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
-        by_chance = Chance(rng)
-        return [self._space.suggest(by_chance) for _ in range(count)]
-
-    def _promoted(self, waiting: Sequence[int], seen: Sequence[_Trial]) -> int | None:
+    def _promoted(self, waiting: Sequence[int], seen: Sequence[KnownTrial]) -> int | None:
         """A waiting trial that is due to be trained on to twice its time, because too few have been; the longest trained first.
 
         The one nearest to the target is, but one that has stalled only where all have: where most trials stall just short of the
@@ -326,14 +401,14 @@ class FreezeThawSampler:
         """
         first = min(trial.curve[0].seconds for trial in seen)
         horizon = min(self._best, self._limit)
-        highest = _level(horizon, first)
-        levels = np.sort([_level(trial.curve[-1].seconds, first) for trial in seen])
+        highest = level(horizon, first)
+        levels = np.sort([level(trial.curve[-1].seconds, first) for trial in seen])
         numbers = len(levels) - np.searchsorted(levels, np.arange(highest + 2))
-        for level in range(highest - 1, -1, -1):
-            if numbers[level + 1] < numbers[level] / self._reduction_factor - 1:
-                here = [number for number in waiting if _level(self._trials[number].curve[-1].seconds, first) == level]
+        for low in range(highest - 1, -1, -1):
+            if numbers[low + 1] < numbers[low] / self._reduction_factor - 1:
+                here = [number for number in waiting if level(self._trials[number].curve[-1].seconds, first) == low]
                 if here:
-                    return min(here, key=lambda number: _standing(self._trials[number].curve))
+                    return min(here, key=lambda number: standing(self._trials[number].curve))
         return None
 
     def _worth_weighing(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
@@ -344,9 +419,9 @@ class FreezeThawSampler:
         best, rest = order[:_MOST_PROMISING], order[_MOST_PROMISING:]
         return best + [int(each) for each in rng.choice(rest, _MOST_WAITING - _MOST_PROMISING, replace=False)]
 
-    def _learn(self, seen: Sequence[_Trial], rng: np.random.Generator) -> None:
+    def _learn(self, seen: Sequence[KnownTrial], rng: np.random.Generator) -> None:
         """Condition both models on what has been seen."""
-        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in _telling(trial)]
+        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in telling(trial)]
         index, steps, _, shortfalls = (np.array(each) for each in zip(*rows, strict=True))
         values = self._goodness(shortfalls, np.array([trial.curve[trial.best_place].shortfall for trial in seen]))
         most = self._most_rows(seen)
@@ -360,7 +435,7 @@ class FreezeThawSampler:
         picked = index[kept].astype(int)
         self._curves.fit(
             features[picked],
-            np.log(steps[kept]),
+            self._curve_axis(np.log(steps[kept]), np.array([trial.log_length for trial in seen])[picked]),
             numbers[picked],
             values[kept],
             merits=merits[picked],
@@ -370,93 +445,72 @@ class FreezeThawSampler:
         recent = np.arange(len(rates))[-most:]
         self._rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MOST_ROWS_TO_LEARN, rng) if grown else None)
 
-    def _most_rows(self, seen: Sequence[_Trial]) -> int:
+    def _most_rows(self, seen: Sequence[KnownTrial]) -> int:
         """How many evaluations the model is conditioned on: what a decision takes must be little beside what it decides on."""
         return _MOST_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MOST_ROWS_OF_QUICK
 
     def _goodness(self, shortfalls: Array, least: Array) -> Array:
         return goodness(shortfalls, least)
 
-    def _indices(self, points: Array, numbers: Sequence[int], smallest_step: float, running: int | None) -> tuple[Array, Array, Array]:
-        """Of each point or waiting trial: the logarithm of what is expected to be won a second, the chances to win soon, and ever."""
+    def _indices(
+        self, drawn: Sequence[Suggestion], waiting: Sequence[int], smallest_step: float, running: int | None
+    ) -> tuple[Array, Array, Array]:
+        """Of each point and waiting trial: the logarithm of what is expected to be won a second, the chances to win soon, and ever."""
+        trials = [self._trials[number] for number in waiting]
+        points = np.concatenate([self._cube.encode(drawn), *(trial.point[None] for trial in trials)])
         features = self._cube.features(points)
-        merits = np.concatenate(
-            [self._earlier.merits(points[np.array(numbers) < 0]), *(self._trials[number].merits[None] for number in numbers if number >= 0)]
-        )
+        merits = np.concatenate([self._earlier.merits(points[: len(drawn)]), *(trial.merits[None] for trial in trials)])
+        log_lengths = np.array([self._log_length(point) for point in drawn] + [trial.log_length for trial in trials])
         log_rates, deviations = self._rates.predict(features)
         spent, soonest, resuming = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
-        for row, number in enumerate(numbers):
-            if number >= 0:
-                step, spent[row], _ = self._trials[number].curve[-1]
-                soonest[row] = self._next_seconds(self._trials[number])
-                resuming[row] = 0.0 if number == running else self._trials[number].resume_seconds
-                log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
+        for row, (number, trial) in enumerate(zip(waiting, trials, strict=True), start=len(drawn)):
+            step, spent[row], _ = trial.curve[-1]
+            soonest[row] = self._next_seconds(trial)
+            resuming[row] = 0.0 if number == running else trial.resume_seconds
+            log_rates[row], deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
         has_best = math.isfinite(self._best)
         best = min(self._best, self._limit)
         last = best * _WIN if has_best else best
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
-        times = np.geomspace(first, last, _NUM_TIMES)
-        log_steps = np.log(times)[:, None] - log_rates  # [times, points]
-        steps, of_trial = np.maximum(log_steps, math.log(smallest_step)), np.array(numbers, dtype=float)
-        means, spreads = self._curves.predict(features, steps, of_trial, merits=merits)
+        # No trial goes on past the end of its schedule: what is not won by then is not.
+        times = np.minimum(np.geomspace(first, last, _NUM_TIMES)[:, None], np.exp(log_rates + log_lengths))  # [times, points]
+        log_steps = np.log(times) - log_rates
+        steps, of_trial = np.maximum(log_steps, math.log(smallest_step)), np.array([-1.0] * len(drawn) + list(waiting))
+        means, spreads = self._curves.predict(features, self._curve_axis(steps, log_lengths), of_trial, merits=merits)
         by_then = log_ndtr(means / spreads)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
-        won = np.log(best / times) + 0.05 if has_best else np.ones(_NUM_TIMES)
-        cost = np.maximum(times[:, None] - spent, np.exp(log_rates) * smallest_step * 0.5) + resuming
-        index = by_then + evaluated + np.log(won)[:, None] - np.log(cost)
-        counts = (times[:, None] > spent * 1.001) & (times[:, None] >= soonest * 0.999)
+        won = self._expected.weight_of_run * np.log(best / times) + 0.05 if has_best else np.ones(times.shape)
+        cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resuming
+        index = by_then + evaluated + np.log(won) - np.log(cost)
+        counts = (times > spent * 1.001) & (times >= soonest * 0.999)
         chances = np.exp(by_then + evaluated)
         soon = chances[counts.argmax(axis=0), np.arange(len(points))]
         ever = np.where(counts, chances, 0.0).max(axis=0)
-        return np.where(counts, index, -np.inf).max(axis=0), np.where(counts.any(axis=0), soon, 0.0), ever
+        indices = np.where(counts, index, -np.inf).max(axis=0)
+        indices[: len(drawn)] += self._feasibility.log_chances(features[: len(drawn)])
+        return indices, np.where(counts.any(axis=0), soon, 0.0), ever
+
+    def _log_length(self, point: Suggestion) -> float:
+        """Logarithm of the length of a point's schedule in epochs; infinite where the space does not vary it."""
+        return math.inf if self._length_key is None else math.log(point.values[self._length_key])
+
+    def _curve_axis(self, log_steps: Array, log_lengths: Array) -> Array:
+        """Where on its curve a trial stands, as the model takes it: how far through its schedule it is, where lengths differ."""
+        return log_steps if self._length_key is None else log_steps - log_lengths
 
 
-class _Origin(Enum):
-    """Where a candidate comes from."""
-
-    CHANCE = auto()
-    EARLIER = auto()
-    """A good point of an earlier study."""
-    WAITING = auto()
-    """A paused trial, or the running one beside them."""
-
-
-class _Hopes:
-    """What came of the chances that the model gave to those it chose, the more recent ones above all."""
-
-    def __init__(self) -> None:
-        self._expected, self._came_true = 0.0, 0.0
-
-    def was_raised(self, chance: float) -> None:
-        """One was chosen that would win with this chance."""
-        self._expected = self._expected * _FORGETTING + chance
-        self._came_true *= _FORGETTING
-
-    def came_true(self) -> None:
-        """One of them won."""
-        self._came_true += 1
-
-    @property
-    def share(self) -> float:
-        """How much of its chances is to be believed: what came true of what was expected, one before there is any experience."""
-        return min(1.0, (self._came_true + 1) / (self._expected + 1))
+def _is_length(space: SearchSpace, key: str) -> bool:
+    """Whether the space always varies a number above 0 by this key."""
+    parameter = space.parameters.get(key)
+    if parameter is None:
+        return False
+    values = [value for value, _ in parameter.options] if isinstance(parameter, Choice) else list(parameter.ends())
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values)
 
 
-def _level(seconds: float, first: float) -> int:
-    """How often a time has doubled since the first evaluation of any trial."""
-    return int(math.log2(max(seconds / first, 1) * 1.0001))
-
-
-def _standing(curve: Sequence[_Seen]) -> tuple[bool, float]:
-    """Where a trial stands among those to be trained on, the least one first: whether it has stalled, and its shortfall."""
-    half = [each.shortfall for each in curve if each.seconds <= curve[-1].seconds * _HALF] or [curve[0].shortfall]
-    return len(curve) > 1 and min(each.shortfall for each in curve) > min(half) * _STALLED, curve[-1].shortfall
-
-
-def _telling(trial: _Trial) -> list[int]:
-    """Places of a trial's curve that say most of it: first, last, and in a long one the middle and the best."""
-    last = len(trial.curve) - 1
-    return sorted({0, last, (last + 1) // 2, trial.best_place}) if last > 2 else sorted({0, last})
+def _is_waiting(trial: KnownTrial, *, is_running: bool) -> bool:
+    """Whether a trial may go on: a paused one, or the one that a decision is about."""
+    return bool(trial.curve) and (trial.is_paused or is_running)
 
 
 def _some(values: Array, most: int, rng: np.random.Generator) -> Indices:

@@ -1,6 +1,6 @@
 """What a sampler has that pauses trials and takes them up again, where an Optuna sampler only proposes points."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from autotune.measurement import Evaluation, TrialResult
@@ -13,7 +13,9 @@ class PausingSampler(Protocol):
     """A sampler that pauses trials and takes them up again: it is told of every trial and evaluation."""
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
-        """What to train next: a new point, where ``new`` ones are wanted, or the number of a paused trial; None for neither.
+        """What to train next: a point, where ``new`` trials are wanted, or the number of a paused trial; None for neither.
+
+        A point that was trained already is trained again, on another seed: what it needs is a draw.
 
         ``ending`` says that no new one will be wanted: paused trials that promise nothing may be left where they are.
         """
@@ -37,6 +39,22 @@ class PausingSampler(Protocol):
 
     def forget(self, number: int) -> None:
         """A trial was taken back."""
+        ...
+
+    def rejected(self, suggestion: Suggestion) -> None:
+        """A point that no training can run."""
+        ...
+
+    def repeats_where(self, can_repeat: Callable[[Suggestion], bool]) -> None:
+        """Points are trained again only where this says that they can be; else all can."""
+        ...
+
+    def expected_scores(self) -> Mapping[int, float]:
+        """The expected score of the configuration of every trial that reached the target, if it is trained again, by trial number."""
+        ...
+
+    def to_beat(self, number: int) -> float:
+        """The score at which a running trial need not go on: what it must beat to be expected better than the incumbent."""
         ...
 
 

@@ -10,8 +10,9 @@ and would propose them for ever. Only ERRORED, a fault in user code, is a failur
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import optuna
 from optuna.trial import TrialState
@@ -19,6 +20,7 @@ from optuna.trial import TrialState
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
+from autotune.search.expected_scores import running_times
 from autotune.search.pausing import PausingSampler
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision, StoppingRule
@@ -48,8 +50,16 @@ class Trial:
     """The trial of the same point that was lost, or interrupted, before this one."""
 
 
-Place = Callable[[Suggestion], Suggestion | None]
-"""The point that is trained in place of a suggestion; None where there is none left."""
+class Place(Protocol):
+    """The points that can be trained, where that is not all of the space."""
+
+    def __call__(self, suggestion: Suggestion) -> Suggestion | None:
+        """The point that is trained in place of a suggestion; None where there is none left."""
+        ...
+
+    def has(self, suggestion: Suggestion) -> bool:
+        """Whether exactly this point can be trained."""
+        ...
 
 
 class SearchPolicy:
@@ -106,8 +116,13 @@ class SearchPolicy:
         _take_up(study, objective, lambda number: pausing is not None and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
+        if pausing is not None and place is not None:
+            pausing.repeats_where(place.has)
         for result in self.results.values():
             self._learn(result)
+        if pausing is not None:
+            for suggestion in self._rejected_before():
+                pausing.rejected(suggestion)
         self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
         self.paused = tuple(self._paused_before(frozen) for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         """Trials that an earlier process paused, with their evaluations: they are suggested again when their turn comes."""
@@ -136,8 +151,14 @@ class SearchPolicy:
 
     @property
     def expected_scores(self) -> dict[int, float]:
-        """What to expect of each trial that REACHED the target if its configuration is trained again, by trial number."""
-        return self.scores
+        """The score to expect of each trial that REACHED the target if its configuration is trained again, by trial number.
+
+        Trials of one configuration have the same: by the sampler's model, where it has one, else the configuration's own expected running
+        time, which is what all its runs spent over the number that reached the target.
+        """
+        own = running_times(self.results, self._objective)
+        modelled = self._pausing.expected_scores() if self._pausing is not None else {}
+        return {number: modelled.get(number, score) for number, score in own.items()}
 
     def suggest(self) -> Trial | None:
         """The next point to train, or a paused trial to go on with; None where the budget is spent or errors ended the search.
@@ -158,7 +179,7 @@ class SearchPolicy:
                 return self._ask(is_placed=True)
             chosen = self._pausing.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
-        return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds())
+        return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds(chosen))
 
     def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
         """Keep in the storage that a trial is paused, so that another process can take it up again."""
@@ -195,7 +216,7 @@ class SearchPolicy:
             number=trial.number,
             suggestion=suggestion,
             seed=derived_seed(self._seed, f"trial {trial.number}"),
-            cap_seconds=self._cap_seconds(),
+            cap_seconds=self._cap_seconds(trial.number),
             is_baseline=is_baseline,
             retry_of=trial.user_attrs.get(_RETRY_OF),
         )
@@ -210,6 +231,12 @@ class SearchPolicy:
         self._pausing.paused(frozen.number, suggestion, evaluations)
         return self._hand_out(trial, suggestion, is_baseline=_BASELINE in frozen.user_attrs), evaluations
 
+    def _rejected_before(self) -> Iterator[Suggestion]:
+        """Points that an earlier process rejected."""
+        for frozen in self._study.get_trials(deepcopy=False, states=[TrialState.PRUNED]):
+            if _REJECTED in frozen.user_attrs:
+                yield self._space.suggest(optuna.trial.FixedTrial(frozen.params))
+
     def _moved(self, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
         """A trial at another point in place of one, which the sampler forgets."""
         self._study.tell(trial, state=TrialState.FAIL)
@@ -222,9 +249,16 @@ class SearchPolicy:
             self._study.sampler = sampler
         return moved
 
-    def _cap_seconds(self) -> float:
+    def _cap_seconds(self, number: int) -> float:
+        self._measure_by_sampler(number)
         cap = getattr(self._stopping, "cap_seconds", None)
-        return cap() if cap is not None else math.inf
+        return cap(number) if cap is not None else math.inf
+
+    def _measure_by_sampler(self, number: int) -> None:
+        """Tell the stopping rule what a trial must beat by now, where the sampler has a model of that."""
+        must_beat = getattr(self._stopping, "must_beat", None)
+        if must_beat is not None and self._pausing is not None:
+            must_beat(number, self._pausing.to_beat(number))
 
     def reject(self, number: int, reason: str) -> None:
         """Take back a point that no training can run: the sampler learns it as infeasible, and it costs no budget."""
@@ -232,6 +266,7 @@ class SearchPolicy:
         del self._handed_out[number]
         if self._pausing is not None:
             self._pausing.forget(number)
+            self._pausing.rejected(self._space.suggest(optuna.trial.FixedTrial(trial.params)))
         trial.set_user_attr(_REJECTED, reason)
         trial.set_constraint(_INFEASIBLE, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
@@ -240,6 +275,7 @@ class SearchPolicy:
         """Whether a running trial goes on after an evaluation; a paused one is suggested again when its turn comes."""
         if not self._is_measured(evaluation):
             return Decision.STOP
+        self._measure_by_sampler(number)
         decision = self._stopping.observe(number, evaluation)
         trial = self._handed_out[number]
         if decision is Decision.CONTINUE and self._pausing is not None and trial.suggestion.values:

@@ -1,8 +1,9 @@
 """Stopping rules: whether a running trial goes on.
 
 Contract of ``stopping:`` in the configuration: an object with ``observe(trial, evaluation) -> Decision``. A rule may also have
-``finish(result, score)``, called when a trial ended, and ``cap_seconds()``, warm seconds at which the worker itself ends a
-trial. ``objective`` is passed to a rule whose signature has it.
+``finish(result, score)``, called when a trial ended, ``cap_seconds(trial)``, warm seconds at which the worker itself ends a trial, and
+``must_beat(trial, score)``, by which a sampler that models what configurations need says what a trial is measured by. ``objective`` is
+passed to a rule whose signature has it.
 """
 
 import math
@@ -12,6 +13,8 @@ from typing import Protocol
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, DeviceSeconds, Objective
+from autotune.search.expected_scores import Key, RunningTime, spent_by
+from autotune.space import Suggestion
 
 
 class Decision(StrEnum):
@@ -43,9 +46,11 @@ class NeverStop:
 
 
 class CapAtIncumbent:
-    """Stops a trial once its score can only be worse than the best so far: no winner is lost by it.
+    """Stops a trial once its score can only be worse than the incumbent's.
 
-    ``cap_margin`` times the best score is the cap: 1 where timing is quiet, more where it is noisy. An objective without
+    The incumbent is the configuration with the least expected running time over all its runs, so that a lucky run is corrected when its
+    configuration is run again. A sampler that models what configurations need says itself what a trial must beat. ``cap_margin`` times
+    that score is the cap: what is allowed for noise, 1 where timing is quiet and more where it is not. An objective without
     ``lower_bound`` is never capped.
 
     Raises:
@@ -57,19 +62,32 @@ class CapAtIncumbent:
             raise ConfigError(f"stopping.cap_margin: found {cap_margin}, accepted is a number from 1")
         self._objective = objective if isinstance(objective, BoundedObjective) else None
         self._margin = cap_margin
-        self._cap = math.inf
+        self._running_times: dict[Key, RunningTime] = {}
+        self._incumbent = math.inf
+        self._to_beat: dict[int, float] = {}
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
-        """Cap a trial whose least possible score is past the cap."""
-        if self._objective is not None and self._objective.lower_bound(evaluation) > self._cap:
+        """Cap a trial whose least possible score is past its cap."""
+        if self._objective is not None and self._objective.lower_bound(evaluation) > self._cap(trial):
             return Decision.CAP
         return Decision.CONTINUE
 
-    def finish(self, result: TrialResult, score: float | None) -> None:
-        """Learn a trial's score, None where it has none."""
-        if score is not None:
-            self._cap = min(self._cap, score * self._margin)
+    def must_beat(self, trial: int, score: float) -> None:
+        """What a trial is measured by from now on, in place of the incumbent's expected running time."""
+        self._to_beat[trial] = score
 
-    def cap_seconds(self) -> float:
-        """Warm seconds that no winner can take; infinite for an objective that is not known to count seconds."""
-        return self._cap if isinstance(self._objective, AmortisedTime | DeviceSeconds) else math.inf
+    def finish(self, result: TrialResult, score: float | None) -> None:
+        """Learn how a trial ended, and its score, None where it has none."""
+        self._to_beat.pop(result.trial, None)
+        if self._objective is None:
+            return
+        spent = spent_by(result, self._objective) if score is None else score
+        self._running_times.setdefault(Suggestion(result.values).key, RunningTime()).add(result.outcome, spent)
+        self._incumbent = min(each.expected for each in self._running_times.values())
+
+    def cap_seconds(self, trial: int) -> float:
+        """Warm seconds that a trial can take and still win; infinite for an objective that is not known to count seconds."""
+        return self._cap(trial) if isinstance(self._objective, AmortisedTime | DeviceSeconds) else math.inf
+
+    def _cap(self, trial: int) -> float:
+        return self._to_beat.get(trial, self._incumbent) * self._margin

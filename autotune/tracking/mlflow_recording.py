@@ -102,12 +102,12 @@ _SECONDS = ("build_seconds", "prepare_seconds", "train_seconds")
 
 def _curve(client: MlflowClient, run_id: str) -> list[Evaluation]:
     """Every evaluation of a run, as far as a recording tells of it; NaN for a metric that was not finite, which MLflow is not told."""
-    keys = (*_SECONDS, "build_joules", "energy_joules", "num_workers", "metric")
+    keys = (*_SECONDS, "build_joules", "energy_joules", "num_workers", "epoch", "metric")
     told = {key: {each.step: each.value for each in client.get_metric_history(run_id, key)} for key in keys}
     return [
         Evaluation(
             step=step,
-            epoch=math.nan,
+            epoch=told["epoch"].get(step, math.nan),
             samples=0,
             **{key: told[key].get(step, math.nan) for key in _SECONDS},
             evaluate_seconds=math.nan,

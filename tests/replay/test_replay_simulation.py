@@ -142,7 +142,7 @@ def test_categories_are_far_and_numbers_of_a_choice_go_by_rank() -> None:
     points = RecordedPoints(space, trials)
     wanted = Suggestion({"kind": "b", "size": 1, "lr": 1e-3})
     taken = []
-    while points.place(wanted) is not None:
+    while points(wanted) is not None:
         taken.append(points.last.number)
     assert taken == [1, 3, 2, 0]  # sqrt(.25 + .0625), 0.75, sqrt(1 + .0625), another category
 

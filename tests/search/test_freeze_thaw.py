@@ -1,5 +1,6 @@
 """The freeze-thaw search over curves made by a formula, and its guards."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,14 +11,15 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import PAUSED, Outcome, Target
+from autotune.measurement import PAUSED, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
+from autotune.search.known_trials import Seen, standing
 from autotune.search.policy import Place, SearchPolicy
-from autotune.search.stopping import CapAtIncumbent
+from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
 
@@ -70,22 +72,28 @@ def searched(
     num_workers: int = 1,
     within: float | None = 0.1,
     objective: BoundedObjective = OBJECTIVE,
+    num_trials: int | None = None,
+    space: SearchSpace = SPACE,
+    made: list[SearchPolicy] | None = None,
 ) -> Trace:
     def make(place: Place) -> SearchPolicy:
-        return SearchPolicy(
+        policy = SearchPolicy(
             study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
-            space=SPACE,
+            space=space,
             baseline=None,
             has_baseline=False,
             stopping=CapAtIncumbent(objective=objective, cap_margin=1.0),
             objective=objective,
             target=TARGET,
             seed=seed,
-            num_trials=None,
+            num_trials=num_trials,
             max_errors_in_a_row=3,
-            pausing=sampler(seed=seed, objective=objective) if pausing else None,
+            pausing=sampler(seed=seed, objective=objective, space=space) if pausing else None,
             place=place,
         )
+        if made is not None:
+            made.append(policy)
+        return policy
 
     return replay(recorded, make, num_workers=num_workers, within=within)
 
@@ -153,11 +161,11 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
 
 
 def test_a_trial_that_has_stalled_is_trained_on_after_those_that_have_not() -> None:
-    def curve(*shortfalls: float) -> list[freeze_thaw._Seen]:
-        return [freeze_thaw._Seen(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
+    def curve(*shortfalls: float) -> list[Seen]:
+        return [Seen(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
 
     stalled, falling, further = curve(0.011, 0.01, 0.01), curve(0.4, 0.3, 0.2), curve(0.9, 0.6, 0.5)
-    assert sorted([stalled, further, falling], key=freeze_thaw._standing) == [falling, further, stalled]
+    assert sorted([stalled, further, falling], key=standing) == [falling, further, stalled]
 
 
 def test_an_evaluation_at_the_target_that_does_not_count_is_not_past_it_for_the_model() -> None:
@@ -188,3 +196,124 @@ def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         sampler(**settings)
+
+
+def noisy(count: int, runs: int, *, deviation: float, seed: int = 1) -> Recording:
+    """Every configuration recorded several times, each with a speed of its own."""
+    rng, trials = np.random.default_rng(seed), []
+    for plain in recording(count).trials:
+        for run in range(runs):
+            factor = math.exp(deviation * rng.standard_normal())
+            seconds = tuple(each * factor for each in plain.train_seconds)
+            trials.append(replace(plain, number=plain.number * runs + run, train_seconds=seconds))
+    return Recording(target=TARGET, space=SPACE, trials=tuple(trials))
+
+
+def searched_again(deviation: float) -> SearchPolicy:
+    """The policy that has ended eighty trials, some of them repeats, where times vary by this."""
+    policies: list[SearchPolicy] = []
+    searched(noisy(100, 6, deviation=deviation), seed=0, within=None, num_trials=80, made=policies)
+    return policies[0]
+
+
+def num_repeats(policy: SearchPolicy) -> int:
+    keys = [Suggestion(result.values).key for _, result in sorted(policy.results.items())]
+    return len(keys) - len(set(keys))
+
+
+def test_where_times_vary_configurations_are_run_again_and_none_is_judged_by_its_luckiest_draw() -> None:
+    policy = searched_again(0.5)
+    assert num_repeats(policy) > num_repeats(searched_again(0.0))
+    scores, expected = policy.scores, policy.expected_scores
+    lucky = min(scores, key=lambda number: scores[number])
+    assert expected[lucky] > 1.3 * scores[lucky]
+    assert set(expected) == set(scores)
+    key_of = {number: Suggestion(policy.results[number].values).key for number in scores}
+    assert any(key_of[one] == key_of[other] for one, other in itertools.combinations(scores, 2))
+    for one, other in itertools.combinations(scores, 2):
+        assert key_of[one] != key_of[other] or expected[one] == expected[other]
+    assert policy._cap_seconds(max(policy.results) + 1) == pytest.approx(min(expected.values()), rel=0.1)
+
+
+def test_a_study_with_repeats_goes_on_as_if_it_had_not_been_left() -> None:
+    before = searched_again(0.5)
+    again = sampler(seed=0)
+    for number in sorted(before.results):
+        again.finish(before.results[number], before.scores.get(number))
+    assert again.expected_scores() == pytest.approx(before.expected_scores)
+    assert {number for number, trial in again._trials.items() if trial.is_repeat} >= {
+        number
+        for number, trial in before._pausing._trials.items()
+        if trial.is_repeat  # type: ignore[union-attr]  # freeze-thaw's
+    }
+
+
+def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
+    made = sampler()
+    last = replace(replayed_evaluation(made_up(0, {"kind": "fast", "lr": 0.01, "size": 8}), 5), outcome=Outcome.REACHED)
+    result = TrialResult(
+        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.REACHED, evaluations=(last,), started_at=0, stopped_at=1, fingerprint={}
+    )
+    made.finish(result, OBJECTIVE.score(result))
+    assert made.to_beat(1) == pytest.approx(6.0, rel=0.05)
+    assert made.expected_scores() == {0: pytest.approx(6.0, rel=0.05)}
+    assert made._repeat(0.0) is None, "it has no point"
+
+
+def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
+    """Where the size is large it runs out of memory, and where the kind is slow the point is refused."""
+    space = SearchSpace.from_mapping({**DOMAINS, "size": {"type": "float", "low": 8.0, "high": 64.0}}, "space.yaml")
+    policy = SearchPolicy(
+        study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), space=space, baseline=None, has_baseline=False,
+        stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0), objective=OBJECTIVE, target=TARGET, seed=0, num_trials=None,
+        max_errors_in_a_row=3, pausing=sampler(space=space),
+    )  # fmt: skip
+    failed, begun = [], set()
+    while len(begun) < 60:
+        trial = policy.suggest()
+        assert trial is not None
+        is_new, values = trial.number not in begun, trial.suggestion.values
+        begun.add(trial.number)
+        if is_new and values["kind"] == "slow":
+            policy.reject(trial.number, "refused")
+            failed.append(len(begun))
+            continue
+        curve, evaluations = made_up(trial.number, values), []
+        outcome = Outcome.OUT_OF_MEMORY if values["size"] > 36 else None
+        for place in range(len(curve.steps) if outcome is None else 0):
+            evaluation = replayed_evaluation(curve, place)
+            evaluations.append(evaluation)
+            if evaluation.metric >= TARGET.value:
+                outcome = Outcome.REACHED
+                evaluations[-1] = replace(evaluation, outcome=outcome)
+                break
+            decision = policy.observe(trial.number, evaluation, may_pause=False)
+            if decision is Decision.CAP:
+                outcome = Outcome.CAPPED
+                break
+        failed += [len(begun)] if outcome is Outcome.OUT_OF_MEMORY else []
+        policy.finish(
+            TrialResult(
+                trial=trial.number, values=values, overrides=(), seed=0, outcome=outcome or Outcome.MISSED, evaluations=tuple(evaluations),
+                started_at=0, stopped_at=1, fingerprint={},
+            )
+        )  # fmt: skip
+    assert sum(at > 20 for at in failed) < 0.4 * 40, "of the space three quarters cannot be trained"
+
+
+def test_a_finite_space_is_searched_once_and_the_search_ends() -> None:
+    domains = {"kind": ["slow", "fast"], "lr": [0.001, 0.01, 0.1], "size": [8, 16]}
+    space = SearchSpace.from_mapping(domains, "space.yaml")
+    trials = tuple(
+        made_up(number, {"kind": kind, "lr": lr, "size": size})
+        for number, (kind, lr, size) in enumerate(itertools.product(*domains.values()))  # type: ignore[call-overload]  # lists of their own kinds
+        for _ in range(3)
+    )
+    trials = tuple(replace(each, number=number) for number, each in enumerate(trials))
+    recorded = Recording(target=TARGET, space=space, trials=trials)
+    policies: list[SearchPolicy] = []
+    searched(recorded, seed=0, within=None, space=space, made=policies)
+    keys = [Suggestion(each.values).key for each in policies[0].results.values()]
+    paused = {Suggestion(each.suggestion.values).key for each in policies[0]._handed_out.values()}
+    assert set(keys) | paused == {each.suggestion.key for each in trials}, "every point was begun"
+    assert len(keys) + len(paused) < 2 * len(set(keys) | paused), "few were on purpose begun again"

@@ -28,10 +28,10 @@ def evaluation(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
     )
 
 
-def result(outcome: Outcome, train_seconds: float) -> TrialResult:
+def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResult:
     return TrialResult(
         trial=0,
-        values={},
+        values=values,
         overrides=(),
         seed=0,
         outcome=outcome,
@@ -79,7 +79,7 @@ def test_nothing_is_capped_before_a_trial_reached_the_target() -> None:
     rule = CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=1)
     rule.finish(result(Outcome.MISSED, 1.0), None)
     assert rule.observe(1, evaluation(1e9)) is Decision.CONTINUE
-    assert rule.cap_seconds() == math.inf
+    assert rule.cap_seconds(1) == math.inf
 
 
 def test_a_trial_is_capped_once_its_bound_is_past_the_best_score() -> None:
@@ -90,25 +90,52 @@ def test_a_trial_is_capped_once_its_bound_is_past_the_best_score() -> None:
 
 
 def test_the_cap_is_the_best_score_times_the_margin() -> None:
-    assert capped_at(5.0).cap_seconds() == pytest.approx(1 + 1 + 5)
+    assert capped_at(5.0).cap_seconds(1) == pytest.approx(1 + 1 + 5)
     rule = capped_at(5.0, cap_margin=2.0)
-    assert rule.cap_seconds() == pytest.approx(14)
+    assert rule.cap_seconds(1) == pytest.approx(14)
     assert rule.observe(1, evaluation(11.9)) is Decision.CONTINUE
     assert rule.observe(1, evaluation(12.1)) is Decision.CAP
 
 
 def test_a_slower_winner_does_not_raise_the_cap() -> None:
     rule = capped_at(5.0)
-    rule.finish(result(Outcome.REACHED, 50.0), 52.0)
-    assert rule.cap_seconds() == pytest.approx(7)
-    rule.finish(result(Outcome.REACHED, 1.0), 3.0)
-    assert rule.cap_seconds() == pytest.approx(3)
+    rule.finish(result(Outcome.REACHED, 50.0, lr=0.1), 52.0)
+    assert rule.cap_seconds(1) == pytest.approx(7)
+    rule.finish(result(Outcome.REACHED, 1.0, lr=0.2), 3.0)
+    assert rule.cap_seconds(1) == pytest.approx(3)
+
+
+def test_a_repeat_of_the_incumbent_corrects_its_lucky_run() -> None:
+    rule = capped_at(5.0)
+    rule.finish(result(Outcome.REACHED, 15.0), 17.0)
+    assert rule.cap_seconds(1) == pytest.approx((7 + 17) / 2), "the mean over its runs"
+    rule.finish(result(Outcome.MISSED, 7.0), None)
+    assert rule.cap_seconds(1) == pytest.approx((7 + 17 + 9) / 2), "all that was spent over those that reached the target"
+    rule.finish(result(Outcome.REACHED, 8.0, lr=0.1), 10.0)
+    assert rule.cap_seconds(1) == pytest.approx(10), "another configuration is the incumbent by now"
+
+
+def test_a_capped_repeat_tells_no_less_than_what_it_took() -> None:
+    rule = capped_at(5.0)
+    rule.finish(result(Outcome.CAPPED, 5.0), None)
+    assert rule.cap_seconds(1) == pytest.approx(7)
+    rule.finish(result(Outcome.STOPPED, 90.0), None)
+    assert rule.cap_seconds(1) == pytest.approx(7)
+
+
+def test_a_sampler_says_what_a_trial_must_beat() -> None:
+    rule = capped_at(5.0, cap_margin=2.0)
+    rule.must_beat(3, 10.0)
+    assert (rule.cap_seconds(3), rule.cap_seconds(4)) == (20.0, 14.0)
+    late = evaluation(15.0)
+    assert rule.observe(3, late) is Decision.CONTINUE
+    assert rule.observe(4, late) is Decision.CAP
 
 
 def test_an_objective_that_does_not_count_seconds_caps_at_evaluations_only() -> None:
     rule = CapAtIncumbent(objective=Energy(), cap_margin=1)
     rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
-    assert rule.cap_seconds() == math.inf
+    assert rule.cap_seconds(1) == math.inf
     assert rule.observe(1, evaluation(8.9)) is Decision.CONTINUE
     assert rule.observe(1, evaluation(9.1)) is Decision.CAP
 
@@ -118,7 +145,7 @@ def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) ->
     objective = DeviceSeconds(num_trainings=10**9)
     rule = CapAtIncumbent(objective=objective, cap_margin=1)
     rule.finish(result(Outcome.REACHED, 7.0), 8.0)
-    assert rule.cap_seconds() == 8.0, "no fewer than one device is busy, so no winner takes more seconds than that"
+    assert rule.cap_seconds(1) == 8.0, "no fewer than one device is busy, so no winner takes more seconds than that"
     seen = [rule.observe(1, replace(evaluation(seconds), num_workers=num_workers)) for seconds in (0.9, 1.1, 6.9, 7.1)]
     num_on = 3 if num_workers == 1 else 1
     assert seen == [Decision.CONTINUE] * num_on + [Decision.CAP] * (4 - num_on)
@@ -128,7 +155,7 @@ def test_an_objective_without_a_bound_caps_nothing() -> None:
     rule = CapAtIncumbent(objective=FinalLoss(), cap_margin=1)
     rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
     assert rule.observe(1, evaluation(1e9)) is Decision.CONTINUE
-    assert rule.cap_seconds() == math.inf
+    assert rule.cap_seconds(1) == math.inf
 
 
 @pytest.mark.parametrize("cap_margin", [0.99, 0, -1, math.nan])

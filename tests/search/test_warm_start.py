@@ -105,7 +105,7 @@ def recording(best_lr: float, seed: int, count: int = 60, target: Target = TARGE
     return Recording(target=target, space=SPACE, trials=tuple(trials))
 
 
-def policy(place: Place, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True) -> SearchPolicy:
+def policy(place: Place | None, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True) -> SearchPolicy:
     sampler = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, earlier=earlier)
     return SearchPolicy(
         study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
@@ -139,7 +139,7 @@ def test_the_first_points_are_the_best_of_earlier_studies(pausing: bool) -> None
     expected = first_points([one, other], SPACE, seed=0)
     best = [min(each.trials, key=lambda trial: trial.time_to_target(TARGET) or math.inf) for each in (one, other)]
     assert [dict(each.values) for each in expected[:2]] == [dict(each.suggestion.values) for each in best]
-    made = policy(lambda suggestion: suggestion, one, other, pausing=pausing)
+    made = policy(None, one, other, pausing=pausing)
     tried = [trial.suggestion for _ in range(6) if (trial := made.suggest()) is not None]
     places = [0, 2, 4] if pausing else [0, 1, 2]  # a search that pauses has points drawn by chance in between
     assert [tried[place] for place in places] == expected
@@ -147,7 +147,7 @@ def test_the_first_points_are_the_best_of_earlier_studies(pausing: bool) -> None
 
 
 def test_points_drawn_by_chance_are_those_of_a_search_without_earlier_studies() -> None:
-    warm, cold = (policy(lambda suggestion: suggestion, *each) for each in ([earlier_study("one", recording(1e-2, 1), SPACE)], []))
+    warm, cold = (policy(None, *each) for each in ([earlier_study("one", recording(1e-2, 1), SPACE)], []))
     tried, alone = ([trial.suggestion for _ in range(6) if (trial := made.suggest()) is not None] for made in (warm, cold))
     assert tried[1::2] == alone[:3]
 

@@ -1,0 +1,56 @@
+"""Which configurations can be trained at all: out of memory, divergence and refused values are learnt, and kept away from."""
+
+import numpy as np
+from scipy.special import ndtr
+
+from autotune.search.curve_model import Indices, RateModel
+from autotune.search.encoding import Array
+
+_LEAST_CHANCE = 0.02
+"""Below it no chance is said: where a model errs a region would never be tried again."""
+_MOST_POINTS = 200
+"""Points that the model is conditioned on: the last ones that could not be trained, and as many of the others."""
+
+
+class FeasibilityModel:
+    """The chance that a configuration can be trained, over its features: a Gaussian process of the labels 1 and -1.
+
+    Before a point is known that cannot be trained every one is thought to be feasible, and nothing is computed.
+
+    Source: Rasmussen and Williams, "Gaussian processes for machine learning" (2006), section 6.5, least-squares classification; for
+    weighing an acquisition by it, Gelbart, Snoek and Adams, "Bayesian optimization with unknown constraints" (2014).
+    """
+
+    def __init__(self, num_features: int) -> None:
+        self._process = RateModel(num_features)
+        self._points: dict[str, tuple[Array, bool]] = {}
+        self._num_learnt_of = 0
+        self._is_fitted = False
+
+    def add(self, name: str, features: Array, *, is_feasible: bool) -> None:
+        """What is known by now of a point ``[features]``, that goes by a name: a trial that has been evaluated may still diverge."""
+        self._points[name] = features, is_feasible
+        self._is_fitted = False
+
+    def log_chances(self, features: Array) -> Array:
+        """Logarithms of the chance that points ``[points, features]`` can be trained ``[points]``."""
+        if not len(features) or len({is_feasible for _, is_feasible in self._points.values()}) < 2:
+            return np.zeros(len(features))
+        if not self._is_fitted:
+            self._fit()
+        means, deviations = self._process.predict(features)
+        chances: Array = np.log(np.clip(ndtr(means / deviations), _LEAST_CHANCE, 1.0))
+        return chances
+
+    def _fit(self) -> None:
+        feasible, infeasible = (
+            [features for features, label in self._points.values() if label is is_feasible][-_MOST_POINTS // 2 :]
+            for is_feasible in (True, False)
+        )
+        labels = np.array([-1.0] * len(infeasible) + [1.0] * len(feasible))
+        is_grown = len(labels) >= 1.06 * self._num_learnt_of
+        learn: Indices | None = np.arange(len(labels)) if is_grown else None
+        if is_grown:
+            self._num_learnt_of = len(labels)
+        self._process.fit(np.array([*infeasible, *feasible]), labels, learn=learn)
+        self._is_fitted = True

@@ -1,0 +1,55 @@
+"""Drawing new points: none twice in a finite space, and all of it in the end."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.search.candidates import Candidates, num_points, points
+from autotune.search.chance import Chance
+from autotune.space import SearchSpace
+
+TREE: dict[str, Any] = {
+    "optimizer": {
+        "type": "choice",
+        "choices": {"sgd": {"momentum": {"type": "float", "low": 0.0, "high": 0.9, "step": 0.3}}, "adamw": {}},
+    },
+    "size": {"type": "power_of_two", "low": 8, "high": 64},
+    "layers": {"type": "int", "low": 1, "high": 6, "step": 2},
+}
+SPACE = SearchSpace.from_mapping(TREE, "space.yaml")
+
+
+def test_every_point_of_a_finite_space_is_listed_once() -> None:
+    listed = [point.key for point in points(SPACE)]
+    assert len(listed) == len(set(listed)) == num_points(SPACE) == (4 + 1) * 4 * 3
+    by_chance = Chance(np.random.default_rng(0))
+    assert {SPACE.suggest(by_chance).key for _ in range(2000)} == set(listed)
+
+
+def test_a_real_number_has_no_end_of_points() -> None:
+    assert num_points(SearchSpace.from_mapping({**TREE, "lr": {"type": "float", "low": 0.1, "high": 1.0}}, "")) == float("inf")
+
+
+@given(seed=st.integers(0, 5), count=st.integers(1, 9))
+def test_nothing_is_drawn_that_was_tried_until_all_is(seed: int, count: int) -> None:
+    candidates, rng, tried = Candidates(SPACE), np.random.default_rng(seed), set()
+    while not candidates.are_exhausted:
+        drawn = candidates.draw(rng, count)
+        assert drawn
+        assert not {point.key for point in drawn} & tried
+        candidates.tried(drawn[0])
+        tried.add(drawn[0].key)
+    assert len(tried) == num_points(SPACE)
+    assert candidates.draw(rng, count) == []
+
+
+@pytest.mark.parametrize("low", [0, 0.5])
+def test_an_endless_space_is_never_exhausted(low: float) -> None:
+    candidates = Candidates(SearchSpace.from_mapping({"lr": {"type": "float", "low": low, "high": 1.0}}, ""))
+    for point in candidates.draw(np.random.default_rng(0), 50):
+        candidates.tried(point)
+    assert not candidates.are_exhausted
+    assert len(candidates.draw(np.random.default_rng(0), 50)) == 50

@@ -1,0 +1,94 @@
+"""What configurations are expected to need, over runs that are made up."""
+
+import math
+
+import numpy as np
+import pytest
+
+from autotune.measurement import Outcome
+from autotune.search.expected_scores import ExpectedScores
+
+LUCKY = ("lucky",)
+
+
+def told(*runs: tuple[str, float, Outcome | None], spread: float = 1.0) -> ExpectedScores:
+    """A model of runs by configuration: what each spent, REACHED where it says nothing else; configurations lie far from each other."""
+    made = ExpectedScores()
+    names = sorted({name for name, *_ in runs})
+    for name, spent, outcome in runs:
+        features = spread * np.eye(len(names))[names.index(name)]
+        made.add((name,), features, outcome or Outcome.REACHED, spent)
+    return made
+
+
+def reached(**scores: list[float]) -> ExpectedScores:
+    return told(*((name, score, None) for name, all_of_it in scores.items() for score in all_of_it))
+
+
+def test_without_repeats_a_score_is_believed_but_for_the_noise_that_is_usual() -> None:
+    found = reached(one=[1.0], two=[2.0], four=[4.0]).by_key()
+    assert found["one",] == pytest.approx(1.0, rel=0.08)
+    assert found["one",] > 1.0, "the best of several is more often lucky than not"
+    assert sorted(found, key=lambda key: found[key]) == [("one",), ("two",), ("four",)]
+
+
+def test_repeats_tell_a_lucky_draw() -> None:
+    before = reached(lucky=[0.288], steady=[0.6], other=[1.0])
+    after = reached(lucky=[0.288, 0.85, 0.8, 0.9], steady=[0.6, 0.58], other=[1.0])
+    assert min(before.by_key(), key=lambda key: before.by_key()[key]) == LUCKY
+    assert min(after.by_key(), key=lambda key: after.by_key()[key]) == ("steady",)
+    assert after.noise > 2 * before.noise
+
+
+def test_the_more_runs_differ_the_more_a_single_one_is_drawn_to_what_others_needed() -> None:
+    quiet = reached(one=[1.0], two=[2.0], again=[3.0, 3.0, 3.0, 3.0])
+    noisy = reached(one=[1.0], two=[2.0], again=[1.5, 3.0, 6.0, 3.0])
+    assert noisy.by_key()["one",] > 1.15 * quiet.by_key()["one",]
+
+
+def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
+    sure = reached(one=[2.0, 2.0], other=[5.0])
+    unsure = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.MISSED), ("one", 4.0, Outcome.MISSED), ("other", 5.0, None))
+    assert unsure.by_key()["one",] > 1.8 * sure.by_key()["one",], "four seconds for nothing as often as two for something"
+    stopped = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.STOPPED), ("other", 5.0, None))
+    assert stopped.by_key() == sure.by_key(), "what was stopped says nothing"
+
+
+def test_a_configuration_that_never_reached_the_target_has_no_score() -> None:
+    made = told(("one", 2.0, Outcome.MISSED), ("two", 1.0, Outcome.CAPPED))
+    assert made.by_key() == {}
+    assert made.incumbent == made.winning_draw == math.inf
+
+
+def test_neighbours_bear_witness() -> None:
+    alone = told(("lucky", 1.0, None), ("a", 3.0, None), ("b", 3.2, None), ("a", 3.9, None), spread=9.0)
+    among = told(("lucky", 1.0, None), ("a", 3.0, None), ("b", 3.2, None), ("a", 3.9, None), spread=0.2)
+    assert among.by_key()[LUCKY] > 1.05 * alone.by_key()[LUCKY]
+
+
+def test_a_winning_draw_is_below_what_the_incumbent_is_expected_to_need() -> None:
+    made = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0])
+    assert made.winning_draw < made.incumbent
+    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.winning_draw * 0.9])
+    assert min(added.by_key(), key=lambda key: added.by_key()[key]) == ("new",)
+    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.winning_draw * 1.2])
+    assert min(added.by_key(), key=lambda key: added.by_key()[key]) == ("best",)
+
+
+def test_what_a_repeat_wins_falls_with_each_and_is_most_where_two_are_nearly_alike() -> None:
+    def gain(scores: ExpectedScores, name: str) -> float:
+        return math.exp(scores.log_gains_of_repeats()[name,]) * scores.by_key()[name,]
+
+    near, far = reached(one=[1.0], two=[1.1]), reached(one=[1.0], two=[8.0])
+    assert gain(near, "one") > 3 * gain(far, "one")
+    gains = [gain(reached(one=[1.0] * number, two=[1.1] * number), "one") for number in range(1, 6)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[-1] < gains[0] / 10
+    assert reached(one=[1.0]).log_gains_of_repeats() == {}, "there is nothing else to pick"
+
+
+def test_a_configuration_outside_the_space_is_an_incumbent_and_no_candidate_for_a_repeat() -> None:
+    made = reached(one=[3.0], two=[4.0])
+    made.add((), None, Outcome.REACHED, 1.0)
+    assert made.incumbent == pytest.approx(1.0, rel=0.1)
+    assert set(made.log_gains_of_repeats()) == {("one",), ("two",)}
