@@ -39,7 +39,17 @@ from benchmarks.measuring import circumstances, write_result
 from benchmarks.search_peers.decision_times import NUM_TRIALS, DecisionTime, decision_time
 from benchmarks.search_peers.figures import write_figures
 from benchmarks.search_peers.policies import POLICIES, missing_library
-from benchmarks.search_peers.scores import BUDGETS, WITHIN, PolicySummary, SearchScore, geometric_means, score_trace, summarise
+from benchmarks.search_peers.scores import (
+    BUDGETS,
+    DECISION_SECONDS,
+    RESUME_SECONDS,
+    WITHIN,
+    PolicySummary,
+    SearchScore,
+    geometric_means,
+    score_trace,
+    summarise,
+)
 
 REFERENCE = "random_cap"
 """The policy that others are compared with; it always runs."""
@@ -57,6 +67,8 @@ class Search:
     policy: str
     seed: int
     num_workers: int
+    resume_seconds: float = RESUME_SECONDS
+    charged_decision_seconds: float = DECISION_SECONDS
 
 
 def run_search(search: Search) -> SearchScore:
@@ -76,7 +88,7 @@ def run_search(search: Search) -> SearchScore:
         seed=search.seed,
         num_workers=search.num_workers,
         wall_seconds=wall_seconds,
-        **score_trace(recording, trace, charged),
+        **score_trace(recording, trace, charged, resume_seconds=search.resume_seconds, decision_seconds=search.charged_decision_seconds),
     )
 
 
@@ -146,6 +158,7 @@ def print_summaries(
         table.add_column("policy", no_wrap=True)
         for name in (
             "mean [95%]",
+            "charged",
             "90th",
             "/ random_cap [95%]",
             "worst / random_cap",
@@ -161,6 +174,7 @@ def print_summaries(
             table.add_row(
                 each.policy,
                 f"{each.geometric_mean:.4g} [{each.low:.3g}, {each.high:.3g}]",
+                f"{each.charged_geometric_mean:.4g}",
                 f"{each.ninetieth_percentile:.4g}",
                 f"{each.relative:.3g} [{each.relative_low:.3g}, {each.relative_high:.3g}]",
                 f"{each.worst_relative:.3g} {each.worst_recording}",
@@ -261,7 +275,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(f"skipped: {name}, because {library} is not installed (the extra peers holds it)", markup=False)
     started = circumstances()
     searches = [
-        Search(recording=folder, policy=policy, seed=seed, num_workers=num_workers)
+        Search(
+            recording=folder,
+            policy=policy,
+            seed=seed,
+            num_workers=num_workers,
+            resume_seconds=arguments.charge_resume_seconds,
+            charged_decision_seconds=arguments.charge_decision_seconds,
+        )
         for seed in range(arguments.seeds)
         for num_workers in arguments.workers
         for folder in folders
@@ -302,6 +323,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=_numbers, default=[1, 8], help="numbers of virtual workers, with commas")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to replay with; 0: in this one")
     parser.add_argument("--search-seconds", type=float, default=math.inf, help="most seconds to replay for; only whole seeds count")
+    parser.add_argument("--charge-resume-seconds", type=float, default=RESUME_SECONDS, help="of taking up a paused trial, in *charged*")
+    parser.add_argument("--charge-decision-seconds", type=float, default=DECISION_SECONDS, help="of each decision, in *charged*")
     parser.add_argument(
         "--decision-seconds", type=float, default=300, help="most seconds to bring a policy to 2,000 trials; 0: time no decisions"
     )

@@ -53,10 +53,20 @@ class Trace:
         """Training seconds charged in all."""
         return sum(each.train_seconds - each.from_train_seconds for each in self.stretches)
 
+    def charges(self, *, resume_seconds: float, decision_seconds: float) -> float:
+        """Device seconds that the virtual clock leaves out: a decision before every stretch, and making a paused training anew.
+
+        Args:
+            resume_seconds: that a worker takes until a paused training goes on from where it stood.
+            decision_seconds: that a worker waits until it is told what to train.
+        """
+        num_resumed = sum(each.from_train_seconds > 0 for each in self.stretches)
+        return num_resumed * resume_seconds + len(self.stretches) * decision_seconds
+
     def seconds_until(self, recording: Recording, within: float) -> float | None:
         """Device seconds until a trial reached the target in at most ``1 + within`` times the recording's best; None where none did.
 
-        Workers that wait are charged too: seconds of the clock times workers.
+        Workers that wait are charged too: seconds of the clock times workers. ``charges`` come on top.
         """
         best = recording.best_seconds
         if best is None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_the_cost_multiple_is_what_was_spent_until_the_winner_over_its_time(reco
     assert not score["threw_last_winner_away"]
 
 
+def test_resuming_and_deciding_are_charged_besides(recording: Recording) -> None:
+    trace = trace_of((10, 4.0, 4.0, PAUSED), (11, 6.0, 2.0, "MISSED"), (0, 8.0, 2.0, "REACHED"))
+    resumed = replace(trace.stretches[1], from_train_seconds=1.0)
+    trace = replace(trace, stretches=(trace.stretches[0], resumed, trace.stretches[2]))
+    score = score_trace(recording, trace, 0.0, resume_seconds=1.0, decision_seconds=0.5)
+    assert score["num_resumed"] == 1
+    assert score["cost_multiple"] == 4.0
+    assert score["charged_cost_multiple"] == (8.0 + 1.0 + 3 * 0.5) / 2.0
+
+
 def test_who_throws_the_last_winner_away_is_charged_a_random_search_on_top(recording: Recording) -> None:
     score = score_trace(recording, trace_of((0, 1.0, 1.0, "STOPPED"), (10, 9.0, 8.0, "MISSED")), 100.0)
     assert score["cost_multiple"] == (9.0 + 100.0) / 2.0
@@ -187,6 +198,8 @@ def score(policy: str, seed: int, cost_multiple: float, recording: str = "one") 
         seed=seed,
         num_workers=1,
         cost_multiple=cost_multiple,
+        charged_cost_multiple=1.5 * cost_multiple,
+        num_resumed=1,
         threw_last_winner_away=False,
         num_top_started=0,
         num_top_lost=0,
