@@ -136,7 +136,7 @@ class FreezeThawSampler:
         self._best = math.inf
         """The score by which one run of a new configuration makes it the incumbent."""
         self._earlier = WarmStart(earlier, space, seed)
-        self._curves = CurveModel(self._cube.num_features)
+        self._curves = CurveModel(self._cube.num_features, has_lengths=self._length_key is not None)
         self._rates = RateModel(self._cube.num_features)
         self._num_learnt_of = 0
         self._proposed_as: Origin | None = None
@@ -276,6 +276,7 @@ class FreezeThawSampler:
                 self._feasibility.add(str(number), self._cube.features(trial.point[None])[0], is_feasible=True)
                 if evaluation.epoch <= 0 < evaluation.step:
                     self._length_key = None  # this training does not tell its epochs
+                    self._curves = CurveModel(self._cube.num_features)
                     for each in self._trials.values():
                         each.log_length = math.inf
             step = evaluation.step if self._length_key is None else evaluation.epoch
@@ -435,10 +436,11 @@ class FreezeThawSampler:
         picked = index[kept].astype(int)
         self._curves.fit(
             features[picked],
-            self._curve_axis(np.log(steps[kept]), np.array([trial.log_length for trial in seen])[picked]),
+            np.log(steps[kept]),
             numbers[picked],
             values[kept],
             merits=merits[picked],
+            log_lengths=np.array([trial.log_length for trial in seen])[picked],
             learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if grown else None,
         )
         rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen])
@@ -476,7 +478,7 @@ class FreezeThawSampler:
         times = np.minimum(np.geomspace(first, last, _NUM_TIMES)[:, None], np.exp(log_rates + log_lengths))  # [times, points]
         log_steps = np.log(times) - log_rates
         steps, of_trial = np.maximum(log_steps, math.log(smallest_step)), np.array([-1.0] * len(drawn) + list(waiting))
-        means, spreads = self._curves.predict(features, self._curve_axis(steps, log_lengths), of_trial, merits=merits)
+        means, spreads = self._curves.predict(features, steps, of_trial, merits=merits, log_lengths=log_lengths)
         by_then = log_ndtr(means / spreads)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = self._expected.weight_of_run * np.log(best / times) + 0.05 if has_best else np.ones(times.shape)
@@ -493,10 +495,6 @@ class FreezeThawSampler:
     def _log_length(self, point: Suggestion) -> float:
         """Logarithm of the length of a point's schedule in epochs; infinite where the space does not vary it."""
         return math.inf if self._length_key is None else math.log(point.values[self._length_key])
-
-    def _curve_axis(self, log_steps: Array, log_lengths: Array) -> Array:
-        """Where on its curve a trial stands, as the model takes it: how far through its schedule it is, where lengths differ."""
-        return log_steps if self._length_key is None else log_steps - log_lengths
 
 
 def _is_length(space: SearchSpace, key: str) -> bool:

@@ -234,7 +234,7 @@ class SearchPolicy:
     def _rejected_before(self) -> Iterator[Suggestion]:
         """Points that an earlier process rejected."""
         for frozen in self._study.get_trials(deepcopy=False, states=[TrialState.PRUNED]):
-            if _REJECTED in frozen.user_attrs:
+            if _REJECTED in frozen.user_attrs and frozen.params:
                 yield self._space.suggest(optuna.trial.FixedTrial(frozen.params))
 
     def _moved(self, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
@@ -262,11 +262,11 @@ class SearchPolicy:
 
     def reject(self, number: int, reason: str) -> None:
         """Take back a point that no training can run: the sampler learns it as infeasible, and it costs no budget."""
-        trial = self._running.pop(number)
-        del self._handed_out[number]
+        trial, suggestion = self._running.pop(number), self._handed_out.pop(number).suggestion
         if self._pausing is not None:
             self._pausing.forget(number)
-            self._pausing.rejected(self._space.suggest(optuna.trial.FixedTrial(trial.params)))
+            if suggestion.values:
+                self._pausing.rejected(suggestion)
         trial.set_user_attr(_REJECTED, reason)
         trial.set_constraint(_INFEASIBLE, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)

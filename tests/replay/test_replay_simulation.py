@@ -130,6 +130,21 @@ def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_tol
     assert told == [0.1, 0.5, 0.9]
 
 
+def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own_point_only() -> None:
+    trials = [recorded(number, x, (1.0, 0.5)) for number, x in enumerate((0.2, 0.2, 0.6, 0.2, 0.9))]
+    points = RecordedPoints(SPACE, trials)
+
+    def taken(x: float) -> int | None:
+        return None if points(Suggestion({"x": x})) is None else points.last.number
+
+    assert [points.has(Suggestion({"x": x})) for x in (0.2, 0.3)] == [True, False]
+    assert [taken(0.25), taken(0.25), taken(0.2)] == [0, 2, 1], "a neighbour gets another configuration, the point itself its next run"
+    assert [taken(0.2), points.has(Suggestion({"x": 0.2}))] == [3, False]
+    points.release(trials[1])
+    assert points.has(Suggestion({"x": 0.2}))
+    assert [taken(0.21), taken(0.21), taken(0.21)] == [4, 1, None], "a run that is left goes to whoever asks when no configuration is"
+
+
 def test_categories_are_far_and_numbers_of_a_choice_go_by_rank() -> None:
     space = SearchSpace.from_mapping(
         {"kind": ["a", "b"], "size": [1, 10, 1000], "lr": {"type": "float", "low": 1e-4, "high": 1, "log": True}}, ""

@@ -1,5 +1,7 @@
 """The models of learning curves, on curves made by a formula."""
 
+import math
+
 import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import Matern
@@ -48,6 +50,30 @@ def test_what_sets_a_trial_apart_lasts() -> None:
     others, _ = made.predict(points[::2], np.full(30, 1.2), np.full(30, NEW))
     assert np.corrcoef(own, apart)[0, 1] > 0.9
     assert np.corrcoef(own, apart)[0, 1] > np.corrcoef(others, apart)[0, 1]
+
+
+def test_curves_that_are_one_by_their_share_of_the_schedule_are_foretold_at_lengths_not_seen() -> None:
+    """The metric comes at the end of the schedule, however long that is; a point's features say nothing."""
+
+    def metric(log_shares: np.ndarray) -> np.ndarray:
+        return np.exp(log_shares) ** 3  # type: ignore[no-any-return]  # NumPy says Any
+
+    rng = np.random.default_rng(0)
+    lengths = np.repeat(np.log(rng.uniform(10, 100, 20)), 4)
+    shares = np.tile(np.log([0.1, 0.4, 0.7, 1.0]), 20)
+    trials, points = np.repeat(np.arange(20.0), 4), np.repeat(rng.random((20, 1)), 4, axis=0)
+    new, unseen = np.log(rng.uniform(10, 100, 30)), rng.random((30, 1))
+    errors = []
+    for has_lengths in (True, False):
+        made = CurveModel(1, has_lengths=has_lengths)
+        for _ in range(4):
+            made.fit(points, lengths + shares, trials, metric(shares), learn=np.arange(80), log_lengths=lengths)
+        at_end, _ = made.predict(unseen, new, np.full(30, NEW), log_lengths=new)
+        half, _ = made.predict(unseen, new + math.log(0.55), np.full(30, NEW), log_lengths=new)
+        wanted = metric(np.full(30, math.log(0.55)))
+        errors.append(float(np.abs(at_end - 1).mean() + np.abs(half - wanted).mean()))
+    assert errors[0] < 0.2
+    assert errors[0] < errors[1] / 2
 
 
 @pytest.mark.parametrize("num_points", [4, 30], ids=["many are the same", "few are"])

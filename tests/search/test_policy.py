@@ -23,6 +23,7 @@ from autotune.search.seeds import derived_seed
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 from autotune.search.study import JOURNAL, open_study, quiet_optuna
 from autotune.space import SearchSpace, Suggestion
+from tests.pausing import PausesAtFirst
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=100)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -366,6 +367,48 @@ def test_the_cap_of_a_trial_is_the_best_score_when_it_is_handed_out() -> None:
     taken_up = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
     assert suggested(taken_up).cap_seconds == 15.0
     assert suggested(policy_over(new_study())).cap_seconds == math.inf
+
+
+def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> None:
+    policy = policy_over(new_study())
+    first = end_next(policy, seconds=10.0)
+    policy._study.enqueue_trial(SPACE.params_of(first.suggestion))
+    again = end_next(policy, seconds=30.0)
+    policy._study.enqueue_trial(SPACE.params_of(first.suggestion))
+    end_next(policy, Outcome.MISSED, seconds=8.0, metric=0.5)
+    other = end_next(policy, seconds=12.0)
+    assert again.suggestion == first.suggestion
+    assert again.seed != first.seed
+    assert policy.expected_scores == {first.number: 24.0, again.number: 24.0, other.number: 12.0}
+    assert policy.scores == {first.number: 10.0, again.number: 30.0, other.number: 12.0}
+
+
+def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_what_was_refused() -> None:
+    class Models(PausesAtFirst):
+        def to_beat(self, number: int) -> float:
+            return 40.0 + number
+
+        def expected_scores(self) -> dict[int, float]:
+            return {0: 11.0}
+
+        def rejected(self, suggestion: Suggestion) -> None:
+            refused.append(suggestion)
+
+    refused: list[Suggestion] = []
+    points = [BASELINE, Suggestion({**BASELINE.values, "epochs": 30}), Suggestion({**BASELINE.values, "epochs": 40})]
+    settings: dict[str, Any] = {"has_baseline": False, "stopping": CapAtIncumbent(objective=OBJECTIVE, cap_margin=2.0)}
+    study = new_study()
+    policy = policy_over(study, pausing=Models(points), **settings)
+    first, second, third = suggested(policy), suggested(policy), suggested(policy)
+    assert [each.cap_seconds for each in (first, second, third)] == [80.0, 82.0, 84.0]
+    policy.finish(ended(first, seconds=10.0))
+    assert policy.expected_scores == {0: 11.0}
+    assert policy.observe(second.number, evaluation(81.0, 0.5), may_pause=False) is Decision.CONTINUE
+    assert policy.observe(second.number, evaluation(83.0, 0.5), may_pause=False) is Decision.CAP
+    policy.reject(third.number, "refused")
+    assert refused == [points[2]]
+    policy_over(study, pausing=Models([]), **settings, is_kept=lambda number: False)
+    assert refused == [points[2]] * 2, "a process that takes the study up tells it again"
 
 
 def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search() -> None:
