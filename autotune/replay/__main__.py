@@ -19,6 +19,8 @@ _EPILOG = """keys of its own:
   lost_every_seconds=null      mean seconds of the virtual clock until a worker is lost; its trial begins again
   within=0.1                   end when a trial reaches the target within 10% of the best recorded time, whatever the objective; null: when
                                none is left
+  resume_seconds=0             what taking up a paused trial takes, which the clock leaves out; told besides
+  decision_seconds=0           what a decision takes, likewise
   output=trace.csv             where the trace goes
 
 what is replayed:
@@ -27,6 +29,7 @@ what is replayed:
   search.num_trials=40         trials to end; else all that the recording has
   warm_start=[DIR2,NAME]       recordings, studies or MLflow runs that the search learns from
 """
+_OWN_KEYS = ("recording", "seed", "num_workers", "within", "lost_every_seconds", "resume_seconds", "decision_seconds", "output")
 _SEARCH_KEYS = ("search", "stopping", "objective", "cluster", "warm_start", "study", "tracking", "allowed_targets")
 
 
@@ -39,6 +42,8 @@ class _Request:
     num_workers: int = 1
     within: float | None = 0.1
     lost_every_seconds: float | None = None
+    resume_seconds: float = 0.0
+    decision_seconds: float = 0.0
     output: Path = Path("trace.csv")
     overrides: list[str] = field(default_factory=list)
 
@@ -78,6 +83,9 @@ def replay_command(arguments: Sequence[str]) -> int:
     write_trace(request.output, trace)
     trials = len({each.trial for each in trace.stretches})
     print(f"{request.recording.name}: {trials} of {len(recording.trials)} trials, {trace.train_seconds:.4g} s of training")
+    if request.resume_seconds or request.decision_seconds:
+        charges = trace.charges(resume_seconds=request.resume_seconds, decision_seconds=request.decision_seconds)
+        print(f"resuming and deciding take {charges:.4g} device seconds besides, which are in no figure below")
     best = recording.best_seconds
     if best is None:
         print("no recorded trial reaches the target")
@@ -95,14 +103,14 @@ def _read(overrides: Sequence[str]) -> _Request:
     passed: list[str] = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        if key in ("recording", "seed", "num_workers", "within", "lost_every_seconds", "output") and equals:
+        if key in _OWN_KEYS and equals:
             given[key] = value
         elif key.split(".")[0].lstrip("+") in _SEARCH_KEYS:
             passed.append(text)
         else:
             raise ConfigError(
-                f"{text}: accepted are recording=DIR, seed, num_workers, within, lost_every_seconds, output, warm_start, and keys of "
-                f"search, stopping and objective; --help shows them"
+                f"{text}: accepted are recording=DIR, {', '.join(_OWN_KEYS[1:])}, warm_start, and keys of search, stopping and objective; "
+                f"--help shows them"
             )
     if "recording" not in given:
         raise ConfigError("no recording; accepted is recording=DIR, a folder such as outputs/STUDY/recording")
@@ -114,6 +122,8 @@ def _read(overrides: Sequence[str]) -> _Request:
     request.num_workers = _whole("num_workers", given.get("num_workers", "1"), least=1)
     request.within = _number_or_null("within", given.get("within", "0.1"))
     request.lost_every_seconds = _number_or_null("lost_every_seconds", given.get("lost_every_seconds", "null"))
+    request.resume_seconds = _number_or_null("resume_seconds", given.get("resume_seconds", "0")) or 0.0
+    request.decision_seconds = _number_or_null("decision_seconds", given.get("decision_seconds", "0")) or 0.0
     if request.lost_every_seconds == 0:
         raise ConfigError("lost_every_seconds: found 0, accepted is a number above 0, or null")
     return request
