@@ -158,7 +158,7 @@ class ExpectedScores:
         Its chance of reaching the target counts as far as it is another than that of a configuration with one run, which did.
         """
         known = self._known
-        return float(known.expected.min()) * self._chance(1, 1) if known.keys else math.inf
+        return float(known.expected.min()) * _chance(1, 1, self._chance_of_all()) if known.keys else math.inf
 
     @property
     def winning_draw(self) -> float:
@@ -215,13 +215,12 @@ class ExpectedScores:
         repeats = sum(len(each) - 1 for each in runs)
         return (_NOISE_RUNS * _NOISE**2 + squares) / (_NOISE_RUNS + repeats), _NOISE_RUNS + repeats
 
-    def _chance(self, reached: int, runs: int) -> float:
-        """Chance that a configuration reaches the target, of which so many runs did."""
+    def _chance_of_all(self) -> float:
+        """Chance that a configuration which has reached the target does so again."""
         own = [each for each in self._configurations.values() if each.log_scores]
         again = sum(len(each.log_scores) - 1 for each in own)
         others = again + sum(len(each.failed) for each in own)
-        of_all = (_CHANCE * _CHANCE_RUNS + again) / (_CHANCE_RUNS + others)
-        return (reached + _MIX * of_all) / (runs + _MIX)
+        return (_CHANCE * _CHANCE_RUNS + again) / (_CHANCE_RUNS + others)
 
     @property
     def _known(self) -> _Known:
@@ -244,13 +243,19 @@ class ExpectedScores:
         gain = np.linalg.solve(prior + np.diag(noises), prior).T
         means = mean + gain @ (own - mean)
         variances = np.maximum(np.diag(prior - gain @ prior), 1e-12)
-        chances = np.array([self._chance(len(each.log_scores), len(each.log_scores) + len(each.failed)) for each in reached.values()])
+        of_all = self._chance_of_all()
+        chances = np.array([_chance(len(each.log_scores), len(each.log_scores) + len(each.failed), of_all) for each in reached.values()])
         to_target = np.exp(means + (variances + noise) / 2)
         failing = np.array(
             [np.mean(each.failed) if each.failed else seconds for each, seconds in zip(reached.values(), to_target, strict=True)]
         )
         weight = max(spread / (spread + noise), _LEAST_WEIGHT)
         return _Known(list(reached), means, variances, to_target + (1 / chances - 1) * failing, mean, weight)
+
+
+def _chance(reached: int, runs: int, of_all: float) -> float:
+    """Chance that a configuration reaches the target, of which so many runs did."""
+    return (reached + _MIX * of_all) / (runs + _MIX)
 
 
 def _alike(features: list[Array | None]) -> Array:
