@@ -65,9 +65,8 @@ def _libraries() -> ThreadpoolController:
 class CurveModel:
     """Metrics over features, log step and trial. Call ``fit``, then ``predict``.
 
-    Where schedules differ in length, an evaluation lies at a step and at a share of its trial's schedule: as the rate falls at the end of
-    it, curves of different lengths are alike at the same share, and while it does not they are at the same step. Both count, and how much
-    of each is learnt.
+    Where schedules differ in length, an evaluation lies at a share of its trial's schedule in place of a step: the metric comes as the
+    rate falls, at the end of it. What the steps themselves bring is known by the length, which is one of the features.
 
     Args:
         num_features: of a point.
@@ -75,16 +74,10 @@ class CurveModel:
     """
 
     def __init__(self, num_features: int, *, has_lengths: bool = False) -> None:
-        features, num_axes = slice(0, num_features), 1 + has_lengths
-        trial = slice(num_features + num_axes, num_features + num_axes + 1)
+        features, axis, trial = slice(0, num_features), slice(num_features, num_features + 1), slice(num_features + 1, num_features + 2)
         alike = _on(features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
-        axes = [slice(num_features + axis, num_features + axis + 1) for axis in range(num_axes)]
-        of_point: Kernel = _squared(0.6)
-        for axis in axes:
-            of_point = of_point + _squared(0.4) * _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
-        kernel = alike * of_point
-        for axis in axes:
-            kernel = kernel + _squared(0.4) * _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
+        near = _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
+        kernel = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
         kernel = kernel + _squared(0.25) * _SameTrial(trial) + WhiteKernel(0.01, (1e-5, 1))
         self._has_lengths = has_lengths
         self._process = _Process(kernel)
@@ -110,7 +103,7 @@ class CurveModel:
         ``learn`` are the indices of those that hyperparameters are learnt of, None to keep them; ``log_lengths`` say how long the rows'
         schedules are.
         """
-        self._process.fit(np.column_stack([features, *self._axes(log_steps, log_lengths), trials]), metrics, learn, merits)
+        self._process.fit(np.column_stack([features, self._axis(log_steps, log_lengths), trials]), metrics, learn, merits)
 
     def predict(
         self, features: Array, log_steps: Array, trials: Array, *, merits: Array | None = None, log_lengths: Array | None = None
@@ -122,17 +115,17 @@ class CurveModel:
             log_steps: ``[..., points]``, as what is returned.
         """
         times = log_steps.size // len(features)
-        axes = self._axes(log_steps.ravel(), None if log_lengths is None else np.tile(log_lengths, times))
-        rows = np.column_stack([np.tile(features, (times, 1)), *axes, np.tile(trials, times)])
+        axis = self._axis(log_steps.ravel(), None if log_lengths is None else np.tile(log_lengths, times))
+        rows = np.column_stack([np.tile(features, (times, 1)), axis, np.tile(trials, times)])
         means, deviations = self._process.predict(rows, None if merits is None else np.tile(merits, (times, 1)))
         return means.reshape(log_steps.shape), deviations.reshape(log_steps.shape)
 
-    def _axes(self, log_steps: Array, log_lengths: Array | None) -> list[Array]:
-        """Where evaluations lie: at which step and, where schedules differ in length, at which share of theirs."""
+    def _axis(self, log_steps: Array, log_lengths: Array | None) -> Array:
+        """Where evaluations lie: at which step or, where schedules differ in length, at which share of theirs."""
         if not self._has_lengths:
-            return [log_steps]
+            return log_steps
         assert log_lengths is not None, "a model of schedules that differ in length is told their lengths"
-        return [log_steps, log_steps - log_lengths]
+        return log_steps - log_lengths
 
 
 class RateModel:
