@@ -5,18 +5,20 @@ winner that had a part in choosing it flatter it.
 
 * **Choosing**: in rounds on common seeds, in turns. After some rounds the worse half leaves, and whoever is clearly behind leaves at once
   (successive halving), until one is left or the runs for choosing are spent. What the search expected of a candidate counts as one run.
-* **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing. How many is settled before the first
-  of them, so that the interval of their ratio is an honest one: as many as should tell the two apart, by what choosing has shown.
+* **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing, as many as should tell the two apart by
+  the gain that choosing has shown. That gain is settled before the first pair, and only how much scores vary is looked at once more, after
+  the fourth: so the interval of their ratio is an honest one (an internal pilot study).
 
 A race keeps no state: where it stands follows from its entrants, its limits and the runs that were made, so that it goes on in another
 process exactly where it stood.
 
 Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013), sequential halving; Cohen and Sackrowitz
-(Statistics and Probability Letters 8, 1989), on claims from the stage that did not choose.
+(Statistics and Probability Letters 8, 1989), on claims from the stage that did not choose; Wittes and Brittain, The role of internal pilot
+studies (Statistics in Medicine 9, 1990).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -113,6 +115,9 @@ class _Race:
         self._limits = limits
         self._known = runs
         self._taken: dict[int, list[Run]] = {entrant.arm: [] for entrant in [baseline, *candidates]}
+        self._num_chosen_by: dict[int, int] = {}
+        """Runs of an arm before its claim."""
+        self._expected = {entrant.arm: entrant.expected_score for entrant in [baseline, *candidates]}
         self._reasons: dict[int, str] = {}
         self._abandoned: set[int] = set()
         """Arms that were chosen and then fell short."""
@@ -156,7 +161,8 @@ class _Race:
     def _claim(self, winner: Entrant | None) -> Standing:
         """The winner's pairs with the baseline; the baseline's runs alone where there is no candidate."""
         arms = [self._baseline.arm] if winner is None else [self._baseline.arm, winner.arm]
-        rounds = tuple(range(self._round, self._round + self._num_pairs(winner)))
+        needed = self._needed_pairs(winner)
+        rounds = tuple(range(self._round, self._round + needed()))
         if winner is not None and (next_best := self._next_best(winner, rounds)) is not None:
             self._take(arms, rounds[:_TRIED_PAIRS])
             self._round += _TRIED_PAIRS
@@ -164,8 +170,14 @@ class _Race:
             self._abandoned.add(winner.arm)
             self._reasons.pop(next_best.arm)
             return self._claim(next_best)
+        self._num_chosen_by |= {arm: len(self._taken[arm]) for arm in arms if arm not in self._num_chosen_by}
+        first, rest = rounds[:LEAST_PAIRS], rounds[LEAST_PAIRS:]
+        self._take(arms, first)
+        if all((arm, number) in self._known for arm in arms for number in first):
+            rounds = tuple(range(self._round, self._round + max(len(rounds), needed())))
+            rest = rounds[LEAST_PAIRS:]
         pending = tuple(each for number in rounds for each in self._pending(arms, number))
-        self._take(arms, rounds)
+        self._take(arms, rest)
         is_baseline_better = winner is not None and self._rank(self._baseline) < self._rank(winner)
         return Standing(
             pending=pending,
@@ -201,12 +213,16 @@ class _Race:
         turns = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
         return tuple((arm, number) for arm in turns if (arm, number) not in self._known)
 
-    def _num_pairs(self, winner: Entrant | None) -> int:
-        """How many pairs should tell winner and baseline apart, as far as the limits allow."""
+    def _needed_pairs(self, winner: Entrant | None) -> Callable[[], int]:
+        """What tells how many pairs should tell winner and baseline apart, as far as the limits allow, by how scores vary so far.
+
+        The gain that they should tell is the one that choosing has shown, whatever the pairs show of it.
+        """
         limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
         if limits.num_pairs is not None or winner is None:
             num_pairs = limits.num_pairs or LEAST_PAIRS
-            return min(num_pairs, runs_left // 2) if self._abandoned else num_pairs
+            num_pairs = min(num_pairs, runs_left // 2) if self._abandoned else num_pairs
+            return lambda: num_pairs
         pair_seconds = self._baseline.run_seconds + winner.run_seconds
         spent = math.fsum(run.train_seconds for runs in self._taken.values() for run in runs)
         affordable = (limits.max_seconds - spent) / pair_seconds if pair_seconds > 0 else math.inf
@@ -214,11 +230,13 @@ class _Race:
         most = max(least, int(min(runs_left // 2, affordable, _MOST_PAIRS)))
         baseline_score = self._score(self._baseline)
         gain = (baseline_score if math.isfinite(baseline_score) else self._baseline.least_score) / self._score(winner)
-        if not gain > 1:
-            return most
-        hoped = math.log(gain) * _HOPED_SHARE
-        deviation = math.sqrt(self._variance(self._baseline) + self._variance(winner))
-        return next((count for count in range(least, most) if _reach(count, deviation) <= hoped), most)
+        hoped = math.log(gain) * _HOPED_SHARE if gain > 1 else 0.0
+
+        def needed() -> int:
+            deviation = math.sqrt(self._variance(self._baseline) + self._variance(winner))
+            return next((count for count in range(least, most) if _reach(count, deviation) <= hoped), most)
+
+        return needed
 
     def _without_those_behind(self, racing: list[Entrant]) -> list[Entrant]:
         """Those that may still be the best; why the others leave is noted."""
@@ -257,9 +275,8 @@ class _Race:
     def _variance(self, entrant: Entrant) -> float:
         """Of the logarithm of what one run says of the expected score: how scores vary, and whether runs reach."""
         squares, degrees = _PRIOR_SD**2 * _PRIOR_SD_RUNS, float(_PRIOR_SD_RUNS)
-        for runs in self._taken.values():
-            scores = [run.score.score or 0.0 for run in runs if run.score.reached]
-            logarithms = [math.log(score) for score in scores if score > 0]
+        for scores in self._repeats():
+            logarithms = [math.log(score) for score in scores if 0 < score < math.inf]
             if len(logarithms) > 1:
                 mean = math.fsum(logarithms) / len(logarithms)
                 squares += math.fsum((each - mean) ** 2 for each in logarithms)
@@ -268,6 +285,14 @@ class _Race:
         missed = sum(not run.score.reached for run in runs)
         rate = (len(runs) - missed + _PRIOR_REACHED) / (len(runs) + _PRIOR_RUNS)
         return squares / degrees + ((1 - rate) / rate if missed else 0.0)
+
+    def _repeats(self) -> Iterator[list[float]]:
+        """Scores of equal configurations: while choosing, with what the search expected; of the claim's pairs, apart from all before."""
+        for arm, runs in self._taken.items():
+            scores = [run.score.score or 0.0 for run in runs if run.score.reached]
+            num_claimed = sum(run.score.reached for run in runs[self._num_chosen_by.get(arm, len(runs)) :])
+            yield [self._expected[arm], *scores[: len(scores) - num_claimed]]
+            yield scores[len(scores) - num_claimed :]
 
 
 def _halving_sizes(count: int) -> list[int]:

@@ -86,18 +86,17 @@ def test_a_plain_gain_takes_few_pairs_and_a_small_one_all_that_are_left() -> Non
     assert len(runs) == 40
 
 
-def test_how_many_pairs_is_settled_before_the_first_of_them() -> None:
+def test_what_the_pairs_show_of_the_gain_does_not_change_how_many_there_are() -> None:
     """Else a race that went on until the interval excludes 1 would end with one that flatters."""
-    baseline, *candidates = entrants(1.2, 1.0)
-    limits = RaceLimits(max_runs=40)
-    rounds = set()
-    for scores in ([5.0, 1.0], [1.0, 5.0], [1.0, 1.0]):
-        runs: dict[tuple[int, int], Run] = {}
-        for _ in range(6):
-            key = standing(baseline, candidates, limits, runs).pending[0]
-            runs[key] = reached(scores[key[0]])
-        rounds.add(standing(baseline, candidates, limits, runs).claim_rounds)
-    assert len(rounds) == 1
+    ends = [race([1.6, 1.0], RaceLimits(max_runs=40), always(*scores))[0] for scores in ([1.6, 1.0], [1.0, 1.6], [9.0, 0.1])]
+    assert len({len(ended.claim_rounds) for ended in ends}) == 1
+
+
+def test_pairs_that_vary_more_than_choosing_has_shown_are_made_more_of() -> None:
+    steady, _ = race([2.0, 1.0], RaceLimits(max_runs=40), always(2.0, 1.0))
+    rng = np.random.default_rng(0)
+    varied, _ = race([2.0, 1.0], RaceLimits(max_runs=40), lambda key: reached(float([2.0, 1.0][key[0]] * np.exp(rng.normal(0, 0.6)))))
+    assert len(steady.claim_rounds) < len(varied.claim_rounds)
 
 
 def test_the_user_may_name_the_pairs() -> None:
