@@ -61,7 +61,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=one_blas_thread(os.environ),
-                start_new_session=True,  # Ctrl-C is for the driver
+                process_group=0,  # Ctrl-C is for the driver
             )
         self._connection = Connection(ours.detach())
 

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from autotune.errors import ClusterError
 from autotune.execution.fork_server import CAN_FORK, Died, ForkServer
 from autotune.execution.gang import Gang, bundles
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training, say_niceness
 from autotune.measurement import Evaluation, TrialResult
 
 logger = logging.getLogger(__name__)
@@ -56,14 +56,15 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     Args:
         fit: whether actors of these tasks fit into the cluster side by side.
         interrupt: ends the run that is under way, and lets no further one begin.
+        can_fork: whether processes are forked; else all runs have new actors.
     """
 
-    def __init__(self, *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event) -> None:
+    def __init__(self, *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event, can_fork: bool = CAN_FORK) -> None:
         self._fit = fit
         self._interrupt = interrupt
         self._workers: dict[_Size, _Worker] = {}
         """Of the sizes that were asked for, the latest last."""
-        self._can_fork = CAN_FORK
+        self._can_fork = can_fork
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for size in list(self._workers):
@@ -213,6 +214,7 @@ def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> tuple[Trial
                 died = report.reason
                 break
             reports.append(report)
+            say_niceness(task, report)
             if report.evaluation is not None:
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:

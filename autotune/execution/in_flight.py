@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died
+from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died, say_niceness
 from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
@@ -181,6 +181,7 @@ class TrialsInFlight:
         """
         running = self._running[key]
         running.fingerprint = report.fingerprint or running.fingerprint
+        say_niceness(running.task, report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation

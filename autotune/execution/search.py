@@ -12,6 +12,7 @@ from typing import Any
 from ray import tune
 from ray.tune import TuneError
 from ray.tune.experiment import Trial
+from ray.tune.result import EXPR_RESULT_FILE
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
@@ -66,6 +67,9 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
         if task is not None:
             return {"task": task}
         return Searcher.FINISHED if self._in_flight.is_finished else None
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write nothing: the study's storage is what resumes."""
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """A trial that ended here has ended for the policy already, unless Ray ended it with the whole search."""
@@ -135,6 +139,13 @@ class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._in_flight.started(trial.trial_id)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Leave each trial the file of results that Ray reads at the end, and would warn of: it is empty, as Ray's loggers are off."""
+        for trial in trials:
+            results = Path(trial.storage.trial_fs_path) / EXPR_RESULT_FILE
+            results.parent.mkdir(parents=True, exist_ok=True)
+            results.touch()
 
 
 class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,6 +26,7 @@ from autotune.remote.waiting import paused_while_waiting
 if TYPE_CHECKING:
     from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
 
+logger = logging.getLogger(__name__)
 
 ACCELERATOR = "accelerator_type:"
 """Begins the name of the resource that Ray gives a machine for its kind of GPU."""
@@ -62,6 +64,8 @@ class TrialTask:
     """How several workers are laid out over machines, in Ray's words."""
     accelerator_type: str | None = None
     """Of the GPUs of each worker's machine, in Ray's words; None for any machine."""
+    niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
+    """Of the driver, which workers take where they may: those of a cluster that was joined have that of its Ray, usually 15."""
 
     @property
     def num_workers(self) -> int:
@@ -203,6 +207,7 @@ class TaskRun:
         if task.weights_path is not None and not Path(task.weights_path).parent.is_dir():
             task = replace(task, weights_path=None)
         say_what_is_fetched()  # to the worker's own log
+        take_niceness(task)
         go_to_code(task)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
@@ -223,7 +228,7 @@ class TaskRun:
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]  # the generator's return type
         except DataError as error:  # the weights could not be written; what was measured holds
-            logging.getLogger(__name__).warning("%s", error)
+            logger.warning("%s", error)
             return None
         raise AssertionError(f"training went on after {evaluation.outcome}")
 
@@ -244,6 +249,7 @@ class TaskRun:
 
 def follow_task(task: TrialTask, meeting: "Meeting") -> "Failure | None":
     """Train a task along with its first worker, until that one ends; what went wrong here, None where nothing did."""
+    take_niceness(task)
     go_to_code(task)
     from autotune.training.parallel.meeting import follow  # noqa: PLC0415  # torch is imported by the first training
 
@@ -255,6 +261,23 @@ def go_to_code(task: TrialTask) -> None:
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
+
+
+def take_niceness(task: TrialTask) -> None:
+    """Give this thread, and those that it will start, the driver's niceness, where that is permitted."""
+    with contextlib.suppress(OSError):  # only root may be less nice than it was; the fingerprint has what it is
+        os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
+
+
+def say_niceness(task: TrialTask, report: WorkerReport) -> None:
+    """Log once where a worker could not take the driver's niceness."""
+    _say_niceness(report.fingerprint.get("niceness", task.niceness), task.niceness)
+
+
+@cache
+def _say_niceness(found: int, wanted: int) -> None:
+    if found > wanted:
+        logger.warning("workers run at niceness %d, not at the driver's %d: what else runs on their machines comes first", found, wanted)
 
 
 def _settings(task: TrialTask) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
         "driver": driver_version() if cuda else None,
         "num_threads": config.runtime["num_threads"] or num_threads,
         "num_cpus": os.cpu_count(),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "host": platform.node(),
         "data_checksum": load_data(config).checksum if config.training is None else None,
         "versions": versions(),

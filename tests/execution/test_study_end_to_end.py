@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import platform
 import re
 import subprocess
@@ -109,6 +110,20 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
         content = (study.folder / "figures" / name).read_bytes()
         assert content.startswith(b"\x89PNG\r\n")
         assert len(content) > 5_000
+
+
+def test_its_log_warns_of_nothing(study: Whole) -> None:
+    lines = (study.folder / "autotune.log").read_text().splitlines()
+    assert lines
+    assert [line for line in lines if " INFO " not in line] == []
+
+
+def test_workers_have_the_drivers_niceness(study: Whole) -> None:
+    stored = read_study("whole", study.folder)
+    search = [each.user_attrs["autotune:result"]["fingerprint"] for each in stored.trials if each.state.is_finished()]
+    fresh = [each.fingerprint for each in confirmations(stored).values()]
+    assert fresh
+    assert {each["niceness"] for each in (*search, *fresh)} == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_best_json_adds_up(study: Whole) -> None:

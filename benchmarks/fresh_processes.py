@@ -1,0 +1,155 @@
+"""What a run in a fresh process costs besides its training, forked against newly started: ``python -m benchmarks.fresh_processes``.
+
+Both sides train the same configuration on the same seed, one run at a time on one CPU: *forked* as confirmation does
+(``execution/fresh.py``: a process forked from one that has imported all and never trained), *new* in a Ray actor that is started for the
+run and imports torch anew, as trainings of several workers do. The sides take turns within each pair.
+
+    seconds outside training = from asking for the run until its result is there, less build, prepare, train and evaluate
+
+What building takes is no part of it, nor of the comparison of training times: a new process imports torch's compiler while it builds.
+
+Exit code 0: a forked run takes at most half a second outside its training, as a median, and the interval of the ratio of training
+seconds (prepare and train), forked over new, holds 1; 1: not so.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from autotune.comparison import in_turns, median_of_ratios, ratio_of_means
+from autotune.config.compose import Composer
+from autotune.config.schema import TrialConfig
+from autotune.execution.cluster import connected
+from autotune.execution.fresh import FreshProcesses, FreshRun
+from autotune.execution.task_run import TrialTask
+from benchmarks.measuring import circumstances, write_result
+
+MOST_OUTSIDE_SECONDS = 0.5
+SIDES = ("forked", "new")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of one side, measured."""
+
+    side: str
+    pair: int
+    outside_seconds: float
+    training_seconds: float
+    """Of prepare and train."""
+    build_seconds: float
+    load_average: float
+    """Of the last minute, before the run."""
+
+
+def run_once(side: str, pair: int, processes: FreshProcesses, config: TrialConfig, folder: str) -> Run:
+    """Train once.
+
+    Raises:
+        RuntimeError: the run did not end as it should.
+    """
+    load_average = os.getloadavg()[0]
+    task = TrialTask(
+        name=f"{side}-{pair}", config=config, cap_seconds=float("inf"), num_threads=1, deadline_seconds=600, code_folders=(),
+        working_folder=folder, hang_folder=folder, num_cpus=1, num_gpus=0,
+    )  # fmt: skip
+    run = FreshRun(task=task, trial=pair, values={}, overrides=(), on_start=lambda: None, on_evaluation=lambda evaluation: None)
+    began = time.perf_counter()
+    result = processes.train(run)
+    seconds = time.perf_counter() - began
+    if result is None or result.last is None or result.error is not None:
+        raise RuntimeError(f"{side} run of pair {pair} gave {result}")
+    last = result.last
+    return Run(
+        side=side,
+        pair=pair,
+        outside_seconds=seconds - last.build_seconds - last.warm_seconds - last.evaluate_seconds,
+        training_seconds=last.warm_seconds,
+        build_seconds=last.build_seconds,
+        load_average=load_average,
+    )
+
+
+def of(runs: Sequence[Run], side: str, field: str) -> list[float]:
+    """A field of a side's runs, by pair."""
+    return [getattr(run, field) for run in sorted(runs, key=lambda run: run.pair) if run.side == side]
+
+
+def main() -> int:
+    """Measure all pairs, print and keep them, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fresh_processes", description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=40, help="runs of each side")
+    parser.add_argument("--epochs", type=float, default=10, help="epochs of each training, a tenth of a second each")
+    arguments = parser.parse_args()
+
+    started = circumstances()
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="autotune-fresh-") as folder, ExitStack() as stack:
+        base = ["experiment=cnn", "device=cpu", "target.value=2", "target.max_train_seconds=600", f"epochs={arguments.epochs}"]
+        configs = [Composer([*base, f"seed={pair}"]).compose().trial for pair in range(arguments.pairs)]
+        size = stack.enter_context(connected(Composer([*base, "cluster.num_cpus=2"]).compose().config.cluster))
+        processes = {
+            side: stack.enter_context(FreshProcesses(fit=size.holds, interrupt=threading.Event(), can_fork=side == "forked"))
+            for side in SIDES
+        }
+        began = time.perf_counter()
+        run_once("forked", 0, processes["forked"], configs[0], folder)
+        first_seconds = time.perf_counter() - began
+        for number, pair in in_turns(len(SIDES), arguments.pairs):
+            side = SIDES[number]
+            runs.append(run_once(side, pair, processes[side], configs[pair], folder))
+            shown = runs[-1]
+            print(
+                f"pair {pair:<3} {side:<7} outside {shown.outside_seconds:.3f} s, build {shown.build_seconds:.3f} s, "
+                f"training {shown.training_seconds:.3f} s, load {shown.load_average:.1f}",
+                flush=True,
+            )
+
+    training = [of(runs, side, "training_seconds") for side in SIDES]
+    outside_forked, outside_new = (of(runs, side, "outside_seconds") for side in SIDES)
+    ratios = {
+        "training, forked / new": ratio_of_means(*training),
+        "training, forked / new, median": median_of_ratios(*training),
+        "outside training, new / forked, median": median_of_ratios(outside_new, outside_forked),
+    }
+    outside = {side: median(of(runs, side, "outside_seconds")) for side in SIDES}
+    building = {side: median(of(runs, side, "build_seconds")) for side in SIDES}
+    times = ratios["training, forked / new"]
+    holds = {
+        f"outside training, forked: median at most {MOST_OUTSIDE_SECONDS} s": outside["forked"] <= MOST_OUTSIDE_SECONDS,
+        "training, forked / new: the interval holds 1": times.low <= 1 <= times.high,
+    }
+    path = write_result(
+        "fresh_processes",
+        started=started,
+        settings=vars(arguments),
+        result={
+            "ratios": ratios,
+            "median_outside_seconds": outside,
+            "median_build_seconds": building,
+            "first_run_seconds": first_seconds,
+            "holds": holds,
+            "runs": runs,
+        },
+    )
+    for side in SIDES:
+        print(f"{side:<7} outside training {outside[side]:.3f} s a run, building {building[side]:.3f} s (medians)")
+    print(f"the first forked run, with the start of its fork server: {first_seconds:.2f} s")
+    for name, ratio in ratios.items():
+        print(f"{name:<42} {ratio}")
+    for name, is_so in holds.items():
+        print(f"{'holds' if is_so else 'FAILS'}: {name}")
+    print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    return 0 if all(holds.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
