@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from autotune.contention import Contention
+
 
 class Phase(StrEnum):
     """What a trial's clock is counting."""
@@ -48,6 +50,8 @@ class Outcome(StrEnum):
     """The loss or the metric was no longer finite."""
     INVALID = "INVALID"
     """A component refused the configuration's values, so nothing was trained."""
+    CONTENDED = "CONTENDED"
+    """Something else wanted the machine too much for its time to say anything; the same configuration is trained again."""
     LOST = "LOST"
     """A worker was lost with its machine, which says nothing about the configuration."""
     ERRORED = "ERRORED"
@@ -62,6 +66,11 @@ class Outcome(StrEnum):
     def is_infeasible(self) -> bool:
         """Whether the configuration itself cannot be trained, however long."""
         return self in (Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.INVALID)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a training ends so because of the time that it took, or with it as its result."""
+        return self is Outcome.REACHED or self.is_censored
 
     @property
     def needs_new_worker(self) -> bool:
@@ -126,6 +135,8 @@ class Evaluation:
     """That train together; each has a device: a GPU, or its share of the CPU cores."""
     device_kind: str | None = None
     """``cpu``, or the GPU's name; None where it was not recorded."""
+    contention: Contention | None = None
+    """What else wanted the machine since the process began to train; None where nobody looked."""
 
     @property
     def warm_seconds(self) -> float:
@@ -147,8 +158,14 @@ class Evaluation:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The evaluation that ``as_dict`` wrote."""
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        outcome = known.get("outcome")
-        return cls(**{**known, "outcome": Outcome(outcome) if outcome else None})
+        outcome, contention = known.get("outcome"), known.get("contention")
+        return cls(
+            **{
+                **known,
+                "outcome": Outcome(outcome) if outcome else None,
+                "contention": Contention.from_dict(contention) if contention else None,
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +203,8 @@ class TrialResult:
     """The metric on the held-out test split; only confirmation runs score it."""
     cap_seconds: float | None = None
     """Warm seconds at which its worker was told to end it; None for no limit."""
+    contention: str | None = None
+    """Why its times say little about its configuration, by what else wanted the machine, in one line; None where they are to be trusted."""
 
     @property
     def last(self) -> Evaluation | None:

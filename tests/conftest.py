@@ -21,6 +21,7 @@ from tests.served import Server, served
 MakeTrialConfig = Callable[..., TrialConfig]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it as it is imported: more threads than cores wait for each other
+os.environ.setdefault("AUTOTUNE_MAX_RETAKES", "0")  # tests beside each other are contention, and count trials
 
 gc.set_threshold(100_000, 20, 50)  # torch and MLflow hold much that is walked at every collection, and never freed
 settings.register_profile("shared", deadline=None)  # a busy machine makes no test fail

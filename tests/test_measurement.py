@@ -186,6 +186,7 @@ def test_every_outcome_is_a_time_or_a_bound_or_infeasible_or_an_error() -> None:
     assert {each for each in Outcome if each.is_infeasible} == {Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.INVALID}
     assert {each for each in Outcome if not each.is_censored and not each.is_infeasible} == {
         Outcome.REACHED,
+        Outcome.CONTENDED,
         Outcome.LOST,
         Outcome.ERRORED,
     }

@@ -71,6 +71,7 @@ class SearchConfig:
     trial_deadline_seconds: float | None = MISSING
     max_errors_in_a_row: int = MISSING
     max_retries: int = MISSING
+    max_retakes: int = MISSING
     storage: str | None = MISSING
 
 

@@ -18,6 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from autotune.contention import MOST_RETAKES
 from autotune.errors import ClusterError
 from autotune.execution.fork_server import CAN_FORK, Died, ForkServer
 from autotune.execution.gang import Gang, bundles
@@ -26,7 +27,7 @@ from autotune.measurement import Evaluation, TrialResult
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 """What new processes may take to start before the cluster counts as out of order."""
 _LOOK_EVERY_SECONDS = 0.2
 """For an interrupt."""
@@ -41,7 +42,7 @@ class FreshRun:
     values: Mapping[str, Any]
     overrides: tuple[str, ...]
     on_start: Callable[[], None]
-    """Called when the process begins to train."""
+    """Called when its process begins to train; once, however often the run is taken."""
     on_evaluation: Callable[[Evaluation], None]
     """Called with each evaluation, as it is heard of; the training does not wait for it."""
 
@@ -56,14 +57,23 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     Args:
         fit: whether actors of these tasks fit into the cluster side by side.
         interrupt: ends the run that is under way, and lets no further one begin.
+        max_retakes: how often a run is made again whose times something else on the machine has spoilt.
         can_fork: whether processes are forked; else all runs have new actors.
     """
 
-    def __init__(self, *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event, can_fork: bool = CAN_FORK) -> None:
+    def __init__(
+        self,
+        *,
+        fit: Callable[[Sequence[TrialTask]], bool],
+        interrupt: threading.Event,
+        max_retakes: int = MOST_RETAKES,
+        can_fork: bool = CAN_FORK,
+    ) -> None:
         self._fit = fit
         self._interrupt = interrupt
         self._workers: dict[_Size, _Worker] = {}
         """Of the sizes that were asked for, the latest last."""
+        self._max_retakes = max_retakes
         self._can_fork = can_fork
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -71,7 +81,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             self._end(size)
 
     def train(self, run: FreshRun) -> TrialResult | None:
-        """Train a run to its end.
+        """Train a run to its end; again where something else wanted the machine too much, and what is kept then says so.
 
         Returns:
             What became of it; None where it was interrupted.
@@ -79,9 +89,20 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         Raises:
             ClusterError: a process did not start, or was not a new one.
         """
+        for number in range(self._max_retakes + 1):
+            result = self._train_once(run, is_first=number == 0)
+            if result is None or result.contention is None:
+                break
+            again = "it is taken again" if number < self._max_retakes else "it is kept, and marked"
+            logger.warning("%s: %s; %s", run.task.name, result.contention, again)
+        return result
+
+    def _train_once(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
         worker = None if self._interrupt.is_set() else self._ready_worker(run.task)
         if worker is None:
             return None
+        if is_first:
+            run.on_start()
         is_fit = False
         try:
             result, is_fit = _train(run, worker.actor, self._interrupt)
@@ -120,7 +141,11 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
 
 
 def train_fresh(
-    runs: Sequence[FreshRun], *, fit: Callable[[Sequence[TrialTask]], bool], interrupt: threading.Event
+    runs: Sequence[FreshRun],
+    *,
+    fit: Callable[[Sequence[TrialTask]], bool],
+    interrupt: threading.Event,
+    max_retakes: int = MOST_RETAKES,
 ) -> Generator[TrialResult, None, None]:
     """Train each run once in a process that never trained, one after another and to the end: see ``FreshProcesses``.
 
@@ -130,7 +155,7 @@ def train_fresh(
     Raises:
         ClusterError: a process did not start, or was not a new one.
     """
-    with FreshProcesses(fit=fit, interrupt=interrupt) as processes:
+    with FreshProcesses(fit=fit, interrupt=interrupt, max_retakes=max_retakes) as processes:
         for run in runs:
             result = processes.train(run)
             if result is None:
@@ -204,7 +229,6 @@ def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
 
 def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> tuple[TrialResult | None, bool]:
     """What became of a run, None where it was interrupted; and whether the actor may take another one."""
-    run.on_start()
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
     died: str | None = None
@@ -238,8 +262,16 @@ def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> tuple[Trial
         fingerprint=next((report.fingerprint for report in reports if report.fingerprint), {}),
         error=reports[-1].error,
         test_metric=reports[-1].test_metric,
+        contention=_contention(reports),
     )
     return result, died is None
+
+
+def _contention(reports: Sequence[WorkerReport]) -> str | None:
+    """Why the times of a training that has ended say little."""
+    found = next((report.contention for report in reversed(reports) if report.contention is not None), None)
+    is_timed = reports[-1].outcome is not None and reports[-1].outcome.is_timed
+    return found.reason if found is not None and is_timed else None
 
 
 def _reports(actor: Any, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:

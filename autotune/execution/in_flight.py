@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
+from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
 from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died, say_niceness
 from autotune.measurement import Evaluation, Outcome, TrialResult
@@ -39,6 +40,10 @@ class Listener(Protocol):
         """A trial was lost with its machine; another one of the same point comes."""
         ...
 
+    def trial_contended(self, trial: int, why: str) -> None:
+        """Something else wanted the machine too much for a trial's times to say anything; another one of the same point comes."""
+        ...
+
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended."""
         ...
@@ -54,6 +59,10 @@ class _Running:
     started_at: float = 0.0
     handed_out_at: float = 0.0
     """To the worker that trains it now."""
+    contention: Contention | None = None
+    """While that trains it."""
+    contention_before: Contention | None = None
+    """While others did, up to where the trial was paused last."""
 
 
 class TrialsInFlight:
@@ -66,6 +75,8 @@ class TrialsInFlight:
         has_room: whether another trial can be trained beside those of these tasks.
         state_folder: where the state of a trial is kept while it is paused.
         max_retries: how often the point of a trial that was lost is tried again.
+        max_retakes: how often one is whose times something else on the machine has spoilt; after trials in a row for which that did not
+            help, others are only marked.
         time_budget_seconds: of searching, from the first trial's start on; None for no limit.
     """
 
@@ -81,6 +92,7 @@ class TrialsInFlight:
         state_folder: Callable[[int], Path],
         trial_deadline_seconds: float,
         max_retries: int,
+        max_retakes: int,
         time_budget_seconds: float | None,
         unsupported: Callable[[TrialConfig], str | None],
     ) -> None:
@@ -93,6 +105,9 @@ class TrialsInFlight:
         self._state_folder = state_folder
         self._trial_deadline_seconds = trial_deadline_seconds
         self._max_retries = max_retries
+        self._max_retakes = max_retakes
+        self._num_in_vain = 0
+        """Trials in a row that were marked, however often they were taken."""
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf
         self._has_no_more = False
@@ -181,6 +196,7 @@ class TrialsInFlight:
         """
         running = self._running[key]
         running.fingerprint = report.fingerprint or running.fingerprint
+        running.contention = report.contention or running.contention
         say_niceness(running.task, report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
@@ -250,6 +266,7 @@ class TrialsInFlight:
 
     def _pause(self, key: str) -> None:
         running = self._running.pop(key)
+        running.contention_before, running.contention = _both(running.contention_before, running.contention), None
         self._paused[key] = running
         self._policy.pause(running.trial.number, running.evaluations)
         for listener in self._listeners:
@@ -270,6 +287,8 @@ class TrialsInFlight:
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
         running = self._running.pop(key, None) or self._paused.pop(key)
         self._resumed.pop(key, None)
+        contention = _both(running.contention_before, running.contention)
+        why = contention.reason if contention is not None and outcome.is_timed else None
         result = TrialResult(
             trial=running.trial.number,
             values=running.trial.suggestion.values,
@@ -282,7 +301,16 @@ class TrialsInFlight:
             fingerprint=running.fingerprint,
             error=error,
             cap_seconds=running.task.cap_seconds if math.isfinite(running.task.cap_seconds) else None,
+            contention=why,
         )
+        if why is not None and self._take_again(result.trial):
+            self._tracker.finish(running.tracked, replace(result, outcome=Outcome.CONTENDED, error=why), None)
+            shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
+            for listener in self._listeners:
+                listener.trial_contended(result.trial, why)
+            return
+        if outcome.is_timed:
+            self._num_in_vain = 0 if why is None else self._num_in_vain + 1
         if outcome is Outcome.LOST and self._policy.retry(result.trial, most=self._max_retries):
             self._tracker.finish(running.tracked, result, None)
             shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
@@ -295,7 +323,18 @@ class TrialsInFlight:
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
+    def _take_again(self, number: int) -> bool:
+        """Give a trial up for another one of the same point, unless the search ends, or that has been in vain for others."""
+        if self.is_over or self._has_no_more or self._num_in_vain >= _MOST_IN_VAIN:
+            return False
+        return self._policy.retry(number, most=self._max_retakes)
 
+
+def _both(before: Contention | None, now: Contention | None) -> Contention | None:
+    return before + now if before is not None and now is not None else now or before
+
+
+_MOST_IN_VAIN = 3
 _GRACE_SECONDS = 30.0
 """What a trial may run past the study's time budget before it counts as hung."""
 

@@ -39,11 +39,13 @@ def run_in_turns(
     tracker: Tracker,
     objective: Objective,
     interrupt: threading.Event,
+    max_retakes: int,
     on_end: Callable[[PairedRun, TrialResult], None],
 ) -> None:
     """Make runs one after another until there are no more, or ``interrupt`` is set.
 
     Args:
+        max_retakes: how often a run is made again whose times something else on the machine has spoilt.
         runs: each is asked for once ``on_end`` has returned for the one before it.
         on_end: called with each run and what became of it, before the tracker hears of that.
 
@@ -52,7 +54,7 @@ def run_in_turns(
     """
     from autotune.execution.fresh import FreshProcesses, FreshRun  # noqa: PLC0415  # imports ray
 
-    with FreshProcesses(fit=size.holds, interrupt=interrupt) as processes:
+    with FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes) as processes:
         for run in runs:
             tracked = run.tracked
 

@@ -112,6 +112,7 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
         state_folder=plan.state_folder,
         trial_deadline_seconds=plan.trial_deadline_seconds,
         max_retries=plan.config.search.max_retries,
+        max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
     )
@@ -148,8 +149,18 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> 
     def on_end(run: PairedRun, result: TrialResult) -> None:
         store_confirmation(live.study, run.arm, run.number, result)
         keep_first(plan.folder, run.tracked.name, result)
+        if result.contention is not None:
+            live.display.note(f"{run.tracked.name}  marked: {result.contention}")
 
-    run_in_turns(runs(), size=size, tracker=live.tracker.wait(), objective=plan.objective, interrupt=interrupt, on_end=on_end)
+    run_in_turns(
+        runs(),
+        size=size,
+        tracker=live.tracker.wait(),
+        objective=plan.objective,
+        interrupt=interrupt,
+        max_retakes=plan.config.search.max_retakes,
+        on_end=on_end,
+    )
 
 
 def _conclude_known(live: LiveStudy) -> Confirmation | None:

@@ -88,7 +88,15 @@ def make_runs(
             display.run_finished(side.name, result, run_score(result, plan.objective).score)
             write()
 
-        run_in_turns(runs(), size=size, tracker=tracker.wait(), objective=plan.objective, interrupt=interrupt, on_end=on_end)
+        run_in_turns(
+            runs(),
+            size=size,
+            tracker=tracker.wait(),
+            objective=plan.objective,
+            interrupt=interrupt,
+            max_retakes=plan.config.search.max_retakes,
+            on_end=on_end,
+        )
 
 
 def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:

@@ -4,21 +4,22 @@ How a trial ends is reported as data. Nothing here needs Ray, so that a fresh pr
 """
 
 import contextlib
-import faulthandler
 import logging
 import os
+import platform
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.config.schema import TrialConfig
+from autotune.contention import Contention
 from autotune.errors import AutotuneError, DataError
+from autotune.execution.watch import Watch
 from autotune.measurement import Evaluation, Outcome
 from autotune.remote.cache import say_what_is_fetched
 from autotune.remote.waiting import paused_while_waiting
@@ -67,6 +68,9 @@ class TrialTask:
     niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
     """Of the driver, which workers take where they may: those of a cluster that was joined have that of its Ray, usually 15."""
 
+    driver: tuple[str, int] = field(default_factory=lambda: (platform.node(), os.getpid()))
+    """Host and process: what that has started is the study's own, and no contention."""
+
     @property
     def num_workers(self) -> int:
         """Processes that train together."""
@@ -87,6 +91,8 @@ class WorkerReport:
     is_first_in_process: bool = True
     can_pause: bool = False
     """The training can be kept where it stands, to go on later."""
+    contention: Contention | None = None
+    """What else wanted the machine so far, as the training's first worker knows; None where it has not looked yet."""
     is_data_missing: bool = False
     """The error is that this machine cannot read the data set, which no other configuration would mend."""
 
@@ -110,7 +116,7 @@ class TaskRun:
         _num_trainings += 1
         self._is_first = _num_trainings == 1
         self._task = task
-        self._deadline = time.monotonic() + task.deadline_seconds
+        self._watch = Watch(deadline_seconds=task.deadline_seconds, driver=task.driver, hang_file=self._open_hang_file)
         self._training: Generator[Evaluation, Path | None, float | None] | None = None
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
@@ -125,12 +131,11 @@ class TaskRun:
 
     def next_report(self) -> WorkerReport:
         """Train to the next evaluation, or to the training's end; kills the process at the trial's deadline."""
-        self._watch()
-        try:
-            with paused_while_waiting(self._unwatched):
-                return self._advance()
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        with self._watch.on(), paused_while_waiting(self._watch.off):
+            report = self._advance()
+        found = self._watch.contention(is_last=report.outcome is not None)
+        evaluation = report.evaluation and replace(report.evaluation, contention=found)
+        return replace(report, evaluation=evaluation, contention=found)
 
     def keep(self) -> None:
         """Write the training's state to the task's folder, for another process to go on from.
@@ -156,24 +161,11 @@ class TaskRun:
             self._training.close()
             self._training = None
         self._meeting.close()
+        self._watch.close()
         if self._hang_file is not None:
             self._hang_file.close()
             Path(self._hang_file.name).unlink(missing_ok=True)
             self._hang_file = None
-
-    def _watch(self) -> None:
-        faulthandler.dump_traceback_later(max(0.05, self._deadline - time.monotonic()), exit=True, file=self._open_hang_file())
-
-    @contextlib.contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        """Move the deadline by what the context takes: files that a machine fetches once may take longer than any trial."""
-        faulthandler.cancel_dump_traceback_later()
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._deadline += time.monotonic() - began
-            self._watch()
 
     def _advance(self) -> WorkerReport:
         from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch is imported by the first training

@@ -75,8 +75,7 @@ class ComparisonDisplay:
             step = step_seconds(last)
             parts += [f"{last.step} steps", *([f"{format_step(step)} a step"] if step else [])]
             parts.append(f"{self._target.metric} {format_metric(last.metric)}")
-        if result.error_line:
-            parts.append(result.error_line)
+        parts += [each for each in (result.error_line, result.contention) if each]
         style = "" if last is not None else OUTCOME_STYLES[result.outcome]
         self._console.print(Text(printable("  ".join(parts)), style=style), soft_wrap=True)
 

@@ -85,6 +85,7 @@ MARKS: Mapping[Outcome, Mark] = {
     Outcome.OUT_OF_MEMORY: Mark(colour="#000000", marker="s", hollow=False, size=6),
     Outcome.DIVERGED: Mark(colour="#D55E00", marker="X", hollow=False, size=7.5),
     Outcome.INVALID: Mark(colour="#7F7F7F", marker="v", hollow=False, size=7),
+    Outcome.CONTENDED: Mark(colour="#888888", marker="1", hollow=False, size=7),
     Outcome.LOST: Mark(colour="#888888", marker="x", hollow=False, size=7),
     Outcome.ERRORED: Mark(colour="#888888", marker="P", hollow=False, size=7.5),
 }

@@ -16,7 +16,7 @@ from autotune.space import SearchSpace
 _MEASURED = (
     "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",
     "num_evaluations", "metric", "loss", "epoch", "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind",
-    "energy_joules", "started_at", "stopped_at", "seed", "error",
+    "energy_joules", "started_at", "stopped_at", "seed", "contention", "error",
 )  # fmt: skip
 
 
@@ -54,6 +54,9 @@ class TrialsTable:
     def trial_lost(self, trial: int) -> None:
         """Only ended trials have a row."""
 
+    def trial_contended(self, trial: int, why: str) -> None:
+        """Only ended trials have a row."""
+
     def _row(self, result: TrialResult, score: float | None) -> list[Any]:
         last = result.last.as_dict() if result.last else {}
         measured = {
@@ -66,6 +69,7 @@ class TrialsTable:
             "started_at": result.started_at,
             "stopped_at": result.stopped_at,
             "seed": result.seed,
+            "contention": result.contention,
             "error": result.error_line,
         }
         values = [result.values.get(key) for key in self._parameters]

@@ -37,6 +37,7 @@ OUTCOME_STYLES: Mapping[Outcome, str] = {
     Outcome.OUT_OF_MEMORY: "red",
     Outcome.DIVERGED: "red",
     Outcome.INVALID: "red",
+    Outcome.CONTENDED: "yellow",
     Outcome.LOST: "red",
     Outcome.ERRORED: "bold red",
 }
@@ -111,6 +112,12 @@ class StudyDisplay:
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
         self.note(f"trial {trial}  LOST with its machine; its configuration is tried again")
+
+    def trial_contended(self, trial: int, why: str) -> None:
+        """A trial's times say little, and its point is tried again."""
+        self._running.pop(trial, None)
+        self._paused.pop(trial, None)
+        self.note(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended; ``score`` where it reached the target."""

@@ -61,6 +61,11 @@ class TraceFile:
         if trial in self._running:
             self._end(trial, Outcome.LOST)
 
+    def trial_contended(self, trial: int, why: str) -> None:
+        """A trial's times say little, and its point is tried again."""
+        if trial in self._running:
+            self._end(trial, Outcome.CONTENDED)
+
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """A trial ended; one that was paused has its last row already."""
         if result.trial in self._running:

@@ -29,6 +29,7 @@ STATUS = {
     Outcome.OUT_OF_MEMORY: "FAILED",
     Outcome.DIVERGED: "FAILED",
     Outcome.INVALID: "FAILED",
+    Outcome.CONTENDED: "KILLED",
     Outcome.LOST: "KILLED",
     Outcome.ERRORED: "FAILED",
 }
@@ -97,6 +98,7 @@ def result_tags(trial: TrackedTrial, result: TrialResult) -> dict[str, str]:
     last = result.last
     told = {
         "autotune.cap_seconds": None if result.cap_seconds is None else repr(result.cap_seconds),
+        "autotune.contention": result.contention,
         "autotune.last_evaluation": None if last is None or last.outcome is None else str(last.outcome),
     }
     known = {key: value for key, value in told.items() if value is not None}

@@ -94,7 +94,8 @@ def _file(client: MlflowClient, run_id: str, name: str) -> Mapping[str, Any] | N
 
 
 def _has_ended(child: Run) -> bool:
-    return child.data.tags.get("autotune.outcome") in set(Outcome)
+    """Whether it is a trial of the study: not one that was taken again because of what else wanted its machine."""
+    return child.data.tags.get("autotune.outcome") in set(Outcome) - {Outcome.CONTENDED}
 
 
 _SECONDS = ("build_seconds", "prepare_seconds", "train_seconds")

@@ -33,6 +33,14 @@ def works():
         file.write(f"{os.getpid()} {os.getppid()}\\n")
     yield {"metric": 1.0}
 
+def computes():
+    with open("processes", "a") as file:
+        file.write(f"{os.getpid()} {os.getppid()}\\n")
+    until = time.process_time() + 1.0
+    while time.process_time() < until:
+        pass
+    yield {"metric": 1.0}
+
 def kills():
     os.kill(os.getpid(), signal.SIGKILL)
     yield {"metric": 1.0}
@@ -79,7 +87,7 @@ def make_run(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callab
 
 @pytest.fixture
 def processes(cluster: ClusterSize) -> Iterator[FreshProcesses]:
-    with FreshProcesses(fit=cluster.holds, interrupt=threading.Event()) as processes:
+    with FreshProcesses(fit=cluster.holds, interrupt=threading.Event(), max_retakes=0) as processes:
         yield processes
     wait_until(lambda: ray.available_resources().get("CPU") == 3)
 
@@ -167,3 +175,28 @@ def _is_alive(folder: Path) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_run_beside_other_programs_is_taken_again_and_marked(
+    processes: FreshProcesses, make_run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(processes, make_run(None))  # the fork server is there before the other programs are
+    processes._max_retakes = 2
+    caplog.clear()
+    starts: list[None] = []
+    run = make_run("computes", on_start=lambda: starts.append(None))
+    run = replace(run, task=replace(run.task, driver=("elsewhere", 1)))  # else this process and all that it starts were the study's own
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        result = train(processes, run)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert result.outcome is Outcome.REACHED
+    assert result.contention is not None
+    assert "other programs" in result.contention
+    assert len((tmp_path / "processes").read_text().splitlines()) == 3
+    assert len(starts) == 1
+    assert sum("taken again" in each.message for each in caplog.records) == 2
+    assert sum("marked" in each.message for each in caplog.records) == 1

@@ -12,6 +12,7 @@ import pytest
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
+from autotune.contention import Contention
 from autotune.execution.in_flight import TrialsInFlight
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
@@ -49,6 +50,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
         settings = {
             "trial_deadline_seconds": 100.0,
             "max_retries": 2,
+            "max_retakes": 2,
             "time_budget_seconds": None,
             "unsupported": lambda config: None,
             "has_room": lambda tasks: True,
@@ -183,3 +185,64 @@ def test_data_that_a_worker_cannot_read_ends_the_search(make_trials: MakeTrials)
     trials.reported("b", report(Outcome.INVALID, evaluation=None, error="data: not there", is_data_missing=True))
     assert str(trials.refusal) == "data: not there"
     assert trials.next_task("c") is None
+
+
+_HOGGED = Contention(seconds=10.0, stopped_seconds=0.0, waited_seconds=6.0, others_cpu_seconds=16.0, study_cpu_seconds=0.5)
+
+
+class Heard:
+    """A listener that keeps which trials were taken again, and why."""
+
+    def __init__(self) -> None:
+        self.contended: list[tuple[int, str]] = []
+
+    def trial_contended(self, trial: int, why: str) -> None:
+        self.contended.append((trial, why))
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    heard = Heard()
+    trials._listeners = (heard,)
+    for key in ("a", "b", "c"):
+        task = begin(trials, key)
+        assert task.config.batch_size == 64, "the same point"
+        assert trials.reported(key, report(Outcome.REACHED, contention=_HOGGED)) is Decision.STOP
+    assert [number for number, _ in heard.contended] == [0, 1]
+    assert "other programs" in heard.contended[0][1]
+    kept = only(policy)
+    assert (kept.trial, kept.outcome) == (2, Outcome.REACHED)
+    assert kept.contention == _HOGGED.reason
+    assert TrialResult.from_dict(kept.as_dict()) == kept
+    assert TrialResult.from_dict({key: value for key, value in kept.as_dict().items() if key != "contention"}).contention is None
+    assert trials._policy.num_trials_left == 19
+
+
+def test_a_quiet_second_take_is_not_marked(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    begin(trials, "a")
+    trials.reported("a", report(Outcome.CAPPED, contention=_HOGGED))
+    begin(trials, "b")
+    trials.reported("b", report(Outcome.REACHED))
+    assert (only(policy).trial, only(policy).contention) == (1, None)
+
+
+def test_on_a_machine_that_is_always_busy_trials_are_marked_and_no_longer_taken_again(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials(max_retakes=1)
+    num_taken = 0
+    while len(policy.results) < 5:
+        begin(trials, str(num_taken))
+        trials.reported(str(num_taken), report(Outcome.REACHED, contention=_HOGGED))
+        num_taken += 1
+    assert num_taken == 3 * 2 + 2
+    assert all(result.contention for result in policy.results.values())
+
+
+def test_an_end_that_is_not_of_its_time_is_not_taken_again(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    begin(trials, "a")
+    trials.reported("a", report(Outcome.DIVERGED, contention=_HOGGED))
+    assert (only(policy).outcome, only(policy).contention) == (Outcome.DIVERGED, None)

@@ -14,6 +14,7 @@ import torch
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
+from autotune.contention import Contention
 from autotune.execution.in_flight import TrialsInFlight
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
@@ -94,6 +95,7 @@ class Session:
             state_folder=lambda trial: folder / f"trial-{trial}",
             trial_deadline_seconds=100.0,
             max_retries=2,
+            max_retakes=2,
             time_budget_seconds=None,
             unsupported=lambda config: None,
         )  # fmt: skip
@@ -270,3 +272,17 @@ def test_a_worker_says_what_it_cannot_keep(make_task: MakeTask, tmp_path: Path) 
     assert not can_pause(make_task(config=own, code_folders=(str(tmp_path),)))
     assert not can_pause(make_task(state_folder=str(tmp_path / "of another machine" / "state")))
     assert not can_pause(make_task(state_folder=None))
+
+
+def test_a_paused_trial_whose_times_are_spoilt_is_marked_and_not_taken_again_where_the_search_ends(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    session = Session(study, tmp_path, num_trials=1)
+    hogged = Contention(seconds=10.0, stopped_seconds=0.0, waited_seconds=6.0, others_cpu_seconds=16.0, study_cpu_seconds=0.5)
+    task = session.begin("a")
+    assert session.trials.reported("a", replace(report(1), contention=hogged)) is Decision.PAUSE
+    Path(task.state_folder or "").mkdir()
+    session.sampler.waiting.clear()
+    assert session.trials.next_task("b") is None
+    assert outcomes(session) == {0: ("STOPPED", [1])}
+    assert session.policy.results[0].contention == hogged.reason

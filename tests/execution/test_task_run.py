@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE_SECONDS = 3
+DEADLINE_SECONDS = 8
 
 DATA = f"""
 import time
@@ -36,10 +36,11 @@ def slow():
 RUN = """
 import sys
 
-import autotune.training.run
+from autotune.training.preload import preload
 from autotune.config.compose import Composer
 from autotune.execution.task_run import TaskRun, TrialTask
 
+preload()
 data, folder, deadline_seconds = sys.argv[1:]
 config = Composer(["experiment=cnn", "device=cpu", "model.widths=[4]", "allowed_targets=[my_data]", f"data._target_=my_data.{data}"])
 task = TrialTask(

@@ -1,0 +1,237 @@
+"""The thread that looks after a training in its process: its deadline, and what else wanted the machine meanwhile.
+
+It wakes ten times a second. Where it was due long ago, and the kernel says that it neither ran nor waited for a CPU since, the process was
+stopped as a whole: that time moves the deadline, so that no trial counts as hung because someone else stopped it. (A thread that cannot
+get Python's lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted as waiting.)
+
+A hung process is ended from here, with the stack of every thread in its hang file. Where even this thread cannot run, since compiled code
+keeps Python's lock for ever, ``faulthandler``'s own timer does the same, some time later.
+"""
+
+import contextlib
+import faulthandler
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import psutil
+
+from autotune.contention import MOST_STOPPED_SECONDS, Contention
+
+_BEAT_SECONDS = 0.1
+_MOST_WAKES = 5
+"""Times that a thread which was stopped may have run meanwhile, just before and just after."""
+_SAMPLE_EVERY_SECONDS = 0.5
+_BACKSTOP_SECONDS = 60.0
+"""What a process may hang past its deadline where this thread cannot run."""
+
+
+class Watch:
+    """Looks after one training of this process.
+
+    Args:
+        deadline_seconds: wall seconds that the training may take, less those in which it was stopped or waited for another machine.
+        driver: host and process of the driver, whose other processes are the study's own.
+        hang_file: opens the file for what a hung process was doing.
+    """
+
+    def __init__(self, *, deadline_seconds: float, driver: tuple[str, int], hang_file: Callable[[], TextIO]) -> None:
+        self._deadline = time.monotonic() + deadline_seconds
+        self._driver = driver
+        self._hang_file = hang_file
+        self._changed = threading.Condition()
+        self._is_on = False
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._stopped_seconds = 0.0
+        self._on_seconds = 0.0
+        self._on_since = 0.0
+        self._first: _Sample | None = None
+        self._known: Contention | None = None
+        self._device: str | None = None
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """The training is under way while the context lasts; the process is ended where that comes to the deadline."""
+        if self._first is None:
+            self._first = _sample(self._driver)
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+                self._thread.start()
+            self._switch(is_on=True)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._switch(is_on=False)
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Within ``on``: what the context takes moves the deadline, as files that a machine fetches once may take longer than any trial."""
+        began = time.monotonic()
+        with self._changed:
+            self._switch(is_on=False)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._deadline += time.monotonic() - began
+                self._switch(is_on=True)
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def contention(self, *, is_last: bool) -> Contention | None:
+        """What else wanted the machine so far, looked at now and then and where the training has ended; None before the first time."""
+        assert self._first is not None, "the training is under way"
+        before = self._known
+        seen_seconds, seen_stopped = (before.seconds, before.stopped_seconds) if before else (0.0, 0.0)
+        if not is_last and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS and self._stopped_seconds == seen_stopped:
+            return before
+        now = _sample(self._driver)
+        first, seconds = self._first, self._on_seconds
+        fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # of the time since, in which the training was under way
+        study = max(0.0, (now.study_cpu - now.own_cpu) - (first.study_cpu - first.own_cpu))
+        others = max(0.0, (now.busy_cpu - now.study_cpu) - (first.busy_cpu - first.study_cpu))
+        self._device = self._device or _device_fault()
+        self._known = Contention(
+            seconds=seconds,
+            stopped_seconds=self._stopped_seconds,
+            waited_seconds=max((waited - first.waits.get(thread, 0.0) for thread, waited in now.waits.items()), default=0.0),
+            others_cpu_seconds=others * fraction,
+            study_cpu_seconds=study * fraction,
+            device=self._device,
+        )
+        return self._known
+
+    def _switch(self, *, is_on: bool) -> None:
+        now = time.monotonic()
+        if self._is_on:
+            self._on_seconds += now - self._on_since
+        self._is_on, self._on_since = is_on, now
+        if is_on:
+            self._arm()
+        else:
+            faulthandler.cancel_dump_traceback_later()
+        self._changed.notify()
+
+    def _arm(self) -> None:
+        left = max(0.0, self._deadline - time.monotonic())
+        faulthandler.dump_traceback_later(2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file())
+
+    def _look(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                if not self._is_on:
+                    self._changed.wait()
+                    continue
+                began, before = time.monotonic(), _ran("thread-self")
+                self._changed.wait(_BEAT_SECONDS)
+                late, after = time.monotonic() - began - _BEAT_SECONDS, _ran("thread-self")
+                if late >= MOST_STOPPED_SECONDS and before is not None and after is not None:
+                    self._was_late(late, before, after)
+                if self._is_on and time.monotonic() >= self._deadline:
+                    self._end_process()
+
+    def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
+        stopped = late - (after.waited_seconds - before.waited_seconds)
+        if stopped >= MOST_STOPPED_SECONDS and after.times - before.times <= _MOST_WAKES:
+            self._stopped_seconds += stopped
+            self._deadline += stopped
+            if self._is_on:
+                self._arm()
+
+    def _end_process(self) -> None:
+        file = self._hang_file()
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.flush()
+        os._exit(1)
+
+
+class _Ran(NamedTuple):
+    """What the kernel says of a thread, of Linux's ``schedstat``."""
+
+    waited_seconds: float
+    """For a CPU."""
+    times: int
+    """It was given one."""
+
+
+def _ran(thread: str) -> _Ran | None:
+    """Of a thread in ``/proc``; None where the kernel does not say, or the thread is gone."""
+    try:
+        _, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return _Ran(int(waited) / 1e9, int(times))
+
+
+class _Sample(NamedTuple):
+    """Counters of CPU time at one moment, in seconds."""
+
+    at: float
+    busy_cpu: float
+    """Of all processes of the machine."""
+    study_cpu: float
+    """Of the study's."""
+    own_cpu: float
+    """Of this process."""
+    waits: dict[str, float]
+    """Waited for a CPU, by thread of this process."""
+
+
+def _sample(driver: tuple[str, int]) -> _Sample:
+    machine = psutil.cpu_times()
+    busy = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    own = psutil.Process()
+    processes = {own.pid: own}
+    for root in _roots(driver):
+        if root in processes:
+            continue
+        with contextlib.suppress(psutil.Error):
+            top = psutil.Process(root)
+            processes |= {each.pid: each for each in [top, *top.children(recursive=True)]}
+    return _Sample(time.monotonic(), busy, sum(map(_cpu_seconds, processes.values())), _cpu_seconds(own), _waits())
+
+
+def _roots(driver: tuple[str, int]) -> Iterator[int]:
+    """Processes whose descendants are the study's: the driver, where it runs on this machine, and Ray's own that has started this one."""
+    host, process = driver
+    if host == platform.node():
+        yield process
+    if (raylet := os.environ.get("RAY_RAYLET_PID", "")).isdigit():
+        yield int(raylet)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """A process's, with those of its own that have ended."""
+    try:
+        return float(sum(process.cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
+
+
+def _waits() -> dict[str, float]:
+    with contextlib.suppress(OSError):
+        threads = [path.name for path in Path("/proc/self/task").iterdir()]
+        return {thread: ran.waited_seconds for thread in threads if (ran := _ran(f"self/task/{thread}")) is not None}
+    return {}
+
+
+def _device_fault() -> str | None:
+    """What is wrong with the GPU that this process trains on; None where it has none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    from autotune.training.device_state import device_fault  # noqa: PLC0415  # imports torch
+
+    return device_fault()

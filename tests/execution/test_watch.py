@@ -1,0 +1,135 @@
+"""The watch of a training: a stop is seen and moves the deadline, hogs are seen, and what hangs is ended."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config.schema import TrialConfig
+from autotune.execution.fork_server import ForkServer
+from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.measurement import Evaluation, Outcome
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+STOPPED_SECONDS = 12.0
+_HOG = "while True: pass"
+
+_TRAININGS = """
+import os, pathlib, time
+
+def note():
+    pathlib.Path("trains.part").write_text(str(os.getpid()))
+    os.replace("trains.part", "trains")
+
+def computes(seconds):
+    # So much computing, by the CPU's own clock: it takes longer where it has to wait.
+    note()
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    yield {"metric": 1.0}
+"""
+
+
+@pytest.fixture
+def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., TrialTask]:
+    (tmp_path / "trainings.py").write_text(_TRAININGS)
+
+    def make(seconds: float, **fields: Any) -> TrialTask:
+        config = replace(trial_config("allowed_targets=[trainings]"), training={"_target_": "trainings.computes", "seconds": seconds})
+        task = TrialTask(
+            name="trial-0",
+            config=config,
+            cap_seconds=float("inf"),
+            num_threads=1,
+            deadline_seconds=300.0,
+            code_folders=(str(tmp_path),),
+            working_folder=str(tmp_path),
+            hang_folder=str(tmp_path),
+            num_cpus=1,
+            num_gpus=0,
+        )
+        return replace(task, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    assert server.fault() is None
+    yield server
+    server.close()
+
+
+def last_of(server: ForkServer, task: TrialTask) -> WorkerReport:
+    *_, last = server.train(task)
+    assert isinstance(last, WorkerReport)
+    return last
+
+
+@contextmanager
+def hogs(number: int) -> Iterator[None]:
+    """Other programs that compute: of nobody whom the driver has started, as far as a worker can see."""
+    running = [subprocess.Popen([sys.executable, "-c", _HOG], start_new_session=True) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for hog in running:
+            hog.kill()
+            hog.wait()
+
+
+def test_a_stop_is_seen_told_and_moves_the_deadline(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
+    task = make_task(0.6, deadline_seconds=STOPPED_SECONDS)  # as long as the stop: it would be over at once
+    stopper = subprocess.Popen([sys.executable, "-c", _STOPS, str(tmp_path / "trains"), str(STOPPED_SECONDS)], start_new_session=True)
+    last = last_of(server, task)
+    assert stopper.wait() == 0
+    assert last.outcome is Outcome.REACHED, last.error
+    assert last.contention is not None
+    assert last.contention.stopped_seconds == pytest.approx(STOPPED_SECONDS, abs=2.0)
+    assert last.contention.reason is not None
+    assert last.contention.reason.startswith("its process was stopped for ")
+    assert last.evaluation is not None
+    assert last.evaluation.contention == last.contention
+    assert last.evaluation.train_seconds >= STOPPED_SECONDS, "the clock is the clock: what is not to be trusted is marked, not mended"
+    assert Evaluation.from_dict(last.evaluation.as_dict()).contention == last.contention
+
+
+_STOPS = """
+import os, pathlib, signal, sys, time
+path = pathlib.Path(sys.argv[1])
+while not path.is_file():
+    time.sleep(0.01)
+process = int(path.read_text())
+time.sleep(0.3)
+os.kill(process, signal.SIGSTOP)
+time.sleep(float(sys.argv[2]))
+os.kill(process, signal.SIGCONT)
+"""
+
+
+def test_hogs_beside_a_single_run_are_seen(server: ForkServer, make_task: Any) -> None:
+    task = make_task(1.5, driver=("elsewhere", 1))  # else they would be the study's own: this process has started both
+    with hogs(2 * (os.cpu_count() or 1)):
+        last = last_of(server, task)
+    assert last.contention is not None
+    assert last.contention.stopped_seconds == 0
+    assert last.contention.reason is not None
+    assert "for a CPU while other programs used" in last.contention.reason
+
+
+def test_what_the_study_has_started_itself_is_no_contention(server: ForkServer, make_task: Any) -> None:
+    with hogs(2 * (os.cpu_count() or 1)):
+        last = last_of(server, make_task(1.0))
+    assert last.contention is not None
+    assert last.contention.waited_seconds > 0
+    assert last.contention.study_cpu_seconds > 0.2 * last.contention.seconds
+    assert last.contention.waited_for_others_seconds < last.contention.waited_seconds
