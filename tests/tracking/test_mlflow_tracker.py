@@ -159,6 +159,17 @@ def test_a_study_is_a_parent_run_in_its_workloads_experiment(info: StudyInfo, ur
     assert artifact(uri, parent, "report/index.html") == "<html>"
 
 
+def test_a_run_that_other_programs_have_spoilt_says_so(info: StudyInfo, uri: str) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    why = "it waited 5.82 s of 10.00 s for a CPU while other programs used 1.6 CPUs"
+    tell(tracker, make_run(7, contention=why))
+    tell(tracker, make_run(8))
+    close(tracker)
+    runs = children_of(uri)
+    assert runs["trial-7"].data.tags["autotune.contention"] == why
+    assert "autotune.contention" not in runs["trial-8"].data.tags
+
+
 def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri: str) -> None:
     tracker = MlflowTracker(info, uri=uri)
     tell(tracker, make_run(7, test_metric=0.97))
