@@ -8,7 +8,7 @@ run and imports torch anew, as trainings of several workers do. The sides take t
 
 What building takes is no part of it, nor of the comparison of training times: a new process imports torch's compiler while it builds.
 Training is compared in seconds (prepare and train) and, since the neighbours on a shared machine have little part in it, in the CPU time
-that the process used from its first evaluation to its last.
+that the thread which trains used from the first evaluation to the last (a Ray actor has other threads, which compute a little too).
 
 Exit code 0: a forked run takes at most half a second outside its training, as a median, and the intervals of both ratios of training,
 forked over new, hold 1; 1: not so.
@@ -50,7 +50,7 @@ class Run:
     training_seconds: float
     """Of prepare and train."""
     training_cpu_seconds: float
-    """Of the process, from its first evaluation to its last."""
+    """Of the thread that trains, from the first evaluation to the last."""
     build_seconds: float
     load_average: float
     """Of the last minute, before the run."""
@@ -59,10 +59,10 @@ class Run:
 def trained(config: TrialConfig) -> Iterator[dict[str, float]]:
     """Train by autotune's own loop, and tell of it as a training function of the user's own does: what ``run_once`` reads."""
     evaluations = train(replace(config, training=None), num_threads=1)
-    evaluation, first_cpu_seconds = next(evaluations), time.process_time()
+    evaluation, first_cpu_seconds = next(evaluations), time.thread_time()
     for evaluation in evaluations:  # noqa: B007  # the last one counts
         pass
-    yield {"metric": time.process_time() - first_cpu_seconds, "loss": evaluation.warm_seconds, "epoch": evaluation.build_seconds}
+    yield {"metric": time.thread_time() - first_cpu_seconds, "loss": evaluation.warm_seconds, "epoch": evaluation.build_seconds}
 
 
 def run_once(side: str, pair: int, processes: FreshProcesses, config: TrialConfig, folder: str) -> Run:

@@ -26,6 +26,7 @@ from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it
 from autotune.measurement import Evaluation, TrialResult
 
 logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
 
 _START_SECONDS = 300.0
 """What new processes may take to start before the cluster counts as out of order."""
@@ -94,7 +95,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             if result is None or result.contention is None:
                 break
             again = "it is taken again" if number < self._max_retakes else "it is kept, and marked"
-            logger.warning("%s: %s; %s", run.task.name, result.contention, again)
+            logger.info("%s: %s; %s", run.task.name, result.contention, again)
         return result
 
     def _train_once(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:

@@ -1,5 +1,6 @@
 """The trials that are being trained: what passes between the policy that decides and the workers that run."""
 
+import logging
 import math
 import shutil
 import time
@@ -17,6 +18,9 @@ from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)
 
 _MOST_REJECTED_IN_A_ROW = 1000
 
@@ -303,7 +307,11 @@ class TrialsInFlight:
             cap_seconds=running.task.cap_seconds if math.isfinite(running.task.cap_seconds) else None,
             contention=why,
         )
-        if why is not None and self._take_again(result.trial):
+        is_retaken = why is not None and self._take_again(result.trial)
+        if why is not None:
+            again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
+            logger.info("%s: %s; %s", running.tracked.name, why, again)
+        if why is not None and is_retaken:
             self._tracker.finish(running.tracked, replace(result, outcome=Outcome.CONTENDED, error=why), None)
             shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
             for listener in self._listeners:

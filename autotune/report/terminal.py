@@ -130,6 +130,8 @@ class StudyDisplay:
             self._best = (result.trial, score)
         if self._live is None or improved or result.outcome is Outcome.ERRORED:
             self._print(self._line(result, score))
+        if result.contention is not None:
+            self.note(f"trial {result.trial}  marked: {result.contention}")
 
     def confirming(self, done: int, total: int, label: str) -> None:
         """A confirmation run of the arm ``label`` is the latest of ``done`` runs, out of ``total``."""
