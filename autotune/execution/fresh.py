@@ -8,7 +8,7 @@ in actors that are new each time; so do all where the fork server cannot fork.
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -58,7 +58,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     Args:
         fit: whether actors of these tasks fit into the cluster side by side.
         interrupt: ends the run that is under way, and lets no further one begin.
-        max_retakes: how often a run is made again whose times something else on the machine has spoilt.
+        max_retakes: how often a run is made again whose times something else on the machine has spoilt. Where that did not help, none of the
+            next ones is, until one comes out unspoilt: the machine is just so.
         can_fork: whether processes are forked; else all runs have new actors.
     """
 
@@ -75,6 +76,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         self._workers: dict[_Size, _Worker] = {}
         """Of the sizes that were asked for, the latest last."""
         self._max_retakes = max_retakes
+        self._is_always_busy = False
         self._can_fork = can_fork
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -90,12 +92,16 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         Raises:
             ClusterError: a process did not start, or was not a new one.
         """
-        for number in range(self._max_retakes + 1):
+        max_retakes = 0 if self._is_always_busy else self._max_retakes
+        for number in range(max_retakes + 1):
             result = self._train_once(run, is_first=number == 0)
             if result is None or result.contention is None:
+                self._is_always_busy = False
                 break
-            again = "it is taken again" if number < self._max_retakes else "it is kept, and marked"
+            again = "it is taken again" if number < max_retakes else "it is kept, and marked"
             logger.info("%s: %s; %s", run.task.name, result.contention, again)
+        else:
+            self._is_always_busy = True
         return result
 
     def _train_once(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
@@ -139,29 +145,6 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         worker = self._workers.pop(size, None)
         if worker is not None:
             worker.end()
-
-
-def train_fresh(
-    runs: Sequence[FreshRun],
-    *,
-    fit: Callable[[Sequence[TrialTask]], bool],
-    interrupt: threading.Event,
-    max_retakes: int = MOST_RETAKES,
-) -> Generator[TrialResult, None, None]:
-    """Train each run once in a process that never trained, one after another and to the end: see ``FreshProcesses``.
-
-    Yields:
-        Results, in the order of the runs; no more once ``interrupt`` is set.
-
-    Raises:
-        ClusterError: a process did not start, or was not a new one.
-    """
-    with FreshProcesses(fit=fit, interrupt=interrupt, max_retakes=max_retakes) as processes:
-        for run in runs:
-            result = processes.train(run)
-            if result is None:
-                return
-            yield result
 
 
 @dataclass(frozen=True, kw_only=True)
