@@ -221,8 +221,19 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
             *(_export_commands(plan) if is_exported else []),
             ("search further", live.further_command),
         ),
+        notes=_notes([*policy.results.values(), *confirmation.runs.values()]),
         advice=None if is_exported else _ADVICE,
     )
+
+
+def _notes(runs: Sequence[TrialResult]) -> list[tuple[str, str]]:
+    """How a training function of the user's own was called first, and how many runs something else on the machine has spoilt."""
+    first_calls = Counter(str(run.fingerprint["first_call"]) for run in runs if "first_call" in run.fingerprint)
+    notes = [("calls", f"{count} {text}") for text, count in first_calls.most_common()]
+    marked = [run.contention for run in runs if run.contention is not None]
+    if marked:
+        notes.append(("marked", f"{len(marked)} of {len(runs)} runs, such as: {marked[-1]}"))
+    return notes
 
 
 _ADVICE = (

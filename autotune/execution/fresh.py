@@ -58,8 +58,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     Args:
         fit: whether actors of these tasks fit into the cluster side by side.
         interrupt: ends the run that is under way, and lets no further one begin.
-        max_retakes: how often a run is made again whose times something else on the machine has spoilt. Where that did not help, none of the
-            next ones is, until one comes out unspoilt: the machine is just so.
+        max_retakes: how often a run is made again whose times something else on the machine has spoilt. Where that did not help, none of
+            the next ones is, until one comes out unspoilt: the machine is just so.
         can_fork: whether processes are forked; else all runs have new actors.
     """
 

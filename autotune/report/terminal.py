@@ -221,6 +221,8 @@ class Summary:
     folder: str
     next_commands: Sequence[tuple[str, str]]
     """What each does, and the command as it is typed."""
+    notes: Sequence[tuple[str, str]] = ()
+    """What is to be known of how it was measured, each with a name."""
     advice: str | None = None
     """What would make a better result likelier, where nothing beat the baseline."""
 
@@ -235,6 +237,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         *_verdict(summary),
         ("trials", outcomes or "none"),
         ("spent", times),
+        *summary.notes,
         ("folder", summary.folder),
     ]
     lines = [Text(f"{summary.experiment} · {summary.study}", style="bold")]
