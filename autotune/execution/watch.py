@@ -24,8 +24,8 @@ import psutil
 from autotune.contention import MOST_STOPPED_SECONDS, Contention
 
 _BEAT_SECONDS = 0.1
-_MOST_WAKES = 5
-"""Times that a thread which was stopped may have run meanwhile, just before and just after."""
+_MOST_WAKES_PER_SECOND = 20
+"""Of a thread that was stopped: it may have waited for Python's lock just before and just after, which wakes it 200 times a second."""
 _SAMPLE_EVERY_SECONDS = 0.5
 _BACKSTOP_SECONDS = 60.0
 """What a process may hang past its deadline where this thread cannot run."""
@@ -144,7 +144,7 @@ class Watch:
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
         stopped = late - (after.waited_seconds - before.waited_seconds)
-        if stopped >= MOST_STOPPED_SECONDS and after.times - before.times <= _MOST_WAKES:
+        if stopped >= MOST_STOPPED_SECONDS and after.times - before.times <= _MOST_WAKES_PER_SECOND * late:
             self._stopped_seconds += stopped
             self._deadline += stopped
             if self._is_on:
