@@ -14,14 +14,13 @@ from autotune.execution.task_run import TrialTask
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 _MODULE = """
+import os
 import time
 from pathlib import Path
 
-import ray
-
 def train(report, log, lr):
     with Path(log).open("a") as file:
-        file.write(ray.get_runtime_context().get_node_id() + "\\n")
+        file.write(os.environ["RAY_RAYLET_PID"] + "\\n")
     time.sleep(0.05)
     report(metric=0.95)
 """
@@ -61,11 +60,11 @@ def test_trials_and_their_confirmation_are_trained_where_such_gpus_are(
     budget = ["search=random", "search.num_trials=4", "confirm=quick"]
     ran = commands.run(*arguments, *budget, "cluster.accelerator_type=H100", folder=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
-    [wanted] = [each.node_id for each in cluster.worker_nodes if "accelerator_type:H100" in each.get_resource_and_label_spec().resources]
+    [wanted] = [each for each in cluster.worker_nodes if "accelerator_type:H100" in each.get_resource_and_label_spec().resources]
     where = (tmp_path / "nodes.txt").read_text().split()
     best = json.loads((tmp_path / "outputs/n/best.json").read_text())
     assert len(where) == 4 + best["best"]["num_runs"] + best["baseline"]["num_runs"]
-    assert set(where) == {wanted}
+    assert set(where) == {str(wanted.all_processes["raylet"][0].process.pid)}
 
 
 def test_a_dry_run_counts_only_machines_with_such_gpus(arguments: list[str], commands: Any, tmp_path: Path) -> None:
