@@ -154,6 +154,8 @@ class _Race:
                     runs_left, seconds_left = runs_left - 1, seconds_left - run.train_seconds
                 self._round += 1
                 racing = self._without_those_behind(racing)
+                if len(racing) == 1:
+                    break
             self._halve(racing)
             racing = [entrant for entrant in racing if entrant.arm not in self._reasons]
         return racing[0]

@@ -78,6 +78,12 @@ def test_who_is_clearly_behind_leaves_at_once() -> None:
     assert sum(arm == 4 for arm, _ in runs) == 1
 
 
+def test_one_that_is_left_alone_runs_no_further_round() -> None:
+    ended, runs = race([9.0, 1.0, 1.0], RaceLimits(max_runs=60), always(9.0, 1.0, 30.0))
+    assert ended.claim_rounds[0] == 1
+    assert sum(arm == 1 for arm, _ in runs) == 1 + len(ended.claim_rounds)
+
+
 def test_a_plain_gain_takes_few_pairs_and_a_small_one_all_that_are_left() -> None:
     plain, _ = race([9.0, 1.0], RaceLimits(max_runs=40), always(9.0, 1.0))
     small, runs = race([1.05, 1.0], RaceLimits(max_runs=40), always(1.05, 1.0))
@@ -145,10 +151,14 @@ def test_a_crash_is_a_miss() -> None:
 
 
 def test_a_winner_that_falls_short_in_its_claim_gives_way_to_the_next_best() -> None:
-    def draw(key: tuple[int, int]) -> Run:
-        return missed(1.0) if key[0] == 1 and key[1] >= 6 else reached([9.0, 1.0, 1.5][key[0]])
+    expected, limits = [9.0, 1.0, 1.5], RaceLimits(max_runs=24)
+    well, _ = race(expected, limits, always(*expected))
+    assert well.winner == 1
 
-    ended, runs = race([9.0, 1.0, 1.5], RaceLimits(max_runs=24), draw)
+    def draw(key: tuple[int, int]) -> Run:
+        return missed(1.0) if key[0] == 1 and key[1] >= well.claim_rounds[0] else reached(expected[key[0]])
+
+    ended, runs = race(expected, limits, draw)
     assert ended.winner == 2
     assert "short of the target in the first rounds of its claim" in ended.reasons[1]
     assert not {number for arm, number in runs if arm == 1} & set(ended.claim_rounds)

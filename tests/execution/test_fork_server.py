@@ -71,7 +71,7 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
             num_gpus=0,
         )
         if how is not None:
-            task = replace(task, config=replace(task.config, training={"_target_": f"ends.{how}"}))
+            task = replace(task, config=replace(task.config, training={"_target_": f"ends.{how}", "_warm_up_": False}))
         return replace(task, **fields)
 
     return make

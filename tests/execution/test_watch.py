@@ -43,7 +43,8 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
     (tmp_path / "trainings.py").write_text(_TRAININGS)
 
     def make(seconds: float, **fields: Any) -> TrialTask:
-        config = replace(trial_config("allowed_targets=[trainings]"), training={"_target_": "trainings.computes", "seconds": seconds})
+        training = {"_target_": "trainings.computes", "seconds": seconds, "_warm_up_": False}
+        config = replace(trial_config("allowed_targets=[trainings]"), training=training)
         task = TrialTask(
             name="trial-0",
             config=config,
