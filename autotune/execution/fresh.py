@@ -101,7 +101,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             again = "it is taken again" if number < max_retakes else "it is kept, and marked"
             logger.info("%s: %s; %s", run.task.name, result.contention, again)
         else:
-            self._is_always_busy = True
+            self._is_always_busy = self._is_always_busy or max_retakes > 0  # that did not help
         return result
 
     def _train_once(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
