@@ -118,8 +118,8 @@ def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[Sea
 
 def one_thread_processes(number: int) -> Pool:
     """New processes of one thread each; the variables are read as the libraries are imported in them."""
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    return multiprocessing.get_context("spawn").Pool(number)
+    with mock.patch.dict(os.environ, dict.fromkeys(_THREAD_VARIABLES, "1")):
+        return multiprocessing.get_context("spawn").Pool(number)
 
 
 def measure_decisions(policies: Sequence[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:

@@ -34,6 +34,8 @@ _LENGTH_SCALE = 0.7
 """Distance of two points in the unit cube at which they say little of each other, as in ``RateModel``."""
 _CHANCE, _CHANCE_RUNS = 0.95, 2.0
 """Chance that a configuration which has reached the target does so again, before any was repeated; how many repeats that counts as."""
+_RUNS_TO_BELIEVE = 2
+"""Runs of a configuration that make it the incumbent: the best of many first draws is a lucky one."""
 _LEAST_WEIGHT = 0.2
 """Of one run of a new configuration: where repeats differ as much as configurations do, a draw would have to be without measure."""
 _MOST_BELOW = 1.0
@@ -95,6 +97,11 @@ class _Configuration:
     """Of the runs that reached the target."""
     failed: list[float] = field(default_factory=list)
     """What each run that did not reach it has spent."""
+    can_repeat: bool = True
+
+    @property
+    def is_believed(self) -> bool:
+        return not self.can_repeat or len(self.log_scores) + len(self.failed) >= _RUNS_TO_BELIEVE
 
 
 class _Known(NamedTuple):
@@ -107,6 +114,8 @@ class _Known(NamedTuple):
     """Of those means."""
     expected: Array
     """Expected scores."""
+    believed: Array
+    """Whether a configuration can be the incumbent."""
     middle: float
     """The mean of all."""
     weight: float
@@ -127,13 +136,15 @@ class ExpectedScores:
         self._configurations: dict[Key, _Configuration] = {}
         self._cached: _Known | None = None
 
-    def add(self, key: Key, features: Array | None, outcome: Outcome, spent: float) -> None:
+    def add(self, key: Key, features: Array | None, outcome: Outcome, spent: float, *, can_repeat: bool = True) -> None:
         """A run ended after it had spent a score.
 
         Args:
-            features: of its point ``[features]``; None where it lies outside the search space.
+            features: of its point ``[features]``; None where it lies outside the search space, and is never run again.
+            can_repeat: whether it can be run again; where not, its one run is believed.
         """
         configuration = self._configurations.setdefault(key, _Configuration(features))
+        configuration.can_repeat = can_repeat and features is not None
         if outcome is Outcome.REACHED:
             configuration.log_scores.append(math.log(max(spent, 1e-12)))
         elif outcome in _IS_RUN_OUT or (outcome is Outcome.CAPPED and configuration.log_scores):
@@ -155,10 +166,24 @@ class ExpectedScores:
     def incumbent(self) -> float:
         """What the configuration with the best expected score spends on a run that reaches the target; infinite without one.
 
-        Its chance of reaching the target counts as far as it is another than that of a configuration with one run, which did.
+        It is one of those that were run more than once, where there are some: the best of many first draws is a lucky one. Its chance of
+        reaching the target counts as far as it is another than that of a configuration with one run, which did.
+
+        Source: a challenger must have as many runs as the incumbent, Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for
+        general algorithm configuration" (2011), section 3.1.
         """
         known = self._known
-        return float(known.expected.min()) * _chance(1, 1, self._chance_of_all()) if known.keys else math.inf
+        if not known.keys:
+            return math.inf
+        best = known.expected.min(where=known.believed, initial=math.inf) if known.believed.any() else known.expected.min()
+        return float(best) * _chance(1, 1, self._chance_of_all())
+
+    @property
+    def challenger(self) -> Key | None:
+        """The configuration that is expected to be the best of all by its first run alone, and waits for another; None where there is none."""
+        known = self._known
+        best = int(known.expected.argmin()) if known.keys else None
+        return None if best is None or known.believed[best] else known.keys[best]
 
     @property
     def winning_draw(self) -> float:
@@ -232,7 +257,7 @@ class ExpectedScores:
         """Condition the process on all runs that reached the target."""
         reached = {key: each for key, each in self._configurations.items() if each.log_scores}
         if not reached:
-            return _Known([], np.zeros(0), np.zeros(0), np.zeros(0), 0.0, 1.0)
+            return _Known([], np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), 0.0, 1.0)
         own = np.array([np.mean(each.log_scores) for each in reached.values()])
         noise, _ = self._noise_variance()
         noises = np.array([noise / len(each.log_scores) for each in reached.values()])
@@ -250,7 +275,8 @@ class ExpectedScores:
             [np.mean(each.failed) if each.failed else seconds for each, seconds in zip(reached.values(), to_target, strict=True)]
         )
         weight = max(spread / (spread + noise), _LEAST_WEIGHT)
-        return _Known(list(reached), means, variances, to_target + (1 / chances - 1) * failing, mean, weight)
+        believed = np.array([each.is_believed for each in reached.values()])
+        return _Known(list(reached), means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight)
 
 
 def _chance(reached: int, runs: int, of_all: float) -> float:

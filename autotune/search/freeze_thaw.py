@@ -63,6 +63,8 @@ _BY_AGE = 0.05
 """Share of goings-on that the trial gets which has waited longest."""
 _MOST_OF_REPEAT = 4.0
 """What a repeat may spend, of what its configuration is expected to need: what it needs is to be measured, not cut short."""
+_MOST_CHALLENGES = 2
+"""Trials by which a point may be run again to become the incumbent: those of a broken one all end in errors."""
 _LEAST_GAIN = 1e-3
 """What a repeat must be expected to win, as the logarithm of a ratio, once there is no new point left."""
 _KNOWN_RATE = 0.02
@@ -151,6 +153,8 @@ class FreezeThawSampler:
         A point that has reached the target is trained again where that is worth more than all else. ``ending`` says that no new one will
         be wanted: then paused trials with less than ``least_chance`` are left where they are.
         """
+        if new and (challenger := self._challenger()) is not None:
+            return challenger
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
             with one_thread():
@@ -223,7 +227,8 @@ class FreezeThawSampler:
         if self._unit:
             key, features = ((), None) if trial is None else (trial.key, self._cube.features(trial.point[None])[0])
             spent = (spent_by(result, self._objective) if score is None else score) / self._unit
-            self._expected.add(key, features, result.outcome, spent)
+            can_repeat = key in self._points and self._can_repeat(self._points[key])
+            self._expected.add(key, features, result.outcome, spent, can_repeat=can_repeat)
             self._best = self._expected.winning_draw
             if score is not None:
                 self._reached[result.trial] = key
@@ -370,6 +375,15 @@ class FreezeThawSampler:
         """The place of one of the points, each as likely as it is feasible."""
         chances = np.exp(self._feasibility.log_chances(self._cube.features(self._cube.encode(drawn))))
         return int(rng.choice(len(drawn), p=chances / chances.sum()))
+
+    def _challenger(self) -> Suggestion | None:
+        """The point that would be the incumbent if its first run is to be believed, unless it is run again at the moment or in vain."""
+        key = self._expected.challenger
+        if key is None or not self._can_repeat(self._points[key]):
+            return None
+        runs = [trial for trial in self._trials.values() if trial.key == key]
+        is_tried = len(runs) > _MOST_CHALLENGES or any(not trial.has_ended for trial in runs)
+        return None if is_tried else self._points[key]
 
     def _repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
         """The point that is most worth training again, where that is expected to win more than so much a second."""

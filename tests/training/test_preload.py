@@ -1,6 +1,7 @@
 """A process that trainings are forked from: it has what they import, and nothing that a fork would break."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +38,9 @@ _LINES = (
 )
 
 
-def run(program: str, *arguments: str) -> Any:
-    import os
-
-    environment = one_blas_thread({**os.environ, "OMP_NUM_THREADS": "2"})
+def run(program: str, *arguments: str, **settings: str) -> Any:
+    usual = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    environment = one_blas_thread({**usual, "OMP_NUM_THREADS": "2", **settings})
     ran = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -94,3 +94,10 @@ def test_a_forked_process_has_the_blas_threads_of_a_new_one() -> None:
     assert set(before) <= {1}
     assert set(after) <= {2}
     assert setting is None
+
+
+def test_a_forked_process_keeps_the_users_own_setting() -> None:
+    before, after, setting = run(_BLAS, OPENBLAS_NUM_THREADS="3")
+    assert set(before) <= {1}
+    assert set(after) <= {3}
+    assert setting == "3"
