@@ -61,10 +61,10 @@ class Study:
         return math.inf if expected is None else expected
 
 
-def search(experiment: str, *, seed: int, ends_at: float) -> dict[str, Any]:
+def search(overrides: Sequence[str], *, seed: int, ends_at: float) -> dict[str, Any]:
     """Optuna as one would write it: TPE in one process, each trial capped at the best so far and told as pruned."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    composer = Composer([f"experiment={experiment}", "device=cpu"])
+    composer = Composer(overrides)
     composed = composer.compose()
     space = read_search_space(composed.config.search_space, composer)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
@@ -92,6 +92,11 @@ def search(experiment: str, *, seed: int, ends_at: float) -> dict[str, Any]:
     return {"seconds": None if found is None else best, "overrides": found, "num_trials": len(study.trials)}
 
 
+def _setting(arguments: argparse.Namespace) -> list[str]:
+    """What both sides compose."""
+    return [f"experiment={arguments.experiment}", "device=cpu", *arguments.overrides]
+
+
 def run_own(arguments: argparse.Namespace, seed: int) -> Study:
     """A whole study of autotune's.
 
@@ -100,8 +105,8 @@ def run_own(arguments: argparse.Namespace, seed: int) -> Study:
     """
     with tempfile.TemporaryDirectory(prefix="autotune-plain-", ignore_cleanup_errors=True) as folder:
         command = [
-            sys.executable, "-m", "autotune", f"experiment={arguments.experiment}", "study.name=study", f"study.folder={folder}",
-            f"study.seed={seed}", f"tracking.uri=sqlite:///{folder}/mlflow.db", "device=cpu", *arguments.overrides,
+            sys.executable, "-m", "autotune", *_setting(arguments), "study.name=study", f"study.folder={folder}",
+            f"study.seed={seed}", f"tracking.uri=sqlite:///{folder}/mlflow.db",
         ]  # fmt: skip
         began = time.monotonic()
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -128,7 +133,7 @@ def run_plain(arguments: argparse.Namespace, seed: int, seconds: float) -> Study
     began = time.time()
     command = [
         sys.executable, "-m", "benchmarks.plain_optuna", f"--experiment={arguments.experiment}", f"--search-seed={seed}",
-        f"--ends-at={began + seconds}",
+        f"--ends-at={began + seconds}", *arguments.overrides,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -178,14 +183,14 @@ def main() -> int:
     parser.add_argument("--claim", type=float, default=1.3, help="the ratio that is claimed (1.3)")
     parser.add_argument("--search-seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ends-at", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="of autotune's studies, such as search.num_trials=200")
+    parser.add_argument("overrides", nargs="*", help="of both sides, such as data.root=DIR; plain Optuna reads none of search")
     arguments = parser.parse_args()
     if arguments.search_seed is not None:
-        print(json.dumps(search(arguments.experiment, seed=arguments.search_seed, ends_at=arguments.ends_at)))
+        print(json.dumps(search(_setting(arguments), seed=arguments.search_seed, ends_at=arguments.ends_at)))
         return 0
     started = circumstances()
     studies: list[Study] = []
-    composer = Composer([f"experiment={arguments.experiment}", "device=cpu"])
+    composer = Composer(_setting(arguments))
     for seed in range(1, arguments.studies + 1):
         own = run_own(arguments, seed)
         pair = on_fresh_seeds([own, run_plain(arguments, seed, own.wall_seconds)], composer, arguments.runs)

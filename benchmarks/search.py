@@ -27,6 +27,7 @@ from functools import lru_cache
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rich.console import Console
 from rich.table import Table

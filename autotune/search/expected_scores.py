@@ -169,7 +169,7 @@ class ExpectedScores:
         It is one of those that were run more than once, where there are some: the best of many first draws is a lucky one. Its chance of
         reaching the target counts as far as it is another than that of a configuration with one run, which did.
 
-        Source: a challenger must have as many runs as the incumbent, Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for
+        Source: a challenger is run as often as the incumbent, Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for
         general algorithm configuration" (2011), section 3.1.
         """
         known = self._known
@@ -180,7 +180,7 @@ class ExpectedScores:
 
     @property
     def challenger(self) -> Key | None:
-        """The configuration that is expected to be the best of all by its first run alone, and waits for another; None where there is none."""
+        """The configuration that is expected to be the best by its first run alone, and waits for another; None without one."""
         known = self._known
         best = int(known.expected.argmin()) if known.keys else None
         return None if best is None or known.believed[best] else known.keys[best]

@@ -92,3 +92,21 @@ def test_a_configuration_outside_the_space_is_an_incumbent_and_no_candidate_for_
     made.add((), None, Outcome.REACHED, 1.0)
     assert made.incumbent == pytest.approx(1.0, rel=0.1)
     assert set(made.log_gains_of_repeats()) == {("one",), ("two",)}
+
+
+def test_a_configuration_is_the_incumbent_only_once_it_was_run_again() -> None:
+    made = reached(steady=[0.6, 0.62], lucky=[0.2])
+    assert made.challenger == LUCKY
+    assert made.incumbent == pytest.approx(0.61, rel=0.15), "a cap at a lucky draw ends what is better"
+    proven = reached(steady=[0.6, 0.62], lucky=[0.2, 0.21])
+    assert proven.challenger is None
+    assert proven.incumbent == pytest.approx(0.21, rel=0.15)
+
+
+def test_a_first_run_is_believed_while_there_is_no_other_or_where_it_stays_the_only_one() -> None:
+    assert reached(lucky=[0.2]).incumbent == pytest.approx(0.2, rel=0.1)
+    made = ExpectedScores()
+    for place, (name, score) in enumerate([("steady", 0.6), ("steady", 0.62), ("lucky", 0.2)]):
+        made.add((name,), np.eye(3)[place], Outcome.REACHED, score, can_repeat=False)
+    assert made.challenger is None
+    assert made.incumbent == pytest.approx(0.2, rel=0.15)

@@ -248,12 +248,40 @@ def test_a_study_with_repeats_goes_on_as_if_it_had_not_been_left() -> None:
     }
 
 
+def ended(number: int, values: Mapping[str, Any], outcome: Outcome, *, step: int = 5) -> TrialResult:
+    last = replace(replayed_evaluation(made_up(0, values), step), outcome=outcome)
+    return TrialResult(
+        trial=number, values=values, overrides=(), seed=0, outcome=outcome, evaluations=(last,), started_at=0, stopped_at=1, fingerprint={}
+    )
+
+
+def test_who_would_be_the_incumbent_by_one_run_is_run_again_at_once() -> None:
+    made = sampler()
+    for number, (values, step) in enumerate([({"kind": "fast", "lr": 0.01, "size": 8}, 9), ({"kind": "slow", "lr": 0.1, "size": 8}, 3)]):
+        made.started(number, Suggestion(values))
+        result = ended(number, values, Outcome.REACHED, step=step)
+        made.finish(result, OBJECTIVE.score(result))
+        assert made.propose() == Suggestion(values), "its first run alone is better than all before"
+        assert made.propose(new=False) is None, "no trial may be begun"
+        made.started(10 + number, Suggestion(values))
+        assert made.propose() != Suggestion(values), "it is run again at the moment"
+        result = ended(10 + number, values, Outcome.REACHED, step=step)
+        made.finish(result, OBJECTIVE.score(result))
+        assert made.propose() != Suggestion(values), "it was run again"
+
+
+def test_who_fails_whenever_it_is_run_again_is_left_alone() -> None:
+    made = sampler()
+    values = {"kind": "fast", "lr": 0.01, "size": 8}
+    for number, outcome in enumerate([Outcome.REACHED, Outcome.ERRORED, Outcome.ERRORED, Outcome.ERRORED]):
+        assert (made.propose() == Suggestion(values)) is (0 < number < 3)
+        made.started(number, Suggestion(values))
+        made.finish(ended(number, values, outcome), 6.0 if outcome is Outcome.REACHED else None)
+
+
 def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
     made = sampler()
-    last = replace(replayed_evaluation(made_up(0, {"kind": "fast", "lr": 0.01, "size": 8}), 5), outcome=Outcome.REACHED)
-    result = TrialResult(
-        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.REACHED, evaluations=(last,), started_at=0, stopped_at=1, fingerprint={}
-    )
+    result = replace(ended(0, {"kind": "fast", "lr": 0.01, "size": 8}, Outcome.REACHED), values={})
     made.finish(result, OBJECTIVE.score(result))
     assert made.to_beat(1) == pytest.approx(6.0, rel=0.05)
     assert made.expected_scores() == {0: pytest.approx(6.0, rel=0.05)}
