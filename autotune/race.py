@@ -28,7 +28,7 @@ LEAST_PAIRS = 4
 """Of runs that a claim is made of, unless the user asks for fewer."""
 _TRIED_PAIRS = 2
 """Pairs after which a winner that reached the target in none of them gives way to the next best."""
-_CLAIM_SHARE = 0.4
+_CLAIM_SHARE = 0.45
 """Of the runs, or of their seconds, that is kept for the claim while candidates are chosen from."""
 _PRIOR_RUNS = 2.0
 _PRIOR_REACHED = 1.6
@@ -42,6 +42,8 @@ _HOPED_SHARE = 0.75
 """Of the logarithm of the gain that choosing showed, what the claim should be able to tell from none: the search flatters."""
 _POWER = 1.28
 """Standard errors by which that gain should clear the interval's reach: nine times out of ten."""
+_OVERTIME = 2.0
+"""Times the seconds of all runs that a claim may take whose first pairs vary more than choosing has shown."""
 _MOST_PAIRS = 200
 
 
@@ -64,7 +66,8 @@ class RaceLimits:
 
     max_runs: int
     max_seconds: float = math.inf
-    """Seconds of training, all runs together; the least that a claim needs is run all the same."""
+    """Seconds of training, all runs together. The least that a claim needs is run all the same, and one whose first pairs vary more than
+    choosing has shown may take up to twice as many."""
     num_pairs: int | None = None
     """Pairs of runs that the claim is made of; None for as many as should tell winner and baseline apart."""
     min_reach_rate: float = 0.0
@@ -164,7 +167,7 @@ class _Race:
         """The winner's pairs with the baseline; the baseline's runs alone where there is no candidate."""
         arms = [self._baseline.arm] if winner is None else [self._baseline.arm, winner.arm]
         needed = self._needed_pairs(winner)
-        rounds = tuple(range(self._round, self._round + needed()))
+        rounds = tuple(range(self._round, self._round + needed(1.0)))
         if winner is not None and (next_best := self._next_best(winner, rounds)) is not None:
             self._take(arms, rounds[:_TRIED_PAIRS])
             self._round += _TRIED_PAIRS
@@ -176,7 +179,7 @@ class _Race:
         first, rest = rounds[:LEAST_PAIRS], rounds[LEAST_PAIRS:]
         self._take(arms, first)
         if all((arm, number) in self._known for arm in arms for number in first):
-            rounds = tuple(range(self._round, self._round + max(len(rounds), needed())))
+            rounds = tuple(range(self._round, self._round + max(len(rounds), needed(_OVERTIME))))
             rest = rounds[LEAST_PAIRS:]
         pending = tuple(each for number in rounds for each in self._pending(arms, number))
         self._take(arms, rest)
@@ -215,8 +218,8 @@ class _Race:
         turns = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
         return tuple((arm, number) for arm in turns if (arm, number) not in self._known)
 
-    def _needed_pairs(self, winner: Entrant | None) -> Callable[[], int]:
-        """What tells how many pairs should tell winner and baseline apart, as far as the limits allow, by how scores vary so far.
+    def _needed_pairs(self, winner: Entrant | None) -> Callable[[float], int]:
+        """What tells how many pairs should tell winner and baseline apart, by how scores vary so far, in so many times the seconds allowed.
 
         The gain that they should tell is the one that choosing has shown, whatever the pairs show of it.
         """
@@ -224,17 +227,17 @@ class _Race:
         if limits.num_pairs is not None or winner is None:
             num_pairs = limits.num_pairs or LEAST_PAIRS
             num_pairs = min(num_pairs, runs_left // 2) if self._abandoned else num_pairs
-            return lambda: num_pairs
+            return lambda overtime: num_pairs
         pair_seconds = self._baseline.run_seconds + winner.run_seconds
         spent = math.fsum(run.train_seconds for runs in self._taken.values() for run in runs)
-        affordable = (limits.max_seconds - spent) / pair_seconds if pair_seconds > 0 else math.inf
         least = min(LEAST_PAIRS, runs_left // 2)
-        most = max(least, int(min(runs_left // 2, affordable, _MOST_PAIRS)))
         baseline_score = self._score(self._baseline)
         gain = (baseline_score if math.isfinite(baseline_score) else self._baseline.least_score) / self._score(winner)
         hoped = math.log(gain) * _HOPED_SHARE if gain > 1 else 0.0
 
-        def needed() -> int:
+        def needed(overtime: float) -> int:
+            affordable = (overtime * limits.max_seconds - spent) / pair_seconds if pair_seconds > 0 else math.inf
+            most = max(least, int(min(runs_left // 2, affordable, _MOST_PAIRS)))
             deviation = math.sqrt(self._variance(self._baseline) + self._variance(winner))
             return next((count for count in range(least, most) if _reach(count, deviation) <= hoped), most)
 

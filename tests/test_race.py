@@ -122,6 +122,17 @@ def test_seconds_bound_the_race_but_for_the_least_that_a_claim_needs() -> None:
     assert 2 * LEAST_PAIRS < len(more) <= 25
 
 
+def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
+    """One of the winner's first four runs falls short; without more pairs the claim could tell nothing."""
+    baseline, candidate = entrants(3.0, 1.0, seconds=1.0)
+    limits = RaceLimits(max_runs=40, max_seconds=9.0)
+    steady, _ = run_race(baseline, [candidate], limits, lambda key: reached([3.0, 1.0][key[0]]))
+    assert len(steady.claim_rounds) == LEAST_PAIRS
+    unsure, runs = run_race(baseline, [candidate], limits, lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]))
+    assert LEAST_PAIRS < len(unsure.claim_rounds) <= 9
+    assert sum(run.train_seconds for run in runs.values()) <= 2 * limits.max_seconds
+
+
 def test_an_arm_that_misses_is_charged_for_it() -> None:
     """A third of its runs fall short, and so a success costs one and a half times what a run does."""
     ended, _ = race(
