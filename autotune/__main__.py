@@ -4,6 +4,7 @@ Exit code 0: a configuration was confirmed; 2: bad input; 3: nothing reached the
 trained failed several times in a row.
 """
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
@@ -66,31 +67,38 @@ def tune_command(arguments: Sequence[str]) -> int:
     _ = composed.trial
     from rich.console import Console  # noqa: PLC0415
 
-    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415
-    from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
-    from autotune.training.device import local_capabilities  # noqa: PLC0415
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+    from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415
 
     console = Console()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with console.status("reading the configuration and checking every branch of the search space"):
-        cluster = composed.config.cluster
-        is_local = cluster.address in (None, "local")
-        plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
-        if not composed.config.dry_run:
-            train_missing_sources(composer, say)
-        if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
-            check_plan(plan)
-    if composed.config.dry_run:
-        for text in describe_plan(plan):
-            say(text)
-        return 0
-    from autotune.execution.run_study import run_study  # noqa: PLC0415
+    cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
+    is_local = cluster.address in (None, "local")
+    with contextlib.ExitStack() as stack:
+        fork_server = None
+        if is_local and not is_dry_run and composed.config.confirm.max_runs and CAN_FORK:
+            fork_server = ForkServer(is_quiet=True)  # it imports what confirmation runs need, while this process reads and Ray starts
+            stack.callback(fork_server.close)
+        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415
+        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
+        from autotune.training.device import local_capabilities  # noqa: PLC0415
+        from autotune.training.sources import train_missing_sources  # noqa: PLC0415
 
-    return run_study(plan, command=arguments, code_folders=code_folders, console=console)
+        with console.status("reading the configuration and checking every branch of the search space"):
+            plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
+            if not is_dry_run:
+                train_missing_sources(composer, say)
+            if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
+                check_plan(plan)
+        if is_dry_run:
+            for text in describe_plan(plan):
+                say(text)
+            return 0
+        from autotune.execution.run_study import run_study  # noqa: PLC0415
+
+        return run_study(plan, command=arguments, code_folders=code_folders, console=console, fork_server=fork_server)
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:

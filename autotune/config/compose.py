@@ -36,6 +36,8 @@ from autotune.errors import ConfigError, InvalidTrialError
 from autotune.remote.url import refuse_url
 from autotune.space import Suggestion, override_text
 
+_MOST_KEPT_POINTS = 64
+
 
 @dataclass(frozen=True)
 class Composed:
@@ -113,6 +115,8 @@ class Composer:
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
         self._separate: dict[str, bool] = {}
         self._composed_files: dict[tuple[str, ...], DictConfig] = {}
+        self._composed_points: dict[tuple[tuple[str, ...], int], Composed] = {}
+        """The latest, by point and seed: checks and runs ask for the same ones again."""
 
     def refuse_sweeps(self) -> None:
         """Refuse several values for a key, for commands that run one configuration.
@@ -138,6 +142,9 @@ class Composer:
         Raises:
             InvalidTrialError: the point cannot be composed, or no training can run it.
         """
+        known = self._composed_points.get((suggestion.key, seed))
+        if known is not None:
+            return known
         groups = {key: f"{key}={override_text(value)}" for key, value in suggestion.values.items() if self.is_group(key)}
         try:
             config, choices = self._put_together(groups)
@@ -151,6 +158,9 @@ class Composer:
             raise InvalidTrialError(str(error)) from error
         except OmegaConfBaseException as error:
             raise InvalidTrialError(_explain_value(error)) from error
+        if len(self._composed_points) >= _MOST_KEPT_POINTS:
+            del self._composed_points[next(iter(self._composed_points))]
+        self._composed_points[suggestion.key, seed] = composed
         return composed
 
     def is_group(self, key: str) -> bool:

@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +27,8 @@ from autotune.training.preload import fork_fault, one_blas_thread, preload, usua
 
 _END_SECONDS = 10.0
 """What a training's process may take to end once the training has; then it is killed."""
+_LOOK_EVERY_SECONDS = 0.2
+"""For an interrupt."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -50,9 +52,12 @@ class ForkServer:
     """A fork server as the process that started it sees it.
 
     The process is started at once and imports in the background; ``fault`` waits for it.
+
+    Args:
+        is_quiet: what is printed in it and in what it forks goes nowhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool = False) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)]
@@ -60,30 +65,44 @@ class ForkServer:
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if is_quiet else None,
+                stderr=subprocess.DEVNULL if is_quiet else None,
                 env=one_blas_thread(os.environ),
                 process_group=0,  # Ctrl-C is for the driver
             )
         self._connection = Connection(ours.detach())
 
-    def fault(self) -> str | None:
-        """Why no training can be forked, once it is ready; None where they can."""
+    def fault(self, interrupt: Callable[[], bool] = lambda: False) -> str | None:
+        """Why no training can be forked, once it is ready; None where they can, and once ``interrupt`` says so."""
         try:
+            if not self._has_said_something(interrupt):
+                return None
             fault: str | None = self._connection.recv()
         except (EOFError, OSError):
             return f"it ended with {self._process.wait()}"
         return fault
 
-    def train(self, task: TrialTask) -> Iterator[WorkerReport | Died]:
-        """Fork a process that trains a task: all reports as they come, and the last one, or that it died, when the process is gone."""
+    def train(self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False) -> Iterator[WorkerReport | Died]:
+        """Fork a process that trains a task: all reports as they come, and the last one, or that it died, when the process is gone.
+
+        Fewer come once ``interrupt`` says so; the training is under way then until the fork server is closed.
+        """
         try:
             self._connection.send(task)
-            while True:
+            while self._has_said_something(interrupt):
                 said: WorkerReport | Died = self._connection.recv()
                 yield said
                 if isinstance(said, Died) or said.outcome is not None:
                     return
         except (EOFError, OSError):
             yield Died(reason=f"the worker died: its fork server {_ended_by(self._process.wait())}")
+
+    def _has_said_something(self, interrupt: Callable[[], bool]) -> bool:
+        """Wait until it has, or ``interrupt`` says that nobody wants to know any more."""
+        while not self._connection.poll(_LOOK_EVERY_SECONDS):
+            if interrupt():
+                return False
+        return True
 
     def close(self) -> None:
         """End the process, and with it what it has forked."""
@@ -156,6 +175,7 @@ def _train(task: TrialTask, sender: Connection, others: tuple[Connection, ...], 
     _die_with(parent)
     for each in others:
         each.close()
+    _take_share(task)
     usual_blas_threads()
     run = TaskRun(task)
     report = run.next_report()
@@ -164,6 +184,15 @@ def _train(task: TrialTask, sender: Connection, others: tuple[Connection, ...], 
         report = run.next_report()
     run.close()
     sender.send(report)
+
+
+def _take_share(task: TrialTask) -> None:
+    """Have this process see what Ray lets an actor of the task's size see: so many GPUs, and as many OpenMP threads as CPUs."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(task.num_cpus))
+    if task.num_gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        own = visible[: task.num_gpus] if visible[0] else [str(index) for index in range(task.num_gpus)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
 
 
 def _die_with(parent: int) -> None:

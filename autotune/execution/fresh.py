@@ -61,6 +61,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         max_retakes: how often a run is made again whose times something else on the machine has spoilt. Where that did not help, none of
             the next ones is, until one comes out unspoilt: the machine is just so.
         can_fork: whether processes are forked; else all runs have new actors.
+        fork_server: one of the driver's own, where Ray holds this machine alone: it takes an actor's place until it ends. Whoever makes it
+            early finds it ready when the first run comes.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         interrupt: threading.Event,
         max_retakes: int = MOST_RETAKES,
         can_fork: bool = CAN_FORK,
+        fork_server: ForkServer | None = None,
     ) -> None:
+        self._fork_server = fork_server
         self._fit = fit
         self._interrupt = interrupt
-        self._workers: dict[_Size, _Worker] = {}
+        self._workers: dict[_Size, _Worker | _OwnWorker] = {}
         """Of the sizes that were asked for, the latest last."""
         self._max_retakes = max_retakes
         self._is_always_busy = False
@@ -112,13 +116,13 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             run.on_start()
         is_fit = False
         try:
-            result, is_fit = _train(run, worker.actor, self._interrupt)
+            result, is_fit = _train(run, worker.reports(run.task, self._interrupt))
         finally:
             if not (is_fit and worker.forks):
                 self._end(_Size.of(run.task))
         return result
 
-    def _ready_worker(self, task: TrialTask) -> "_Worker | None":
+    def _ready_worker(self, task: TrialTask) -> "_Worker | _OwnWorker | None":
         """The actor for runs of the task's size, with all that a training needs imported; None where that was interrupted."""
         size = _Size.of(task)
         worker = self._workers.pop(size, None)
@@ -127,7 +131,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             return worker
         while self._workers and not self._fit([*(each.task for each in self._workers.values()), task]):
             self._end(next(iter(self._workers)))
-        worker = self._workers[size] = _Worker(task, forks=self._can_fork and task.num_workers == 1)
+        worker = self._workers[size] = self._new_worker(task)
         try:
             fault = worker.fault(self._interrupt)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
@@ -140,6 +144,12 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         self._can_fork = False
         self._end(size)
         return self._ready_worker(task)
+
+    def _new_worker(self, task: TrialTask) -> "_Worker | _OwnWorker":
+        if task.num_workers > 1 or not self._can_fork:
+            return _Worker(task, forks=False)
+        own, self._fork_server = self._fork_server, None
+        return _Worker(task, forks=True) if own is None else _OwnWorker(task, own)
 
     def _end(self, size: "_Size") -> None:
         worker = self._workers.pop(size, None)
@@ -179,7 +189,7 @@ class _Worker:
     def __init__(self, task: TrialTask, *, forks: bool) -> None:
         self.task, self.forks = task, forks
         self._group = placement_group(bundles(task), strategy=task.placement)
-        self.actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(**_resources(task, self._group)).remote()
+        self._actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(**_resources(task, self._group)).remote()
 
     def fault(self, interrupt: threading.Event) -> str | None:
         """Why it cannot fork, once it is ready to train; None where it can, and once ``interrupt`` is set.
@@ -189,7 +199,7 @@ class _Worker:
             ray.exceptions.RayActorError: it ended.
         """
         until = time.monotonic() + _START_SECONDS
-        coming = self.actor.fault.remote()
+        coming = self._actor.fault.remote()
         while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
             if interrupt.is_set():
                 return None
@@ -198,10 +208,44 @@ class _Worker:
         fault: str | None = ray.get(coming, timeout=0)
         return fault
 
+    def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
+        """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
+        coming = self._actor.run.options(num_returns="streaming").remote(task)
+        while True:
+            while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
+                if interrupt.is_set():
+                    return
+            report: WorkerReport | Died = ray.get(next(coming))
+            yield report
+            if isinstance(report, Died) or report.outcome is not None:
+                return
+
     def end(self) -> None:
         """End the process, and with it whatever it still trains; its room is free."""
-        ray.kill(self.actor)
+        ray.kill(self._actor)
         remove_placement_group(self._group)
+
+
+class _OwnWorker:
+    """A fork server of the driver's own, in an actor's place: nothing else is trained on this machine, and so it holds no resources."""
+
+    forks = True
+
+    def __init__(self, task: TrialTask, server: ForkServer) -> None:
+        self.task = task
+        self._server = server
+
+    def fault(self, interrupt: threading.Event) -> str | None:
+        """Why it cannot fork, once it is ready; None where it can, and once ``interrupt`` is set."""
+        return self._server.fault(interrupt.is_set)
+
+    def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
+        """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
+        return self._server.train(task, interrupt.is_set)
+
+    def end(self) -> None:
+        """End the process, and with it whatever it still trains."""
+        self._server.close()
 
 
 def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
@@ -211,13 +255,13 @@ def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
     return {"num_cpus": own["CPU"], "num_gpus": own.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": where}
 
 
-def _train(run: FreshRun, actor: Any, interrupt: threading.Event) -> tuple[TrialResult | None, bool]:
-    """What became of a run, None where it was interrupted; and whether the actor may take another one."""
+def _train(run: FreshRun, coming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, bool]:
+    """What became of a run whose reports come, None where it was interrupted; and whether its worker may take another one."""
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
     died: str | None = None
     try:
-        for report in _reports(actor, task, interrupt):
+        for report in coming:
             if isinstance(report, Died):
                 died = report.reason
                 break
@@ -256,19 +300,6 @@ def _contention(reports: Sequence[WorkerReport]) -> str | None:
     found = next((report.contention for report in reversed(reports) if report.contention is not None), None)
     is_timed = reports[-1].outcome is not None and reports[-1].outcome.is_timed
     return found.reason if found is not None and is_timed else None
-
-
-def _reports(actor: Any, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-    """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
-    coming = actor.run.options(num_returns="streaming").remote(task)
-    while True:
-        while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
-            if interrupt.is_set():
-                return
-        report: WorkerReport | Died = ray.get(next(coming))
-        yield report
-        if isinstance(report, Died) or report.outcome is not None:
-            return
 
 
 class _ForkingWorker:

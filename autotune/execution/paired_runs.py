@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autotune.execution.cluster import ClusterSize
 from autotune.execution.confirmation import run_score
@@ -15,6 +16,9 @@ from autotune.execution.task_run import TrialTask
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
 from autotune.tracking.tracker import TrackedTrial, Tracker
+
+if TYPE_CHECKING:
+    from autotune.execution.fork_server import ForkServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +44,14 @@ def run_in_turns(
     objective: Objective,
     interrupt: threading.Event,
     max_retakes: int,
+    fork_server: "ForkServer | None" = None,
     on_end: Callable[[PairedRun, TrialResult], None],
 ) -> None:
     """Make runs one after another until there are no more, or ``interrupt`` is set.
 
     Args:
         max_retakes: how often a run is made again whose times something else on the machine has spoilt.
+        fork_server: the driver's own, where Ray holds this machine alone.
         runs: each is asked for once ``on_end`` has returned for the one before it.
         on_end: called with each run and what became of it, before the tracker hears of that.
 
@@ -54,7 +60,7 @@ def run_in_turns(
     """
     from autotune.execution.fresh import FreshProcesses, FreshRun  # noqa: PLC0415  # imports ray
 
-    with FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes) as processes:
+    with FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server) as processes:
         for run in runs:
             tracked = run.tracked
 

@@ -18,6 +18,7 @@ from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Room, connected
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
+from autotune.execution.fork_server import ForkServer
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.paired_runs import PairedRun, run_in_turns
@@ -31,12 +32,20 @@ from autotune.search.study import confirmations, store_confirmation
 from autotune.training.device import unsupported
 
 
-def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> int:
+def run_study(
+    plan: StudyPlan,
+    *,
+    command: Sequence[str],
+    code_folders: Sequence[str],
+    console: Console,
+    fork_server: ForkServer | None = None,
+) -> int:
     """Run a planned study, or go on with it where an earlier process stood.
 
     Args:
         command: the arguments that started it, for the command that resumes it.
         code_folders: where modules of the user's own may lie.
+        fork_server: the driver's own, for confirmation on this machine.
 
     Returns:
         The exit code: 0 confirmed, 3 nothing reached the target, 130 interrupted.
@@ -53,7 +62,7 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
     ):
         confirmation = None
         try:
-            confirmation = _search_and_confirm(live, interrupt)
+            confirmation = _search_and_confirm(live, interrupt, fork_server)
         except KeyboardInterrupt:  # a second Ctrl-C ends at once what the first one was to end
             interrupt.set()
         if interrupt.is_set():
@@ -66,7 +75,7 @@ def run_study(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence
         return conclude_study(live, confirmation)
 
 
-def _search_and_confirm(live: LiveStudy, interrupt: threading.Event) -> Confirmation | None:
+def _search_and_confirm(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer | None) -> Confirmation | None:
     """Search while there is budget, then confirm; ends early once ``interrupt`` is set."""
     plan, policy = live.plan, live.policy
     if not live.is_work_left:
@@ -84,7 +93,7 @@ def _search_and_confirm(live: LiveStudy, interrupt: threading.Event) -> Confirma
                 _search(live, interrupt)
             if interrupt.is_set() or policy.error is not None or not live.is_confirmed:
                 return None
-            _confirm(live, size, interrupt)
+            _confirm(live, size, interrupt, fork_server)
     return _conclude_known(live)
 
 
@@ -124,7 +133,7 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
         raise in_flight.refusal
 
 
-def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> None:
+def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, fork_server: ForkServer | None) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
     limits = live.race_limits(race)
@@ -159,6 +168,7 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event) -> 
         objective=plan.objective,
         interrupt=interrupt,
         max_retakes=plan.config.search.max_retakes,
+        fork_server=fork_server,
         on_end=on_end,
     )
 

@@ -175,7 +175,7 @@ class ExpectedScores:
         known = self._known
         if not known.keys:
             return math.inf
-        best = known.expected.min(where=known.believed, initial=math.inf) if known.believed.any() else known.expected.min()
+        best = known.expected[known.believed].min() if known.believed.any() else known.expected.min()
         return float(best) * _chance(1, 1, self._chance_of_all())
 
     @property

@@ -5,6 +5,8 @@ call may raise what the store's client raises, and may be made again: nothing is
 """
 
 import getpass
+import json
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -96,19 +98,23 @@ class MlflowRuns:
     def describe(self, run_id: str, trial: TrackedTrial) -> None:
         """Write what is known of a run before it trains."""
         self._log(run_id, params=fields.params(trial.values))
-        self._client.log_dict(run_id, fields.plain(trial.config), "config.yaml")
-        self._client.log_dict(run_id, fields.plain(trial.overrides), "overrides.yaml")
+        self._log_files(run_id, _description(trial))
 
     def write(self, run_id: str, points: Sequence[Point]) -> None:
         """Write metrics, each a key's value at a step."""
         self._log(run_id, points=points)
 
-    def finish(self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point]) -> None:
-        """Write a run's last ``points`` and what its end tells, and end it."""
-        self._log(run_id, points=[*points, *fields.result_points(result, score)], tags=fields.result_tags(trial, result))
-        self._client.log_dict(run_id, fields.plain(result.fingerprint), "fingerprint.json")
+    def finish(
+        self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point], is_described: bool
+    ) -> None:
+        """Write a run's last ``points`` and what its end tells, with what ``describe`` would have written, and end it."""
+        params = {} if is_described else fields.params(trial.values)
+        self._log(run_id, points=[*points, *fields.result_points(result, score)], params=params, tags=fields.result_tags(trial, result))
+        files = {} if is_described else _description(trial)
+        files["fingerprint.json"] = json.dumps(fields.plain(result.fingerprint), indent=2)
         if result.error is not None:
-            self._client.log_text(run_id, result.error, "error.txt")
+            files["error.txt"] = result.error
+        self._log_files(run_id, files)
         self._client.set_terminated(run_id, fields.STATUS[result.outcome], fields.milliseconds(result.stopped_at))
 
     def interrupt(self, run_id: str) -> None:
@@ -158,8 +164,21 @@ class MlflowRuns:
         for metrics, some_params, some_tags in batches:
             self._client.log_batch(run_id, metrics=metrics, params=some_params, tags=some_tags)
 
+    def _log_files(self, run_id: str, files: Mapping[str, str]) -> None:
+        """Write artifacts, of each its name and text, in one call: each has to find out where a run's artifacts lie."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                Path(folder, name).write_text(text, encoding="utf-8")
+            self._client.log_artifacts(run_id, folder)
+
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
         return tagged_runs(self._client, self._experiment, tags)
+
+
+def _description(trial: TrackedTrial) -> dict[str, str]:
+    """Files that say what a run trains, by name."""
+    parts = {"config.yaml": trial.config, "overrides.yaml": trial.overrides}
+    return {name: yaml.safe_dump(fields.plain(part), sort_keys=True) for name, part in parts.items()}
 
 
 def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:

@@ -21,7 +21,7 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
 WRITE_EVERY_SECONDS = 5.0
-"""How long the evaluations of a running trial may wait to be seen."""
+"""How long a running trial and its evaluations may wait to be seen: one that has ended by then is written in one go."""
 RETRY_AFTER_SECONDS = 30.0
 _MAX_FAILURES_AT_CLOSE = 2
 
@@ -143,19 +143,20 @@ class MlflowTracker:
         """Write what a run owes; safe to repeat after it failed midway."""
         if run.run_id is None:
             run.run_id = self._store.start(run.trial)
-        if not run.is_described:
+        if not run.is_described and run.end is None:
             self._store.describe(run.run_id, run.trial)
             run.is_described = True
         if run.end is not None and run.steps is None:
             run.steps = self._store.steps(run.run_id)
         run.add_missing_points()
         if run.end is not None:
-            self._store.finish(run.run_id, run.trial, *run.end, points=run.points)
+            self._store.finish(run.run_id, run.trial, *run.end, points=run.points, is_described=run.is_described)
             self._complete.add(run.trial.name)
             del self._runs[run.trial.name]
-        elif run.points:
-            self._store.write(run.run_id, run.points)
-            run.points = []
+        else:
+            if run.points:
+                self._store.write(run.run_id, run.points)
+                run.points = []
             run.written_at = time.monotonic()
 
     def _end(self, run: "_Run") -> None:
@@ -182,8 +183,8 @@ class _Run:
 
     def is_due(self, now: float) -> bool:
         """Whether something is to be written, at a time of the monotonic clock."""
-        is_waiting_long = bool(self.points) and now - self.written_at >= WRITE_EVERY_SECONDS
-        return not self.is_described or self.end is not None or is_waiting_long
+        owes_something = bool(self.points) or not self.is_described
+        return self.end is not None or (owes_something and now - self.written_at >= WRITE_EVERY_SECONDS)
 
     def add_missing_points(self) -> None:
         """Take the evaluations from the run's result that were not seen as they were made."""
