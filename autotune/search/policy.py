@@ -216,7 +216,7 @@ class SearchPolicy:
             number=trial.number,
             suggestion=suggestion,
             seed=derived_seed(self._seed, f"trial {trial.number}"),
-            cap_seconds=self._cap_seconds(trial.number),
+            cap_seconds=math.inf if is_baseline else self._cap_seconds(trial.number),
             is_baseline=is_baseline,
             retry_of=trial.user_attrs.get(_RETRY_OF),
         )
@@ -278,8 +278,9 @@ class SearchPolicy:
         self._measure_by_sampler(number)
         decision = self._stopping.observe(number, evaluation)
         trial = self._handed_out[number]
+        if trial.is_baseline:  # what it needs is what all else is compared with, and what confirmation is planned by
+            return Decision.CONTINUE
         if decision is Decision.CONTINUE and self._pausing is not None and trial.suggestion.values:
-            may_pause = may_pause and not trial.is_baseline  # most often it reaches the target, and then all others have a cap
             decision = self._pausing.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
         return decision
 

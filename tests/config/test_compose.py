@@ -335,3 +335,14 @@ def test_a_command_line_comes_apart_into_groups_and_values_of_a_training() -> No
 def test_every_key_of_the_configuration_is_of_a_training_or_of_the_study() -> None:
     training = {*COMPOSER.compose().trial.as_dict()}
     assert {*COMPOSER.compose().plain} - training <= FIXED_KEYS
+
+
+def test_a_point_is_composed_once_for_all_who_ask_for_it() -> None:
+    composer = Composer(["experiment=cnn"])
+    first = composer.compose_suggestion(Suggestion({"optimizer.lr": 0.1, "batch_size": 32}), seed=1)
+    assert composer.compose_suggestion(Suggestion({"batch_size": 32, "optimizer.lr": 0.1}), seed=1) is first
+    other = composer.compose_suggestion(Suggestion({"batch_size": 32, "optimizer.lr": 0.1}), seed=2)
+    assert (first.trial.seed, other.trial.seed) == (1, 2)
+    for seed in range(3, 80):
+        composer.compose_suggestion(Suggestion({"batch_size": 32}), seed=seed)
+    assert len(composer._composed_points) == 64

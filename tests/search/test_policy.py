@@ -137,6 +137,15 @@ def test_the_baseline_comes_first_and_once() -> None:
     assert second.suggestion != BASELINE
 
 
+def test_the_baseline_is_trained_to_its_end_whoever_was_faster() -> None:
+    policy = policy_over(new_study(), stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0))
+    baseline, fast, other = (suggested(policy) for _ in range(3))
+    policy.finish(ended(fast, seconds=1.0))
+    assert policy.observe(other.number, evaluation(5.0, 0.5)) is Decision.CAP
+    assert policy.observe(baseline.number, evaluation(5.0, 0.5)) is Decision.CONTINUE
+    assert math.isinf(baseline.cap_seconds)
+
+
 def test_a_baseline_outside_of_the_space_varies_nothing() -> None:
     policy = policy_over(new_study(), baseline=None)
     first, second = suggested(policy), suggested(policy)

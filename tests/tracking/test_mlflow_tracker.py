@@ -196,6 +196,26 @@ def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri:
     assert "2.13.0" in artifact(uri, run, "fingerprint.json")
 
 
+def test_a_trial_that_has_ended_soon_is_written_in_one_go(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    written: list[str] = []
+    log_batch = MlflowClient.log_batch
+    monkeypatch.setattr(MlflowClient, "log_batch", lambda self, run_id, **parts: (written.append(run_id), log_batch(self, run_id, **parts)))
+    trial, result, score = make_run()
+    tracker.start(trial)
+    for each in result.evaluations:
+        tracker.evaluate(trial.name, each)
+    time.sleep(1.5)  # the writing thread wakes every second
+    assert written == []
+    tracker.finish(trial, result, score)
+    wait_until(lambda: "trial-0" in children_of(uri) and children_of(uri)["trial-0"].info.status == "FINISHED")
+    assert len(written) == 1
+    close(tracker)
+    run = children_of(uri)["trial-0"]
+    assert "batch_size: 64" in artifact(uri, run, "config.yaml")
+    assert run.data.params["optimizer"] == "sgd"
+
+
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [(Outcome.MISSED, "KILLED"), (Outcome.CAPPED, "KILLED"), (Outcome.OUT_OF_MEMORY, "FAILED"), (Outcome.ERRORED, "FAILED")],
