@@ -289,7 +289,8 @@ class TrialsInFlight:
         return None
 
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
-        running = self._running.pop(key, None) or self._paused.pop(key)
+        is_paused = key in self._paused  # its worker may still be writing its state: the folder goes with the whole search's
+        running = self._paused.pop(key) if is_paused else self._running.pop(key)
         self._resumed.pop(key, None)
         contention = _both(running.contention_before, running.contention)
         why = contention.reason if contention is not None and outcome.is_timed else None
@@ -327,7 +328,8 @@ class TrialsInFlight:
             return
         score = self._policy.finish(result)
         self._tracker.finish(running.tracked, result, score)
-        shutil.rmtree(self._state_folder(running.trial.number), ignore_errors=True)
+        if not is_paused:
+            shutil.rmtree(self._state_folder(running.trial.number), ignore_errors=True)
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
