@@ -18,6 +18,7 @@ studies (Statistics in Medicine 9, 1990).
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -286,10 +287,19 @@ class _Race:
                 mean = math.fsum(logarithms) / len(logarithms)
                 squares += math.fsum((each - mean) ** 2 for each in logarithms)
                 degrees += len(logarithms) - 1
-        runs = self._taken[entrant.arm]
-        missed = sum(not run.score.reached for run in runs)
-        rate = (len(runs) - missed + _PRIOR_REACHED) / (len(runs) + _PRIOR_RUNS)
-        return squares / degrees + ((1 - rate) / rate if missed else 0.0)
+        return squares / degrees + self._variance_of_missing(entrant)
+
+    def _variance_of_missing(self, entrant: Entrant) -> float:
+        """What runs that fall short add: one is a success less, and most often it has spent more than a success does."""
+        runs = [run.score for run in self._taken[entrant.arm]]
+        if all(run.reached for run in runs):
+            return 0.0
+        rate = (sum(run.reached for run in runs) + _PRIOR_REACHED) / (len(runs) + _PRIOR_RUNS)
+        reached, missed = ([run.score for run in runs if run.reached is each and run.score is not None] for each in (True, False))
+        dearer = 0.0
+        if reached and missed and (mean := statistics.fmean(reached + missed)) > 0:
+            dearer = (statistics.fmean(missed) - statistics.fmean(reached)) / mean
+        return rate * (1 - rate) * (1 / rate + dearer) ** 2
 
     def _repeats(self) -> Iterator[list[float]]:
         """Scores of equal configurations: while choosing, with what the search expected; of the claim's pairs, apart from all before."""
