@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, Self, TypeAlias
 
 from autotune.errors import SearchSpaceError
@@ -172,23 +173,34 @@ class Choice:
 
     def suggest(self, trial: SuggestsValues, name: str) -> Any:
         """Ask a sampler for a value."""
-        labels = [_label(value) for value, _ in self.options]
-        chosen = trial.suggest_categorical(name, labels)
-        index = _index(labels, chosen)
+        chosen = trial.suggest_categorical(name, self._labels)
+        index = _place(self._places_of_labels, chosen)
         assert index is not None, f"{name}: {chosen!r} is none of the labels"
         return self.options[index][0]
 
     def beneath(self, value: Any) -> "SearchSpace":
         """What opens beneath one of the values."""
-        index = _index([each for each, _ in self.options], value)
+        index = _place(self._places, value)
         assert index is not None, f"{value!r} is no choice"
         return self.options[index][1]
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
         """``value`` as the sampler knows it (a prefix of its name, the label); None where it is no choice."""
-        values = [each for each, _ in self.options]
-        index = _index(values, value)
-        return ("", _label(values[index])) if index is not None else None
+        index = _place(self._places, value)
+        return ("", self._labels[index]) if index is not None else None
+
+    @cached_property
+    def _labels(self) -> list[Scalar]:
+        return [_label(value) for value, _ in self.options]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Position of each value, by its text."""
+        return {override_text(value): index for index, (value, _) in enumerate(self.options)}
+
+    @cached_property
+    def _places_of_labels(self) -> dict[str, int]:
+        return {override_text(label): index for index, label in enumerate(self._labels)}
 
 
 @dataclass(frozen=True)
@@ -420,6 +432,7 @@ def _float_text(value: float) -> str:
     return repr(value)
 
 
+@lru_cache(maxsize=4096)
 def _string_text(value: str) -> str:
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_\-./]*", value) and value.lower() not in ("null", "true", "false", "nan", "inf")
     if plain:
@@ -433,15 +446,14 @@ def _label(value: Any) -> Scalar:
     return value if value is None or isinstance(value, bool | int | float | str) else override_text(value)
 
 
-def _index(values: Sequence[Any], wanted: Any) -> int | None:
-    """Position of a value, where ``1``, ``1.0`` and ``True`` are three values; None where it is not there.
+def _place(places: Mapping[str, int], wanted: Any) -> int | None:
+    """Position of a value, by the texts of all, where ``1``, ``1.0`` and ``True`` are three values; None where it is not there.
 
     Where there is no ``20.0``, it is ``20``: a key that takes fractions holds whole numbers with a point.
     """
-    text = override_text(wanted)
-    found = next((index for index, each in enumerate(values) if override_text(each) == text), None)
+    found = places.get(override_text(wanted))
     if found is None and isinstance(wanted, float) and wanted.is_integer():
-        return _index(values, int(wanted))
+        return _place(places, int(wanted))
     return found
 
 
