@@ -8,6 +8,8 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from autotune.config.command_line import (
     EXIT_BAD_INPUT,
@@ -17,6 +19,9 @@ from autotune.config.command_line import (
     require_experiment,
     run_main,
 )
+
+if TYPE_CHECKING:
+    from autotune.execution.fork_server import ForkServer
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
 
@@ -65,9 +70,7 @@ def tune_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
     _ = composed.trial
-    from rich.console import Console  # noqa: PLC0415
-
-    from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415  # after --cfg
 
     console = Console()
 
@@ -77,28 +80,38 @@ def tune_command(arguments: Sequence[str]) -> int:
     cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
     is_local = cluster.address in (None, "local")
     with contextlib.ExitStack() as stack:
-        fork_server = None
-        if is_local and not is_dry_run and composed.config.confirm.max_runs and CAN_FORK:
-            fork_server = ForkServer(is_quiet=True)  # it imports what confirmation runs need, while this process reads and Ray starts
-            stack.callback(fork_server.close)
-        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415
-        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
-        from autotune.training.device import local_capabilities  # noqa: PLC0415
-        from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+        fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run else None
+        from autotune.execution.cluster import Connection, cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
+        from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
+        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # likewise
+        from autotune.training.device import local_capabilities  # noqa: PLC0415  # likewise
+        from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # likewise
 
         with console.status("reading the configuration and checking every branch of the search space"):
             plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
+            connection = stack.enter_context(contextlib.closing(Connection(cluster)))
             if not is_dry_run:
+                if not plan.folder.exists():  # so there is work for it
+                    connection.start()
                 train_missing_sources(composer, say)
             if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
-                check_plan(plan)
+                check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
         if is_dry_run:
             for text in describe_plan(plan):
                 say(text)
             return 0
-        from autotune.execution.run_study import run_study  # noqa: PLC0415
+        from autotune.execution.run_study import run_study  # noqa: PLC0415  # after a dry run
 
-        return run_study(plan, command=arguments, code_folders=code_folders, console=console, fork_server=fork_server)
+        return run_study(
+            plan, command=arguments, code_folders=code_folders, console=console, connection=connection, fork_server=fork_server
+        )
+
+
+def _fork_server() -> "AbstractContextManager[ForkServer | None]":
+    """One of this process's own, which imports what trainings need while this process reads and Ray starts; None where none can be."""
+    from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
+
+    return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:

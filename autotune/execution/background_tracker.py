@@ -1,33 +1,159 @@
-"""A tracker that is opened while the cluster starts: MLflow takes seconds to import."""
+"""A tracker in a process of its own: what MLflow does to import, to make a database and to write takes no time from deciding."""
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from autotune.tracking.tracker import Tracker
+from autotune.config.build import build_partial, call
+from autotune.errors import ConfigError
+from autotune.execution.study_folder import log_file
+from autotune.measurement import Evaluation, TrialResult
+from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
+
+logger = logging.getLogger(__name__)
+
+_MAIN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from multiprocessing.connection import Connection
+from autotune.execution.background_tracker import serve
+serve(Connection(int(sys.argv[1])))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerOpening:
+    """What a tracker is made of."""
+
+    node: Mapping[str, Any]
+    """The configuration's ``tracking``."""
+    allowed_targets: tuple[str, ...]
+    log_path: Path
+    """Where what it logs goes."""
+    info: StudyInfo
+    finished: tuple[FinishedRun, ...] = ()
+    """Runs that ended before this process began."""
+
+    def open(self) -> Tracker:
+        """The tracker.
+
+        Raises:
+            ConfigError: it cannot be opened.
+        """
+        made = build_partial(self.node, self.allowed_targets, "tracking")
+        return call(made, "tracking", self.info, finished=self.finished)  # type: ignore[no-any-return]  # the contract of tracking:
 
 
 class BackgroundTracker:
-    """A tracker that is opened in the background while the cluster starts, and closed once, however the study ends."""
+    """A tracker in a process of its own, closed once, however the study ends; what it is told until it is open waits.
 
-    def __init__(self, opening: "Future[Tracker]") -> None:
-        self._opening = opening
+    Each verb raises the ConfigError with which it could not be opened, as soon as that is known.
+
+    Args:
+        opening: what it is made of; called in a thread of its own.
+    """
+
+    def __init__(self, opening: Callable[[], TrackerOpening]) -> None:
+        self._opened: Future[None] = Future()
+        self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = queue.SimpleQueue()
         self._is_closed = False
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for the driver
+            )
+        self._thread = threading.Thread(target=self._work, args=(opening, Connection(ours.detach())), name="tracker", daemon=True)
+        self._thread.start()
 
-    def wait(self) -> Tracker:
-        """The tracker, once it is open.
+    def wait(self) -> None:
+        """Wait until it is open, where opening it would take time from what is timed."""
+        self._opened.result()
 
-        Raises:
-            ConfigError: it could not be opened.
-        """
-        return self._opening.result()
+    def start(self, trial: TrackedTrial) -> None:
+        """See ``Tracker``."""
+        self._tell("start", trial)
 
-    def close(self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+    def evaluate(self, name: str, evaluation: Evaluation) -> None:
+        """See ``Tracker``."""
+        self._tell("evaluate", name, evaluation)
+
+    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        """See ``Tracker``."""
+        self._tell("finish", trial, result, score)
+
+    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Close the tracker now, with what came of the study."""
         self._is_closed = True
-        self.wait().close(status=status, metrics=metrics, tags=tags, artifacts=artifacts)
+        self._tell("close", status=status, metrics=metrics, tags=tags, artifacts=artifacts)
+        self._thread.join()
+        self._opened.result()
 
     def close_if_open(self, *, is_interrupt: bool) -> None:
         """Close it as ended by the user or as failed, where the study did not come to close it."""
-        if not self._is_closed and self._opening.exception() is None:
-            self.close("KILLED" if is_interrupt else "FAILED", {}, {}, [])
+        if not self._is_closed and self._opened.exception() is None:
+            self.close(status="KILLED" if is_interrupt else "FAILED", metrics={}, tags={}, artifacts=[])
+
+    def _tell(self, verb: str, *arguments: Any, **named: Any) -> None:
+        if self._opened.done():
+            self._opened.result()
+        self._queue.put((verb, arguments, named))
+
+    def _work(self, opening: Callable[[], TrackerOpening], connection: Connection) -> None:
+        """In a thread: have the process open the tracker, and pass on what that is told."""
+        try:
+            connection.send(opening())
+            error = connection.recv()
+        except Exception as fault:  # noqa: BLE001  # whoever tells it something meets it
+            error = ConfigError("tracking: its process ended") if isinstance(fault, EOFError | OSError) else fault
+        if error is not None:
+            self._opened.set_exception(error)
+        else:
+            self._opened.set_result(None)
+            self._pass_on(connection)
+        connection.close()
+        self._process.wait()
+
+    def _pass_on(self, connection: Connection) -> None:
+        verb = ""
+        try:
+            while verb != "close":
+                verb, arguments, named = self._queue.get()
+                connection.send((verb, arguments, named))
+            connection.recv()
+        except (EOFError, OSError):
+            logger.warning("the tracker's process was ended; the study goes on, and resuming it writes what is missing")
+
+
+def serve(connection: Connection) -> None:
+    """Open a tracker and tell it what comes, until it is closed; ends at once where the study's own process is gone."""
+    try:
+        opening: TrackerOpening = connection.recv()
+        with log_file(opening.log_path):
+            try:
+                tracker = opening.open()
+            except Exception as error:  # noqa: BLE001  # whoever opens it meets it
+                connection.send(error)
+                return
+            connection.send(None)
+            verb = ""
+            while verb != "close":
+                verb, arguments, named = connection.recv()
+                getattr(tracker, verb)(*arguments, **named)
+            connection.send(None)
+    except (EOFError, OSError):
+        os._exit(1)  # a thread of the tracker's may be writing still

@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.task_run import ACCELERATOR, TrialTask
 from autotune.training.device import Capabilities, local_capabilities
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,55 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         yield size
     finally:
         ray.shutdown()
+
+
+class Connection:
+    """Ray, connected in a thread of its own, so that starting and ending it take no one else's time.
+
+    The thread stays as long as Ray does: what it has started would else end with it, by the kernel's hand.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._size: Future[ClusterSize] = Future()
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to connect, if that was not begun before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._hold, name="ray", daemon=True)
+            self._thread.start()
+
+    def size(self) -> ClusterSize:
+        """What the cluster holds, once it is connected.
+
+        Raises:
+            ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
+        """
+        self.start()
+        return self._size.result()
+
+    def end(self) -> None:
+        """Begin to disconnect."""
+        self._is_over.set()
+
+    def close(self) -> None:
+        """Disconnect, if that was not begun before, and wait until all has ended."""
+        self.end()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _hold(self) -> None:
+        try:
+            with connected(self._config) as size:
+                self._size.set_result(size)
+                self._is_over.wait()
+        except BaseException as error:  # whoever waits meets it
+            if self._size.done():
+                logger.exception("Ray did not end as it should")
+            else:
+                self._size.set_exception(error)
 
 
 @contextlib.contextmanager

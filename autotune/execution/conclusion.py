@@ -44,10 +44,10 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     artifacts = _write_files(plan, policy, confirmation, front)
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     live.tracker.close(
-        "FINISHED",
-        {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {},
-        {"autotune.best_trial": str(best.trial)} if best else {},
-        artifacts,
+        status="FINISHED",
+        metrics={"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {},
+        tags={"autotune.best_trial": str(best.trial)} if best else {},
+        artifacts=artifacts,
     )
     if best is None and (confirmation is not None or not policy.scores):
         _say_nothing_reached(live, results, confirmation)

@@ -1,11 +1,12 @@
-"""A process that forks one process for each training: it has imported all that they need, and has never trained.
+"""A process that forks one process for each training or worker: it has imported all that they need, and has never trained.
 
 A new Python process takes seconds to import torch; a forked one begins at once, and shares with its parent only what imports leave.
-The fork server is a new process all the same (started by ``exec``, not a fork of the Ray worker that it belongs to): it has no threads
-of Ray's and no CUDA context, which is why its children may train on a GPU.
+The fork server is a new process all the same (started by ``exec``, not a fork of the driver or the Ray worker that it belongs to): it
+has no threads of theirs and no CUDA context, which is why its children may train on a GPU.
 
-Who ends with whom: the fork server when the other end of its connection is gone, whatever became of the Ray worker; a training with the
-fork server, by the kernel's own hand; what a training has started itself with the training, by its process group.
+Whoever knows its address has a process by connecting: the one that is forked answers on that connection, and the fork server says
+there how it ended. Who ends with whom: a forked process with its connection, or with the fork server, by the kernel's own hand; what it
+has started itself with it, by its process group; the fork server when its owner is gone, whatever became of that.
 """
 
 import contextlib
@@ -13,28 +14,37 @@ import ctypes
 import json
 import multiprocessing
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Client, Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died
 from autotune.training.preload import fork_fault, one_blas_thread, preload, usual_blas_threads
 
+LOOK_EVERY_SECONDS = 0.2
+"""For an interrupt, while waiting for a training."""
 _END_SECONDS = 10.0
-"""What a training's process may take to end once the training has; then it is killed."""
-_LOOK_EVERY_SECONDS = 0.2
-"""For an interrupt."""
+"""What a training's process may take to end once the training has, and a fork server to end what it has forked; then it is killed."""
 _MAIN = """
 import json, sys
-sys.path[:] = json.loads(sys.argv[2])
+sys.path[:] = json.loads(sys.argv[3])
+import socket
 from multiprocessing.connection import Connection
 from autotune.execution.fork_server import serve
-serve(Connection(int(sys.argv[1])))
+serve(Connection(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))
 """
 CAN_FORK = sys.platform == "linux"
 """Elsewhere torch does not stand a fork, and no process can be tied to its parent."""
@@ -58,12 +68,17 @@ class ForkServer:
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
+        self._folder = tempfile.mkdtemp(prefix="autotune-")  # nobody else may open it
+        self.address = str(Path(self._folder) / "fork_server")
+        """Of processes on this machine that want one forked, see ``ForkedProcess``."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)]
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            fds = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                command,
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", _MAIN, *map(str, fds), json.dumps(sys.path)],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if is_quiet else None,
                 stderr=subprocess.DEVNULL if is_quiet else None,
@@ -71,128 +86,325 @@ class ForkServer:
                 process_group=0,  # Ctrl-C is for the driver
             )
         self._connection = Connection(ours.detach())
+        self._is_ready = False
+        self._checks: ForkedProcess | None = None
 
     def fault(self, interrupt: Callable[[], bool] = lambda: False) -> str | None:
-        """Why no training can be forked, once it is ready; None where they can, and once ``interrupt`` says so."""
+        """Why no process can be forked, once it is ready; None where they can, and once ``interrupt`` says so."""
+        if self._process.poll() is not None:
+            return f"it {_ended_by(self._process.returncode)}"
         try:
-            if not self._has_said_something(interrupt):
-                return None
-            fault: str | None = self._connection.recv()
+            while not self._is_ready and not interrupt():
+                if self._connection.poll(LOOK_EVERY_SECONDS):
+                    fault: str | None = self._connection.recv()
+                    if fault is not None:
+                        return fault
+                    self._is_ready = True
         except (EOFError, OSError):
-            return f"it ended with {self._process.wait()}"
-        return fault
+            return f"it {_ended_by(self._process.wait())}"
+        return None
 
     def train(self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False) -> Iterator[WorkerReport | Died]:
         """Fork a process that trains a task: all reports as they come, and the last one, or that it died, when the process is gone.
 
-        Fewer come once ``interrupt`` says so; the training is under way then until the fork server is closed.
+        Fewer come once ``interrupt`` says so; the process ends then.
         """
         try:
-            self._connection.send(task)
-            while self._has_said_something(interrupt):
-                said: WorkerReport | Died = self._connection.recv()
-                yield said
-                if isinstance(said, Died) or said.outcome is not None:
-                    return
-        except (EOFError, OSError):
+            process = ForkedProcess(self.address, share_of(task))
+        except OSError:
             yield Died(reason=f"the worker died: its fork server {_ended_by(self._process.wait())}")
+            return
+        with contextlib.closing(process):
+            yield from process.train(task, interrupt)
 
-    def _has_said_something(self, interrupt: Callable[[], bool]) -> bool:
-        """Wait until it has, or ``interrupt`` says that nobody wants to know any more."""
-        while not self._connection.poll(_LOOK_EVERY_SECONDS):
-            if interrupt():
-                return False
-        return True
+    def check(self, config: TrialConfig) -> None:
+        """``training.run.check_training`` in a forked process, so that the driver need not import what trainings do.
+
+        Raises:
+            ConfigError: as there, or its process ended.
+            DataError: as there.
+        """
+        if self.fault() is not None:
+            check_in_this_process(config)
+            return
+        if self._checks is None:
+            self._checks = ForkedProcess(self.address, {})
+        said = self._checks.call("check", config)
+        if isinstance(said, Died):
+            raise ConfigError(f"the parts of a configuration cannot be made: {said.reason}")
 
     def close(self) -> None:
         """End the process, and with it what it has forked."""
         self._connection.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def serve(connection: Connection) -> None:
-    """Fork a process for each task that comes, until the other end of the connection is gone.
+class ForkedProcess:
+    """A process forked by a fork server, as the one that asked for it sees it.
 
-    The first thing sent is why this process cannot be forked, None where it can; then for each task its reports. The one with the
-    training's outcome, or that the process died, is sent when the process is gone.
+    Args:
+        address: of the fork server.
+        share: environment variables of the process, see ``share_of``.
+
+    Raises:
+        OSError: the fork server is gone.
+    """
+
+    def __init__(self, address: str, share: Mapping[str, str]) -> None:
+        self._connection = Client(address, family="AF_UNIX")
+        self._connection.send(dict(share))
+        self.is_gone = False
+        """It has ended by itself."""
+
+    def close(self) -> None:
+        """End it, and with it whatever it still trains."""
+        self._connection.close()
+
+    def train(self, task: TrialTask, interrupt: Callable[[], bool]) -> Iterator[WorkerReport | Died]:
+        """See ``ForkServer.train``; the process serves for nothing else then."""
+        last: WorkerReport | None = None
+        try:
+            self._connection.send(("train", task))
+            while last is None:
+                if not self._says_something(interrupt):
+                    return
+                said: WorkerReport | Died = self._connection.recv()
+                if isinstance(said, Died):
+                    yield said
+                    return
+                if said.outcome is None:
+                    yield said
+                else:
+                    last = said
+            if self._connection.poll(_END_SECONDS):
+                self._connection.recv()
+        except (EOFError, OSError):
+            if last is None:
+                yield Died(reason=_SERVER_DIED)
+        if last is not None:
+            self._connection.close()
+            yield last
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What a method of ``_Trials`` returns in the process, ``Died`` where that ended.
+
+        Raises:
+            Exception: what the method raised.
+        """
+        try:
+            self._connection.send((method, *arguments))
+            said = self._connection.recv()
+        except (EOFError, OSError):
+            said = Died(reason=_SERVER_DIED)
+        self.is_gone = self.is_gone or isinstance(said, Died)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def _says_something(self, interrupt: Callable[[], bool]) -> bool:
+        """Wait until it does, or ``interrupt`` says that nobody wants to know any more."""
+        while not self._connection.poll(LOOK_EVERY_SECONDS):
+            if interrupt():
+                return False
+        return True
+
+
+class ForkedRun:
+    """One training in a forked process, as ``TaskRun`` is one in this process; further ones may follow it there."""
+
+    num_workers = 1
+
+    def __init__(self, process: ForkedProcess, task: TrialTask) -> None:
+        self._process, self._task = process, task
+        self._began_at = time.time()
+        self._process.call("begin", task)
+
+    def next_report(self) -> WorkerReport:
+        """Train to the next evaluation, or to the training's end; that its process ended is an end, too."""
+        said = self._process.call("next_report")
+        if isinstance(said, Died):
+            outcome, why = how_it_died(self._task, seconds=time.time() - self._began_at, reason=said.reason)
+            return WorkerReport(evaluation=None, outcome=outcome, error=why)
+        report: WorkerReport = said
+        return report
+
+    def keep(self) -> None:
+        """Write the training's state to the task's folder, for another process to go on from.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        self._process.call("keep")
+
+    def close(self) -> None:
+        """End the training where it stands and free what it holds."""
+        self._process.call("close")
+
+
+_SERVER_DIED = "the worker died: its fork server was ended"
+
+
+def share_of(task: TrialTask) -> dict[str, str]:
+    """What Ray lets an actor of the task's size see, such as this process where it is one: GPUs, and as many OpenMP threads as CPUs."""
+    share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(task.num_cpus))}
+    if task.num_gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        own = visible[: task.num_gpus] if visible[0] else [str(index) for index in range(task.num_gpus)]
+        share["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return share
+
+
+def serve(owner: Connection, listener: socket.socket) -> None:
+    """Fork a process for each connection that comes, until the owner's end of its own is gone.
+
+    The owner is sent why this process cannot be forked, None where it can, as soon as all is imported.
     """
     preload()
     with contextlib.suppress(EOFError, OSError):
-        connection.send(fork_fault())
-        while True:
-            _train_forked(connection.recv(), connection)
+        owner.send(fork_fault())
+        _Children(owner, listener).serve()
 
 
-def _train_forked(task: TrialTask, connection: Connection) -> None:
-    """Train a task in a new process, and send its reports on.
+@dataclass(frozen=True, kw_only=True)
+class _Child:
+    process: BaseProcess
+    connection: Connection
+    gone: int
+    """A file descriptor that can be read once the process has ended."""
+    num_killed: int
+    """Processes that the kernel had killed for memory when it was forked."""
 
-    Raises:
-        EOFError: the other end of the connection is gone; so is the process.
-        OSError: likewise.
-    """
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    num_killed = _num_killed_for_memory()
-    process = multiprocessing.get_context("fork").Process(target=_train, args=(task, sender, (connection, receiver), os.getpid()))
-    process.start()
-    sender.close()
-    assert process.pid is not None, "it was started"
-    _lead_a_group(process.pid)
-    last: WorkerReport | None = None
-    gone = os.pidfd_open(process.pid)
-    try:
-        while last is None:
-            ready = wait([receiver, connection, gone])
-            if connection in ready:
-                raise EOFError  # nobody asks for another training while one is under way
-            if receiver not in ready:
-                break
-            try:
-                report: WorkerReport = receiver.recv()
-            except EOFError:
-                break
-            if report.outcome is None:
-                connection.send(report)
-            else:
-                last = report
-        wait([gone, connection], _END_SECONDS)
-    finally:
-        _kill(process.pid)
-        process.join()
-        os.close(gone)
-        receiver.close()
-    if last is None:
-        was_low = _num_killed_for_memory() > num_killed and process.exitcode == -signal.SIGKILL
+
+class _Children:
+    """The processes that a fork server has forked."""
+
+    def __init__(self, owner: Connection, listener: socket.socket) -> None:
+        self._owner, self._listener = owner, listener
+        self._children: dict[int, _Child] = {}
+        """By the file descriptors of each: that of its connection, and that of its end."""
+        self._poll = select.poll()
+        self._poll.register(owner.fileno(), select.POLLIN)
+        self._poll.register(listener.fileno(), select.POLLIN)
+
+    def serve(self) -> None:
+        """Fork and bury, until the owner is gone."""
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    if fd == self._owner.fileno():  # it says nothing: so it is gone
+                        return
+                    if fd == self._listener.fileno():
+                        self._fork()
+                    elif (child := self._children.get(fd)) is not None:
+                        self._end(child, is_gone=fd == child.gone)
+        finally:
+            for child in set(self._children.values()):
+                _kill(child.process)
+
+    def _fork(self) -> None:
+        connection = Connection(self._listener.accept()[0].detach())
+        others = [self._owner, self._listener, *(each.connection for each in self._children.values())]
+        num_killed = _num_killed_for_memory()
+        process = multiprocessing.get_context("fork").Process(target=_serve_trainings, args=(connection, others, os.getpid()))
+        process.start()
+        assert process.pid is not None, "it was started"
+        _lead_a_group(process.pid)
+        child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid), num_killed=num_killed)
+        self._children |= {connection.fileno(): child, child.gone: child}
+        self._poll.register(connection.fileno(), select.POLLRDHUP)  # what is said there is said to the child
+        self._poll.register(child.gone, select.POLLIN)
+
+    def _end(self, child: _Child, *, is_gone: bool) -> None:
+        """A process has ended, or nobody wants it any more."""
+        _kill(child.process)  # with what it has started
+        if not is_gone:
+            self._poll.unregister(child.connection.fileno())
+            return
+        child.process.join()
+        was_low = _num_killed_for_memory() > child.num_killed and child.process.exitcode == -signal.SIGKILL
         last_word = ", while this machine was low on memory" if was_low else ""
-        connection.send(Died(reason=f"the worker died: it {_ended_by(process.exitcode)}{last_word}"))
-    else:
-        connection.send(last)
+        with contextlib.suppress(OSError):
+            child.connection.send(Died(reason=f"the worker died: it {_ended_by(child.process.exitcode)}{last_word}"))
+        for fd in (child.connection.fileno(), child.gone):
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(fd)
+            del self._children[fd]
+        child.connection.close()
+        os.close(child.gone)
 
 
-def _train(task: TrialTask, sender: Connection, others: tuple[Connection, ...], parent: int) -> None:
-    """Train a task in this process, which was forked for it, and send its reports."""
+def _serve_trainings(connection: Connection, others: list[Connection | socket.socket], parent: int) -> None:
+    """Train what is asked for on the connection, in this process, which was forked for it."""
     _lead_a_group(0)
     _die_with(parent)
     for each in others:
         each.close()
-    _take_share(task)
+    share: Mapping[str, str] = connection.recv()
+    os.environ.update(share)
     usual_blas_threads()
-    run = TaskRun(task)
-    report = run.next_report()
-    while report.outcome is None:
-        sender.send(report)
-        report = run.next_report()
-    run.close()
-    sender.send(report)
+    trials = _Trials()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            method, *arguments = connection.recv()
+            if method == "train":
+                for report in trials.train(*arguments):
+                    connection.send(report)
+                return
+            connection.send(_said(getattr(trials, method), *arguments))
 
 
-def _take_share(task: TrialTask) -> None:
-    """Have this process see what Ray lets an actor of the task's size see: so many GPUs, and as many OpenMP threads as CPUs."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(task.num_cpus))
-    if task.num_gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        own = visible[: task.num_gpus] if visible[0] else [str(index) for index in range(task.num_gpus)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+def _said(method: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return method(*arguments)
+    except Exception as error:  # noqa: BLE001  # whoever called it meets it
+        return error
+
+
+def check_in_this_process(config: TrialConfig) -> None:
+    """``training.run.check_training``, which imports what trainings do."""
+    from autotune.training.run import check_training  # noqa: PLC0415  # imports torch
+
+    check_training(config)
+
+
+class _Trials:
+    """One training after another in a forked process."""
+
+    def __init__(self) -> None:
+        self._run: TaskRun | None = None
+
+    def check(self, config: TrialConfig) -> None:
+        check_in_this_process(config)
+
+    def begin(self, task: TrialTask) -> None:
+        self._run = TaskRun(task)
+
+    def next_report(self) -> WorkerReport:
+        assert self._run is not None, "it was begun"
+        return self._run.next_report()
+
+    def keep(self) -> None:
+        assert self._run is not None, "it was begun"
+        self._run.keep()
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.close()
+
+    def train(self, task: TrialTask) -> Iterator[WorkerReport]:
+        """All reports of one training; nothing of it is left when the last one comes."""
+        self.begin(task)
+        report = self.next_report()
+        while report.outcome is None:
+            yield report
+            report = self.next_report()
+        self.close()
+        yield report
 
 
 def _die_with(parent: int) -> None:
@@ -212,10 +424,11 @@ def _lead_a_group(process: int) -> None:
         os.setpgid(process, process)
 
 
-def _kill(process: int) -> None:
+def _kill(process: BaseProcess) -> None:
     """Kill a process with its group; what of it has ended is left as it is."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
+        assert process.pid, "it was started"
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ended_by(exit_code: int | None) -> str:

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.contention import MOST_RETAKES
 from autotune.errors import ClusterError
-from autotune.execution.fork_server import CAN_FORK, Died, ForkServer
+from autotune.execution.fork_server import CAN_FORK, LOOK_EVERY_SECONDS, Died, ForkServer
 from autotune.execution.gang import Gang, bundles
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training, say_niceness
 from autotune.measurement import Evaluation, TrialResult
@@ -30,8 +30,6 @@ logger.setLevel(logging.INFO)
 
 _START_SECONDS = 300.0
 """What new processes may take to start before the cluster counts as out of order."""
-_LOOK_EVERY_SECONDS = 0.2
-"""For an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +59,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         max_retakes: how often a run is made again whose times something else on the machine has spoilt. Where that did not help, none of
             the next ones is, until one comes out unspoilt: the machine is just so.
         can_fork: whether processes are forked; else all runs have new actors.
-        fork_server: one of the driver's own, where Ray holds this machine alone: it takes an actor's place until it ends. Whoever makes it
-            early finds it ready when the first run comes.
+        fork_server: one of the driver's own, where Ray holds this machine alone: it takes the actors' place.
     """
 
     def __init__(
@@ -148,8 +145,9 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     def _new_worker(self, task: TrialTask) -> "_Worker | _OwnWorker":
         if task.num_workers > 1 or not self._can_fork:
             return _Worker(task, forks=False)
-        own, self._fork_server = self._fork_server, None
-        return _Worker(task, forks=True) if own is None else _OwnWorker(task, own)
+        if self._fork_server is not None and self._fork_server.fault(self._interrupt.is_set) is not None:
+            self._fork_server = None
+        return _Worker(task, forks=True) if self._fork_server is None else _OwnWorker(task, self._fork_server)
 
     def _end(self, size: "_Size") -> None:
         worker = self._workers.pop(size, None)
@@ -200,7 +198,7 @@ class _Worker:
         """
         until = time.monotonic() + _START_SECONDS
         coming = self._actor.fault.remote()
-        while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
+        while not ray.wait([coming], timeout=LOOK_EVERY_SECONDS)[0]:
             if interrupt.is_set():
                 return None
             if time.monotonic() > until:
@@ -212,7 +210,7 @@ class _Worker:
         """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
         coming = self._actor.run.options(num_returns="streaming").remote(task)
         while True:
-            while not ray.wait([coming], timeout=_LOOK_EVERY_SECONDS)[0]:
+            while not ray.wait([coming], timeout=LOOK_EVERY_SECONDS)[0]:
                 if interrupt.is_set():
                     return
             report: WorkerReport | Died = ray.get(next(coming))
@@ -244,8 +242,7 @@ class _OwnWorker:
         return self._server.train(task, interrupt.is_set)
 
     def end(self) -> None:
-        """End the process, and with it whatever it still trains."""
-        self._server.close()
+        """Nothing is left of a training that has ended; the server serves others, too."""
 
 
 def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:

@@ -13,14 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from autotune.execution.fork_server import ForkedRun
 from autotune.execution.task_run import ACCELERATOR, TaskRun, TrialTask, WorkerReport, follow_task, import_training
 from autotune.measurement import Outcome
-from autotune.training.parallel.meeting import Failure, Meeting
+
+if TYPE_CHECKING:
+    from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
 
 _END_SECONDS = 10.0
 """What the others may take to end once the first one has."""
@@ -54,11 +57,12 @@ class Gang:
         self.is_stuck = False
         """The training waits for a worker that is gone: nothing ends it but the end of this process."""
 
-    def meet(self, task: TrialTask) -> Meeting | None:
+    def meet(self, task: TrialTask) -> "Meeting | None":
         """Set the others to work on a trial; where this process meets them, None for a trial of one worker."""
         if task.num_workers == 1:
             return None
-        from autotune.training.parallel.ranks import open_store  # noqa: PLC0415  # imports torch
+        from autotune.training.parallel.meeting import Meeting  # noqa: PLC0415  # imports torch
+        from autotune.training.parallel.ranks import open_store  # noqa: PLC0415  # likewise
 
         host = ray.util.get_node_ip_address()
         self._start_others(task)
@@ -67,7 +71,7 @@ class Gang:
         self._running = {rank: other.follow.remote(task, replace(at, rank=rank)) for rank, other in self._others.items()}
         return at
 
-    def next_report(self, run: TaskRun) -> WorkerReport:
+    def next_report(self, run: TaskRun | ForkedRun) -> WorkerReport:
         """Train to the next evaluation; an error is told as that of the worker that met it first."""
         if run.num_workers == 1:
             return run.next_report()
@@ -83,7 +87,7 @@ class Gang:
         report: WorkerReport = coming.result()
         return self._explained(report)
 
-    def end(self, run: TaskRun) -> None:
+    def end(self, run: TaskRun | ForkedRun) -> None:
         """End the training where it stands, and wait until the others have ended; replace those that do not."""
         if self.is_stuck:
             return
@@ -119,8 +123,10 @@ class Gang:
             self._others[rank] = ray.remote(_Other).options(**resources, scheduling_strategy=where, max_restarts=0).remote()
 
 
-def _why(running: Any) -> Failure | None:
+def _why(running: Any) -> "Failure | None":
     """What went wrong in a worker that has ended."""
+    from autotune.training.parallel.meeting import Failure  # noqa: PLC0415  # imports torch
+
     try:
         found: Failure | None = ray.get(running)
     except ray.exceptions.RayActorError as error:
@@ -128,7 +134,7 @@ def _why(running: Any) -> Failure | None:
     return found
 
 
-def _told(failures: Sequence[Failure | None]) -> WorkerReport:
+def _told(failures: "Sequence[Failure | None]") -> WorkerReport:
     """The failure that came first: one that is not of another worker's end, where there is one."""
     known = [each for each in failures if each is not None]
     first = min(known, key=lambda each: each.is_of_another)
@@ -163,6 +169,6 @@ class _Other:
     def __init__(self) -> None:
         import_training()
 
-    def follow(self, task: TrialTask, meeting: Meeting) -> Failure | None:
+    def follow(self, task: TrialTask, meeting: "Meeting") -> "Failure | None":
         """Train along until the first worker ends the training."""
         return follow_task(task, meeting)

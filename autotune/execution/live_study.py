@@ -4,17 +4,16 @@ import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import yaml
 from rich.console import Console
 
-from autotune.config.build import build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.database_url import without_password
-from autotune.execution.background_tracker import BackgroundTracker
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
@@ -29,7 +28,7 @@ from autotune.search.pausing import PausingSampler
 from autotune.search.policy import SearchPolicy
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
+from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 from autotune.training.diagnosis.this_machine import this_machine
 from autotune.training.place import is_kept
 
@@ -135,6 +134,7 @@ class LiveStudy:
         *,
         score_test: bool = False,
         weights_path: Path | None = None,
+        fork_server: str | None = None,
     ) -> TrialTask:
         """What a worker needs to run one training of this study."""
         num_cpus, num_gpus = self.plan.resources(config)
@@ -153,6 +153,7 @@ class LiveStudy:
             accelerator_type=self.plan.config.cluster.accelerator_type,
             score_test=score_test,
             weights_path=None if weights_path is None else str(weights_path),
+            fork_server=fork_server,
         )
 
 
@@ -164,10 +165,10 @@ def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[st
         StudyError: another process runs it, or it was made for something else.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
         study, pausing = _open_storage(plan)
         policy = _policy(plan, study, pausing)
-        tracker = BackgroundTracker(background.submit(_open_tracker, plan, study, policy))
+        tracker = BackgroundTracker(partial(_tracker_opening, plan, study, policy))
         live = LiveStudy(
             plan=plan,
             study=study,
@@ -243,7 +244,7 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
     )
 
 
-def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracker:
+def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> TrackerOpening:
     scores = policy.scores
     finished: list[FinishedRun] = [
         (_tracked_search(plan, result), result, scores.get(number)) for number, result in sorted(policy.results.items())
@@ -266,8 +267,13 @@ def _open_tracker(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tracke
             "machine.yaml": _kept_machine(plan.folder),
         },
     )
-    made = build_partial(plan.config.tracking, plan.trial.allowed_targets, "tracking")
-    return call(made, "tracking", info, finished=finished)  # type: ignore[no-any-return]  # the contract of tracking:
+    return TrackerOpening(
+        node=plan.config.tracking,
+        allowed_targets=tuple(plan.trial.allowed_targets),
+        log_path=plan.folder / "autotune.log",
+        info=info,
+        finished=tuple(finished),
+    )
 
 
 def _kept_machine(folder: Path) -> Mapping[str, object]:

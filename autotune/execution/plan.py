@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from autotune.search.stopping import StoppingRule
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.training.device import Capabilities, unsupported, uses_cuda
-from autotune.training.run import check_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +173,11 @@ def _earlier(config: Config, space: SearchSpace) -> Iterator[EarlierStudy]:
         yield earlier_study(name, recording, space)
 
 
-def check_plan(plan: StudyPlan) -> None:
+def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -> None:
     """Make the baseline's parts, and those of every branch of the space, once, and train nothing.
+
+    Args:
+        check_training: makes those of one configuration.
 
     Raises:
         AutotuneError: a part cannot be made, or the data set is not there.

@@ -67,4 +67,5 @@ def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, 
             metrics |= {f"{name}_ratio": ratio.ratio, f"{name}_ratio_low": ratio.low, f"{name}_ratio_high": ratio.high}
     metrics["num_pairs"] = comparison.num_pairs
     claim = {"autotune.claim": str(comparison.score_ratio.claim)} if comparison.score_ratio else {}
-    tracker.close("FINISHED" if comparison.is_complete else "KILLED", metrics, claim, [*files, *figures])
+    status = "FINISHED" if comparison.is_complete else "KILLED"
+    tracker.close(status=status, metrics=metrics, tags=claim, artifacts=[*files, *figures])

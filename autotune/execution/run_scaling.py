@@ -130,7 +130,10 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
         files = write_scaling(plan.runs.folder, scaling, {**facts, "device": device_of(results)})
         figure = write_scaling_figure(plan.runs.folder / "figures", scaling)
         tracker.close(
-            "FINISHED" if scaling.is_complete else "KILLED", scaling.metrics, {"autotune.strategy": scaling.strategy}, [*files, *figure]
+            status="FINISHED" if scaling.is_complete else "KILLED",
+            metrics=scaling.metrics,
+            tags={"autotune.strategy": scaling.strategy},
+            artifacts=[*files, *figure],
         )
     print_scaling(console, scaling, folder=shown_path(plan.runs.folder))
     return scaling

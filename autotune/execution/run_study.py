@@ -4,18 +4,19 @@
 derived from it, so the same command goes on wherever an earlier one stood.
 """
 
-import contextlib
+import logging
 import math
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.execution.best_weights import keep_first, run_path
-from autotune.execution.cluster import ClusterSize, Room, connected
+from autotune.execution.cluster import ClusterSize, Connection, Room
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer
@@ -31,6 +32,8 @@ from autotune.search.database import told_storage_errors
 from autotune.search.study import confirmations, store_confirmation
 from autotune.training.device import unsupported
 
+logger = logging.getLogger(__name__)
+
 
 def run_study(
     plan: StudyPlan,
@@ -38,6 +41,7 @@ def run_study(
     command: Sequence[str],
     code_folders: Sequence[str],
     console: Console,
+    connection: Connection,
     fork_server: ForkServer | None = None,
 ) -> int:
     """Run a planned study, or go on with it where an earlier process stood.
@@ -45,7 +49,8 @@ def run_study(
     Args:
         command: the arguments that started it, for the command that resumes it.
         code_folders: where modules of the user's own may lie.
-        fork_server: the driver's own, for confirmation on this machine.
+        connection: to Ray; ended as soon as no worker is needed any more.
+        fork_server: the driver's own, for trials and confirmation on this machine.
 
     Returns:
         The exit code: 0 confirmed, 3 nothing reached the target, 130 interrupted.
@@ -62,7 +67,7 @@ def run_study(
     ):
         confirmation = None
         try:
-            confirmation = _search_and_confirm(live, interrupt, fork_server)
+            confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
         except KeyboardInterrupt:  # a second Ctrl-C ends at once what the first one was to end
             interrupt.set()
         if interrupt.is_set():
@@ -75,29 +80,35 @@ def run_study(
         return conclude_study(live, confirmation)
 
 
-def _search_and_confirm(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer | None) -> Confirmation | None:
+def _search_and_confirm(
+    live: LiveStudy, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None
+) -> Confirmation | None:
     """Search while there is budget, then confirm; ends early once ``interrupt`` is set."""
     plan, policy = live.plan, live.policy
     if not live.is_work_left:
         return _conclude_known(live)
-    with contextlib.ExitStack() as stack:
+    connection.start()
+    try:
         with live.console.status("starting Ray"):
-            size = stack.enter_context(connected(plan.config.cluster))
-            live.tracker.wait()
+            import autotune.execution.search  # noqa: F401, PLC0415  # imports ray, while it starts
+
+            size = connection.size()
         with live.display:
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")
             for study in plan.earlier:
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search_budget and not interrupt.is_set():
-                _search(live, interrupt)
+                _search(live, interrupt, fork_server)
             if interrupt.is_set() or policy.error is not None or not live.is_confirmed:
                 return None
             _confirm(live, size, interrupt, fork_server)
+    finally:
+        connection.end()
     return _conclude_known(live)
 
 
-def _search(live: LiveStudy, interrupt: threading.Event) -> None:
+def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer | None) -> None:
     from autotune.execution.in_flight import TrialsInFlight  # noqa: PLC0415  # with ray
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
 
@@ -105,12 +116,16 @@ def _search(live: LiveStudy, interrupt: threading.Event) -> None:
     table = TrialsTable(plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores, scale_of(plan.objective).unit)
     trace = TraceFile(plan.folder / "trace.csv", began_at=min((each.started_at for each in policy.results.values()), default=time.time()))
     num_cpus, num_gpus = plan.resources(plan.trial)
+    fault = fork_server.fault(interrupt.is_set) if fork_server is not None else None
+    if fault is not None:
+        logger.warning("each worker imports torch itself, since the process that was to fork them cannot: %s", fault)
+    address = fork_server.address if fork_server is not None and fault is None else None
     in_flight = TrialsInFlight(
         policy=policy,
         composer=plan.composer,
-        tracker=live.tracker.wait(),
+        tracker=live.tracker,
         listeners=(table, trace, live.display),
-        make_task=live.task,
+        make_task=partial(live.task, fork_server=address),
         has_room=Room(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
@@ -164,7 +179,7 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, for
     run_in_turns(
         runs(),
         size=size,
-        tracker=live.tracker.wait(),
+        tracker=live.tracker,
         objective=plan.objective,
         interrupt=interrupt,
         max_retakes=plan.config.search.max_retakes,

@@ -117,8 +117,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         if decision is Decision.PAUSE:
             self._paused[trial.trial_id] = trial
             return str(TrialScheduler.PAUSE)
-        unfit = report.outcome is not None and report.outcome.needs_new_worker
-        return str(TrialScheduler.CONTINUE if decision is Decision.CONTINUE or unfit else TrialScheduler.STOP)
+        return str(TrialScheduler.CONTINUE if decision is Decision.CONTINUE or result["is_unfit"] else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """A worker is gone: for a trial that had not ended, that is its end."""

@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from autotune.comparison import RunScore, in_turns
-from autotune.config.build import build_partial, call
 from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
-from autotune.execution.background_tracker import BackgroundTracker
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening
 from autotune.execution.cluster import connected
 from autotune.execution.comparison_plan import VERBS, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
@@ -26,7 +24,7 @@ from autotune.measurement import Outcome, TrialResult
 from autotune.report.compared import ComparedSide
 from autotune.report.comparison_terminal import ComparisonDisplay
 from autotune.report.scale import scale_of
-from autotune.tracking.tracker import StudyInfo, TrackedTrial, Tracker
+from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from autotune.training.versions import versions
 
 Results = dict[tuple[str, int], TrialResult]
@@ -91,7 +89,7 @@ def make_runs(
         run_in_turns(
             runs(),
             size=size,
-            tracker=tracker.wait(),
+            tracker=tracker,
             objective=plan.objective,
             interrupt=interrupt,
             max_retakes=plan.config.search.max_retakes,
@@ -161,8 +159,8 @@ def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSid
 @contextlib.contextmanager
 def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
     """Its folder, held, and its tracker, which is closed however the context ends."""
-    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), ThreadPoolExecutor(1) as background:
-        tracker = BackgroundTracker(background.submit(_open_tracker, plan))
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
+        tracker = BackgroundTracker(partial(_tracker_opening, plan))
         try:
             yield tracker
         except BaseException as error:
@@ -170,7 +168,7 @@ def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
             raise
 
 
-def _open_tracker(plan: ComparisonPlan) -> Tracker:
+def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
     target = plan.target
     info = StudyInfo(
         name=plan.name,
@@ -190,8 +188,12 @@ def _open_tracker(plan: ComparisonPlan) -> Tracker:
         },
         tags={"autotune.device": plan.capabilities.device_name},
     )
-    made = build_partial(plan.config.tracking, plan.sides[0].trial.allowed_targets, "tracking")
-    return call(made, "tracking", info, finished=())  # type: ignore[no-any-return]  # the contract of tracking:
+    return TrackerOpening(
+        node=plan.config.tracking,
+        allowed_targets=tuple(plan.sides[0].trial.allowed_targets),
+        log_path=plan.folder / "autotune.log",
+        info=info,
+    )
 
 
 def _tracked(plan: ComparisonPlan, side: Side, pair: int) -> TrackedTrial:

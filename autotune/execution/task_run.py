@@ -65,6 +65,8 @@ class TrialTask:
     """How several workers are laid out over machines, in Ray's words."""
     accelerator_type: str | None = None
     """Of the GPUs of each worker's machine, in Ray's words; None for any machine."""
+    fork_server: str | None = None
+    """Address of the driver's own, which forks trials their processes; None where the worker itself trains them."""
     niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
     """Of the driver, which workers take where they may: those of a cluster that was joined have that of its Ray, usually 15."""
 

@@ -1,5 +1,6 @@
 """A fork server: each training in a process that never trained, which ends as it would anywhere and leaves nothing behind."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.fork_server import Died, ForkServer
+from autotune.errors import ConfigError
+from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died
 from autotune.measurement import Outcome
 from tests.patience import wait_until
@@ -133,6 +135,55 @@ def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: Fork
 def test_memory_that_ran_out_is_told_by_what_the_kernel_counts(make_task: Any) -> None:
     reason = "the worker died: it was ended by SIGKILL, while this machine was low on memory"
     assert how_it_died(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason)
+
+
+def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
+    with contextlib.closing(ForkedProcess(server.address, {})) as process:
+        whole = numbers(reports_of(ForkedRun(process, make_task())))
+        again = ForkedRun(process, make_task(state_folder=str(tmp_path / "state")))
+        first = again.next_report()
+        assert first.can_pause
+        assert not first.is_first_in_process
+        again.keep()
+        again.close()
+        assert (tmp_path / "state").is_dir()
+        resumed = ForkedRun(process, make_task(state_folder=str(tmp_path / "state"), is_paused=True))
+        assert numbers([first, *reports_of(resumed)]) == whole
+        never_paused = ForkedRun(process, make_task())
+        never_paused.next_report()
+        with pytest.raises(AssertionError, match="never paused"):
+            never_paused.keep()
+        reports_of(ForkedRun(process, make_task("works")))
+        trains = int((tmp_path / "process").read_text())
+        assert _is_alive(trains)
+    wait_until(lambda: not _is_alive(trains))
+
+
+@pytest.mark.parametrize("how", ["kills", "crashes"])
+def test_a_trial_whose_process_ended_has_an_outcome_and_the_next_one_has_another_process(
+    server: ForkServer, make_task: Any, how: str
+) -> None:
+    process = ForkedProcess(server.address, {})
+    last = reports_of(ForkedRun(process, make_task(how)))[-1]
+    assert (last.outcome, process.is_gone) == (Outcome.ERRORED, True)
+    assert "the worker died: it was ended by SIG" in str(last.error)
+    assert reports_of(ForkedRun(ForkedProcess(server.address, {}), make_task("works")))[-1].outcome is Outcome.REACHED
+
+
+def test_what_is_wrong_with_a_configuration_is_raised_where_it_is_asked(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
+    config = make_task().config
+    server.check(config)
+    with pytest.raises(ConfigError, match="allowed_targets"):
+        server.check(replace(config, model={"_target_": "ends.works"}, allowed_targets=()))
+    server.check(config)
+
+
+def reports_of(run: ForkedRun) -> list[WorkerReport]:
+    reports = [run.next_report()]
+    while reports[-1].outcome is None:
+        reports.append(run.next_report())
+    run.close()
+    return reports
 
 
 _OWNER = """

@@ -1,5 +1,6 @@
 """Fresh processes on Ray: one run after another, of any size, and nothing left of one that was interrupted."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -15,9 +16,8 @@ import pytest
 import ray
 
 from autotune.config.schema import TrialConfig
-from autotune.execution import fork_server
 from autotune.execution.cluster import ClusterSize
-from autotune.execution.fork_server import ForkServer
+from autotune.execution.fork_server import ForkServer, share_of
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
@@ -123,7 +123,7 @@ def test_a_process_that_is_killed_is_told_and_the_next_run_trains(processes: Fre
     assert train(processes, make_run("works")).outcome is Outcome.REACHED
 
 
-def test_a_fork_server_of_the_drivers_own_takes_an_actors_place_until_it_ends(
+def test_a_fork_server_of_the_drivers_own_takes_the_actors_place_until_it_ends(
     cluster: ClusterSize, make_run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = ForkServer(is_quiet=True)
@@ -132,23 +132,24 @@ def test_a_fork_server_of_the_drivers_own_takes_an_actors_place_until_it_ends(
         assert ray.available_resources().get("CPU") == 3, "it holds nothing of the cluster"
         assert train(processes, make_run("kills")).error == "the worker died: it was ended by SIGKILL"
         assert train(processes, make_run("works")).outcome is Outcome.REACHED
+        server._process.kill()
+        server._process.wait()
+        assert train(processes, make_run("works", num_cpus=2)).outcome is Outcome.REACHED
     parents = [int(line.split()[1]) for line in (tmp_path / "processes").read_text().splitlines()]
-    assert parents[0] == parents[1] == server._process.pid != parents[2]
-    assert server._process.poll() is not None, "it has ended"
+    assert parents[0] == parents[1] == parents[2] == server._process.pid != parents[3]
+    server.close()
+    assert not Path(server.address).parent.exists()
     assert capfd.readouterr().out == "", "what a training prints is not said in the driver's terminal"
 
 
 def test_a_forked_process_sees_what_an_actor_of_its_size_sees(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = replace(make_run("works").task, num_cpus=3, num_gpus=2)
-    for before, after in ((None, "0,1"), ("5,GPU-a,7", "5,GPU-a"), ("5,6", "5,6")):
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before or "")
-        fork_server._take_share(task)
-        assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"]) == (after, "3")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for visible, seen in (("", "0,1"), ("5,GPU-a,7", "5,GPU-a"), ("5,6", "5,6")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert share_of(task) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "3"}
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    fork_server._take_share(replace(task, num_gpus=0))
-    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"]) == ("5,6", "2")
+    assert share_of(replace(task, num_gpus=0)) == {"OMP_NUM_THREADS": "2"}
 
 
 def test_a_run_of_several_workers_has_new_actors(processes: FreshProcesses, make_run: Any) -> None:
@@ -162,8 +163,10 @@ def test_a_run_of_several_workers_has_new_actors(processes: FreshProcesses, make
 @pytest.mark.parametrize("own", [False, True])
 def test_an_interrupt_ends_the_run_that_is_under_way(cluster: ClusterSize, make_run: Any, tmp_path: Path, own: bool) -> None:
     interrupt = threading.Event()
-    server = ForkServer() if own else None
-    with FreshProcesses(fit=cluster.holds, interrupt=interrupt, fork_server=server) as processes:
+    with (
+        contextlib.closing(ForkServer()) if own else contextlib.nullcontext() as server,
+        FreshProcesses(fit=cluster.holds, interrupt=interrupt, fork_server=server) as processes,
+    ):
 
         def interrupt_once_it_trains() -> None:
             wait_until((tmp_path / "trains").is_file)

@@ -15,6 +15,7 @@ from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.objective import Energy
 from autotune.recording import write_recording
 from autotune.training.device import Capabilities
+from autotune.training.run import check_training
 
 _CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
 _GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
@@ -253,7 +254,7 @@ def test_every_option_is_made_once_before_anything_is_trained(tmp_path: Path, mo
     (tmp_path / "space.yaml").write_text("model.widths: [[8, 16], [-1, 16]]\n")
     plan = make_plan("search_space=[space.yaml]")
     with pytest.raises(SearchSpaceError, match=r"space\.yaml: model\.widths=\[-1, 16\]: model"):
-        check_plan(plan)
+        check_plan(plan, check_training)
 
 
 def test_a_study_without_a_name_is_named_by_experiment_and_time() -> None:
