@@ -113,6 +113,8 @@ class Composer:
         """The experiments that composed configurations start from, by name."""
         self._source_of = source_of
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._checked_bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        """By the options that a point names; values are set in copies of them."""
         self._separate: dict[str, bool] = {}
         self._composed_files: dict[tuple[str, ...], DictConfig] = {}
         self._composed_points: dict[tuple[tuple[str, ...], int], Composed] = {}
@@ -134,7 +136,7 @@ class Composer:
             ConfigError: with key, what was found and what is accepted.
         """
         config, choices = self._base(tuple(overrides))
-        return self._finish(config, choices)
+        return self._resolved(self._checked(config, choices), choices)
 
     def compose_suggestion(self, suggestion: Suggestion, *, seed: int) -> Composed:
         """The configuration of one point of the search space.
@@ -147,12 +149,12 @@ class Composer:
             return known
         groups = {key: f"{key}={override_text(value)}" for key, value in suggestion.values.items() if self.is_group(key)}
         try:
-            config, choices = self._put_together(groups)
+            config, choices = self._checked_options(groups)
             for key, value in suggestion.values.items():
                 if not self.is_group(key):
-                    OmegaConf.update(config, key, value, merge=False)
+                    _set_value(config, key, value)
             config.seed = seed
-            composed = self._finish(config, choices)
+            composed = self._resolved(config, choices)
             _ = composed.trial
         except ConfigError as error:
             raise InvalidTrialError(str(error)) from error
@@ -234,6 +236,17 @@ class Composer:
         config, choices = self._base(())
         return with_options(config, choices, {group: self._bases[(text,)] for group, text in groups.items()})
 
+    def _checked_options(self, groups: Mapping[str, str]) -> tuple[DictConfig, dict[str, str]]:
+        """A fresh copy of what these options, an override for each group, are with the schema; values that are set in it are checked."""
+        options = tuple(groups.values())
+        if options not in self._checked_bases:
+            config, choices = self._put_together(groups)
+            self._checked_bases[options] = self._checked(config, choices), choices
+        config, choices = self._checked_bases[options]
+        copied = config.copy()
+        OmegaConf.set_struct(copied, True)
+        return copied, choices
+
     def _changes_only(self, group: str, override: str) -> bool:
         """Whether a group's option changes nothing but what stands beneath that group."""
         if override not in self._separate:
@@ -271,7 +284,12 @@ class Composer:
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
             raise ConfigError(self._explain(error)) from error
 
-    def _finish(self, config: DictConfig, choices: Mapping[str, str]) -> Composed:
+    def _checked(self, config: DictConfig, choices: Mapping[str, str]) -> DictConfig:
+        """The configuration with the schema's types, which every value in it has.
+
+        Raises:
+            ConfigError: one has not.
+        """
         if config.get("allowed_targets"):
             raise ConfigError(
                 f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the command line only: "
@@ -282,6 +300,13 @@ class Composer:
         try:
             config.allowed_targets = list(self.allowed_targets)
             checked = OmegaConf.merge(_schema(), config)
+        except OmegaConfBaseException as error:
+            raise ConfigError(_explain_value(error)) from error
+        assert isinstance(checked, DictConfig)
+        return checked
+
+    def _resolved(self, checked: DictConfig, choices: Mapping[str, str]) -> Composed:
+        try:
             plain = OmegaConf.to_container(checked, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
             raise ConfigError(_explain_value(error)) from error
@@ -453,6 +478,13 @@ def _flat_keys(value: Any, prefix: str = "") -> Iterator[str]:
 def _did_you_mean(found: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(found, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _set_value(config: DictConfig, key: str, value: Any) -> None:
+    parent, _, name = key.rpartition(".")
+    if parent and OmegaConf.select(config, parent) is None:  # OmegaConf itself fails an assertion where the schema lets it be null
+        raise ConfigError(f"{key}: Key '{name}' is not in struct")
+    OmegaConf.update(config, key, value, merge=False)
 
 
 def _explain_value(error: Exception) -> str:

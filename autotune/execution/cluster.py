@@ -118,7 +118,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         with _kept_handler(signal.SIGTERM):
             if config.address in (None, "local"):
                 os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they would be timed while they wait for all else here
-                logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # that a Ray of our own wants a token is no news
+                for name in ("authentication", "worker"):  # that a Ray of our own wants a token, and minds no SIGTERM, is no news
+                    logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
                 ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
             else:
                 ray.init(address=config.address, **options)

@@ -4,6 +4,7 @@ Ray's own experiment state, loggers and signal handling are off: the study's sto
 """
 
 import shutil
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.
         folder: where Ray writes what it must; emptied before and after.
     """
     shutil.rmtree(folder, ignore_errors=True)
+    _leave_mlflow_out()
     try:
         tune.run(
             TrialWorker,
@@ -52,6 +54,18 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     in_flight.interrupt_all()
+
+
+def _leave_mlflow_out() -> None:
+    """Have Ray's own integration, imported to count callbacks, do without MLflow: that takes seconds to import, and nobody uses it here."""
+    known = sys.modules.get("mlflow")
+    sys.modules["mlflow"] = None  # type: ignore[assignment]  # what Python itself takes as: there is none
+    try:
+        import ray.air.integrations.mlflow  # noqa: F401, PLC0415  # while there is none
+    finally:
+        del sys.modules["mlflow"]
+        if known is not None:
+            sys.modules["mlflow"] = known
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
