@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.config.command_line import (
@@ -21,6 +22,7 @@ from autotune.config.command_line import (
 )
 
 if TYPE_CHECKING:
+    from autotune.config.schema import StudyConfig
     from autotune.execution.fork_server import ForkServer
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
@@ -81,7 +83,12 @@ def tune_command(arguments: Sequence[str]) -> int:
     is_local = cluster.address in (None, "local")
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run else None
-        from autotune.execution.cluster import Connection, cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
+        from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
+
+        connection = stack.enter_context(contextlib.closing(Connection(cluster)))
+        if is_local and not is_dry_run and _is_new(composed.config.study):  # so there will be work for it, unless there is a mistake
+            connection.start()
+        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # likewise
         from autotune.training.device import local_capabilities  # noqa: PLC0415  # likewise
@@ -89,10 +96,7 @@ def tune_command(arguments: Sequence[str]) -> int:
 
         with console.status("reading the configuration and checking every branch of the search space"):
             plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
-            connection = stack.enter_context(contextlib.closing(Connection(cluster)))
             if not is_dry_run:
-                if not plan.folder.exists():  # so there is work for it
-                    connection.start()
                 train_missing_sources(composer, say)
             if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
                 check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
@@ -112,6 +116,11 @@ def _fork_server() -> "AbstractContextManager[ForkServer | None]":
     from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
 
     return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
+
+
+def _is_new(study: "StudyConfig") -> bool:
+    """Whether no earlier process has begun a study."""
+    return study.name is None or not (Path(study.folder) / study.name).exists()
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:

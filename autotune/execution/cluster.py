@@ -13,11 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.task_run import ACCELERATOR, TrialTask
-from autotune.training.device import Capabilities, local_capabilities
+
+if TYPE_CHECKING:
+    from autotune.training.device import Capabilities  # imports torch
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +81,14 @@ class Room:
 _ASK_AGAIN_SECONDS = 2.0
 
 
-def cluster_capabilities(config: ClusterConfig) -> Capabilities:
+def cluster_capabilities(config: ClusterConfig) -> "Capabilities":
     """What the machines of a running cluster can run, as one of its GPU nodes tells it where it has GPUs.
 
     Raises:
         ClusterError: the cluster does not answer, or no worker came up on it.
     """
+    from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
+
     with connected(config) as size:
         import ray  # noqa: PLC0415  # as in connected
 
