@@ -77,7 +77,9 @@ def run(experiment: str, seed: int, overrides: list[str], num_later_runs: int) -
 def later_runs(folder: str, num_runs: int) -> Iterator[RunScore]:
     """Train what the study of a folder found, as its user would: exported, by name, in a new process each time."""
     if num_runs:
-        _autotune("export", "study=study", "as=found", f"folder={folder}", "--config-dir", f"{folder}/conf")
+        exported = _autotune("export", "study=study", "as=found", f"folder={folder}", "--config-dir", f"{folder}/conf")
+        if exported.returncode:
+            raise RuntimeError(f"autotune.export ended with {exported.returncode}:\n{exported.stderr[-2000:]}")
     for number in range(num_runs):
         said = _autotune("train", "experiment=found", f"seed={_FIRST_SEED + number}", "--config-dir", f"{folder}/conf")
         phases = _PHASES.search(said.stdout)
@@ -92,10 +94,15 @@ def _autotune(command: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def claims_over_later(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What studies claimed of what they exported, over what that took later: the geometric mean, with a 95% interval."""
+    """What studies claimed of what they exported, over what that took later: the geometric mean, with a 95% interval.
+
+    Nothing with fewer than two; zero where something that was exported never reached the target later.
+    """
     both = [(row["best"], row["later_expected_seconds"]) for row in rows if row["best"] and row["later_expected_seconds"]]
     if len(both) < 2:
         return {}
+    if any(math.isinf(later) for _, later in both):
+        return {"claim_over_later": 0.0, "claim_over_later_low": 0.0, "claim_over_later_high": 0.0, "num_claims": len(both)}
     logarithms = [math.log(claimed / later) for claimed, later in both]
     reach = float(stdtrit(len(both) - 1, 0.975)) * stdev(logarithms) / math.sqrt(len(both))
     mean = fmean(logarithms)
@@ -105,6 +112,13 @@ def claims_over_later(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "claim_over_later_high": math.exp(mean + reach),
         "num_claims": len(both),
     }
+
+
+def _gain(speed_up: Mapping[str, Any] | None) -> str:
+    if speed_up is None:
+        return "the baseline"
+    high = "no end" if speed_up["high"] is None else f"{speed_up['high']:.2f}"
+    return f"{speed_up['ratio']:.2f}x [{speed_up['low']:.2f}, {high}]"
 
 
 def main() -> int:
@@ -124,9 +138,8 @@ def main() -> int:
     for seed in range(1, arguments.studies + 1):
         rows.append(run(arguments.experiment, seed, arguments.overrides, arguments.later_runs if seed <= arguments.later_studies else 0))
         row = rows[-1]
-        gain = "the baseline" if row["speed_up"] is None else "{ratio:.2f}x [{low:.2f}, {high}]".format(**row["speed_up"])
         print(
-            f"seed {seed}: {gain}, {row['wall_seconds']:.0f} s, {row['confirmation_seconds']:.0f} s of them to confirm"
+            f"seed {seed}: {_gain(row['speed_up'])}, {row['wall_seconds']:.0f} s, {row['confirmation_seconds']:.0f} s of them to confirm"
             + (f"; claimed {row['best']:.3g} s, later {row['later_expected_seconds']:.3g} s" if row["later_expected_seconds"] else ""),
             flush=True,
         )
@@ -152,7 +165,8 @@ def main() -> int:
         return 0 if found["confirmed"] <= 0.05 * len(rows) else 1
     is_often = found["confirmed"] >= 0.95 * len(rows) and found["baseline_best"] == 0
     is_true = not arguments.later_runs or (
-        abs(math.log(found["claim_over_later"])) <= math.log(1.07) and found["claim_over_later_low"] <= 1 <= found["claim_over_later_high"]
+        1 / 1.07 <= found.get("claim_over_later", math.nan) <= 1.07
+        and found["claim_over_later_low"] <= 1 <= found["claim_over_later_high"]
     )
     is_quick = found["median_wall_seconds"] <= 80 and found["confirmation_share"] <= 0.4
     return 0 if is_often and is_quick and is_true and found["geometric_mean"] >= 2.5 else 1

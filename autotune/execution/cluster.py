@@ -143,7 +143,7 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
 
 
 class Connection:
-    """Ray, connected in a thread of its own, so that starting and ending it take no one else's time.
+    """Ray, connected in a thread of its own, so that starting it takes no one else's time.
 
     The thread stays as long as Ray does: what it has started would else end with it, by the kernel's hand.
     """
@@ -169,13 +169,9 @@ class Connection:
         self.start()
         return self._size.result()
 
-    def end(self) -> None:
-        """Begin to disconnect."""
-        self._is_over.set()
-
     def close(self) -> None:
-        """Disconnect, if that was not begun before, and wait until all has ended."""
-        self.end()
+        """Disconnect, and wait until that is done: Ray ends a process that lets go of anything of Ray's meanwhile."""
+        self._is_over.set()
         if self._thread is not None:
             self._thread.join()
 

@@ -49,7 +49,7 @@ def run_study(
     Args:
         command: the arguments that started it, for the command that resumes it.
         code_folders: where modules of the user's own may lie.
-        connection: to Ray; ended as soon as no worker is needed any more.
+        connection: to Ray; closed as soon as no worker is needed any more.
         fork_server: the driver's own, for trials and confirmation on this machine.
 
     Returns:
@@ -104,7 +104,7 @@ def _search_and_confirm(
                 return None
             _confirm(live, size, interrupt, fork_server)
     finally:
-        connection.end()
+        connection.close()
     return _conclude_known(live)
 
 

@@ -169,8 +169,7 @@ class ExpectedScores:
         It is one of those that were run more than once, where there are some: the best of many first draws is a lucky one. Its chance of
         reaching the target counts as far as it is another than that of a configuration with one run, which did.
 
-        Source: a challenger is run as often as the incumbent, Hutter, Hoos and Leyton-Brown, "Sequential model-based optimization for
-        general algorithm configuration" (2011), section 3.1.
+        Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): what would be the incumbent is run again first.
         """
         known = self._known
         if not known.keys:

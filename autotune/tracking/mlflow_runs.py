@@ -178,7 +178,7 @@ class MlflowRuns:
 def _description(trial: TrackedTrial) -> dict[str, str]:
     """Files that say what a run trains, by name."""
     parts = {"config.yaml": trial.config, "overrides.yaml": trial.overrides}
-    return {name: yaml.safe_dump(fields.plain(part), sort_keys=True) for name, part in parts.items()}
+    return {name: yaml.safe_dump(fields.plain(part)) for name, part in parts.items()}
 
 
 def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:
