@@ -167,7 +167,10 @@ class Connection:
             ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
         """
         self.start()
-        return self._size.result()
+        size = self._size.result()
+        if threading.current_thread() is threading.main_thread():  # Ray's own handler, in C++, has taken the place of Python's
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        return size
 
     def close(self) -> None:
         """Disconnect, and wait until that is done: Ray ends a process that lets go of anything of Ray's meanwhile."""

@@ -147,7 +147,8 @@ def test_each_session_ended_as_meant(long: Long) -> None:
     assert long.killed.code == -signal.SIGKILL
     assert 3 <= len(long.killed.rows) < _NUM_TRIALS
     assert len(long.killed.rows) + 1 <= len(long.interrupted.rows) < _NUM_TRIALS
-    assert (long.interrupted.code, long.interrupted_confirming.code, long.finished.code) == (130, 130, 0)
+    codes = long.interrupted.code, long.interrupted_confirming.code, long.finished.code
+    assert codes == (130, 130, 0), long.interrupted.err + long.interrupted_confirming.err + long.finished.err
     assert [each.err for each in (long.killed, long.interrupted, long.interrupted_confirming, long.finished)] == [""] * 4
 
 
