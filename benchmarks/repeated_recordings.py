@@ -175,6 +175,8 @@ def main() -> int:
         parser.error("nothing to do; accepted is --record EXPERIMENT or --studies DIR")
     started = circumstances()
     folders = sorted(path.parent for path in arguments.studies.glob("*/study.yaml"))
+    if not folders:
+        parser.error(f"--studies {arguments.studies}: holds no recording; accepted is a folder of them, such as benchmarks/recordings")
     found = list(studies(folders, arguments.study_seeds))
     regret = math.exp(statistics.fmean(each for study in found for each in study["logarithms"]["race"]))
     print(f"all: {regret:.3f}")
