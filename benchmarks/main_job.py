@@ -165,8 +165,7 @@ def main() -> int:
         return 0 if found["confirmed"] <= 0.05 * len(rows) else 1
     is_often = found["confirmed"] >= 0.95 * len(rows) and found["baseline_best"] == 0
     is_true = not arguments.later_runs or (
-        1 / 1.07 <= found.get("claim_over_later", math.nan) <= 1.07
-        and found["claim_over_later_low"] <= 1 <= found["claim_over_later_high"]
+        1 / 1.07 <= found.get("claim_over_later", math.nan) <= 1.07 and found["claim_over_later_low"] <= 1 <= found["claim_over_later_high"]
     )
     is_quick = found["median_wall_seconds"] <= 80 and found["confirmation_share"] <= 0.4
     return 0 if is_often and is_quick and is_true and found["geometric_mean"] >= 2.5 else 1
