@@ -100,8 +100,9 @@ class Watch:
         now = _sample(self._driver)
         first, seconds = self._first, self._on_seconds
         fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # of the time since, in which the training was under way
-        study = max(0.0, (now.study_cpu - now.own_cpu) - (first.study_cpu - first.own_cpu))
-        others = max(0.0, (now.busy_cpu - now.study_cpu) - (first.busy_cpu - first.study_cpu))
+        used = {process: max(0.0, cpu - first.study_cpu.get(process, 0.0)) for process, cpu in now.study_cpu.items()}  # ended ones: none
+        study = sum(used.values()) - used[os.getpid()]
+        others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault()
         self._known = Contention(
             seconds=seconds,
@@ -181,10 +182,8 @@ class _Sample(NamedTuple):
     at: float
     busy_cpu: float
     """Of all processes of the machine."""
-    study_cpu: float
-    """Of the study's."""
-    own_cpu: float
-    """Of this process."""
+    study_cpu: dict[int, float]
+    """Of the study's, this one among them, by process."""
     waits: dict[str, float]
     """Waited for a CPU, by thread of this process."""
 
@@ -200,7 +199,7 @@ def _sample(driver: tuple[str, int]) -> _Sample:
         with contextlib.suppress(psutil.Error):
             top = psutil.Process(root)
             processes |= {each.pid: each for each in [top, *top.children(recursive=True)]}
-    return _Sample(time.monotonic(), busy, sum(map(_cpu_seconds, processes.values())), _cpu_seconds(own), _waits())
+    return _Sample(time.monotonic(), busy, {pid: _cpu_seconds(each) for pid, each in processes.items()}, _waits())
 
 
 def _roots(driver: tuple[str, int]) -> Iterator[int]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.config.schema import TrialConfig
+from autotune.execution import watch
 from autotune.execution.fork_server import ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation, Outcome
@@ -134,3 +135,18 @@ def test_what_the_study_has_started_itself_is_no_contention(server: ForkServer, 
     assert last.contention.waited_seconds > 0
     assert last.contention.study_cpu_seconds > 0.2 * last.contention.seconds
     assert last.contention.waited_for_others_seconds < last.contention.waited_seconds
+
+
+def test_a_process_of_the_studys_that_ends_meanwhile_is_no_other_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own, ended = os.getpid(), 1
+    samples = [
+        watch._Sample(0.0, 100.0, {own: 1.0, ended: 40.0}, {}),
+        watch._Sample(1.0, 101.5, {own: 2.0}, {}),
+    ]
+    monkeypatch.setattr(watch, "_sample", lambda driver: samples.pop(0))
+    seen = watch.Watch(deadline_seconds=60.0, driver=("nowhere", 0), hang_file=(tmp_path / "hang").open)
+    seen._first = watch._sample(("nowhere", 0))
+    seen._on_seconds = 1.0
+    found = seen.contention(is_last=True)
+    assert found is not None
+    assert found.others_cpu_seconds == pytest.approx(0.5)
