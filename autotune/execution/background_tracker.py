@@ -56,9 +56,7 @@ class TrackerOpening:
 
 
 class BackgroundTracker:
-    """A tracker in a process of its own, closed once, however the study ends; what it is told until it is open waits.
-
-    Each verb raises the ConfigError with which it could not be opened, as soon as that is known.
+    """A tracker in a process of its own, closed once, however the study ends.
 
     Args:
         opening: what it is made of; called in a thread of its own.
@@ -81,7 +79,11 @@ class BackgroundTracker:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it is open, where opening it would take time from what is timed."""
+        """Wait until it is open, before anything is trained.
+
+        Raises:
+            ConfigError: it cannot be opened.
+        """
         self._opened.result()
 
     def start(self, trial: TrackedTrial) -> None:
@@ -97,7 +99,11 @@ class BackgroundTracker:
         self._tell("finish", trial, result, score)
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Close the tracker now, with what came of the study."""
+        """Close the tracker now, with what came of the study.
+
+        Raises:
+            ConfigError: it could not be opened.
+        """
         self._is_closed = True
         self._tell("close", status=status, metrics=metrics, tags=tags, artifacts=artifacts)
         self._thread.join()
@@ -109,8 +115,6 @@ class BackgroundTracker:
             self.close(status="KILLED" if is_interrupt else "FAILED", metrics={}, tags={}, artifacts=[])
 
     def _tell(self, verb: str, *arguments: Any, **named: Any) -> None:
-        if self._opened.done():
-            self._opened.result()
         self._queue.put((verb, arguments, named))
 
     def _work(self, opening: Callable[[], TrackerOpening], connection: Connection) -> None:

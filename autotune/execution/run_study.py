@@ -93,6 +93,7 @@ def _search_and_confirm(
             import autotune.execution.search  # noqa: F401, PLC0415  # imports ray, while it starts
 
             size = connection.size()
+            live.tracker.wait()  # what is wrong with it is told before anything is trained
         with live.display:
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")
