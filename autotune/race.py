@@ -4,7 +4,8 @@ The candidates race first, the baseline is compared with the winner alone: choos
 winner that had a part in choosing it flatter it.
 
 * **Choosing**: in rounds on common seeds, in turns. After some rounds the worse half leaves, and whoever is clearly behind leaves at once
-  (successive halving), until one is left or the runs for choosing are spent. What the search expected of a candidate counts as one run.
+  (successive halving), until one is left or the runs for choosing are spent. What the search expected of a candidate counts as many runs
+  as it made of it.
 * **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing, as many as should tell the two apart by
   the gain that choosing has shown. That gain is settled before the first pair, and only how much scores vary is looked at once more, after
   the fourth: so the interval of their ratio is an honest one (an internal pilot study).
@@ -57,6 +58,8 @@ class Entrant:
     """What the search expects its score to be; infinite where it never reached the target."""
     run_seconds: float
     """Seconds of training that a run of it is expected to take."""
+    num_runs: int = 1
+    """Runs that reached the target in the search, whose expectation counts as so many."""
     least_score: float = 0.0
     """What its trial had spent when it ended, in the unit of scores, where it never reached the target."""
 
@@ -249,7 +252,7 @@ class _Race:
         best = min(racing, key=self._rank)
         for entrant in racing:
             gap = math.log(self._score(entrant) / self._score(best)) if self._score(entrant) < math.inf else math.inf
-            error = math.sqrt(sum(self._variance(each) / (len(self._taken[each.arm]) + 1) for each in (entrant, best)))
+            error = math.sqrt(sum(self._variance(each) / (len(self._taken[each.arm]) + each.num_runs) for each in (entrant, best)))
             if entrant is not best and gap > _BEHIND * error:
                 self._reasons[entrant.arm] = f"left after round {self._round}: clearly behind"
         return [entrant for entrant in racing if entrant.arm not in self._reasons]
@@ -267,15 +270,16 @@ class _Race:
         return rate < self._limits.min_reach_rate, self._score(entrant)
 
     def _score(self, entrant: Entrant) -> float:
-        """What a success of it is expected to cost, with what the search expected as one run and a prior of reaching."""
+        """What a success of it is expected to cost, with what the search expected as runs that reached and a prior of reaching."""
         runs = self._taken[entrant.arm]
         spent = [run.score.score for run in runs if run.score.score is not None]
+        num_reached = sum(run.score.reached for run in runs)
         if math.isfinite(entrant.expected_score):
-            spent.append(entrant.expected_score)
+            spent += [entrant.expected_score] * entrant.num_runs
+            num_reached += entrant.num_runs
         if not spent:
             return math.inf
-        num_runs = len(runs) + 1
-        num_reached = sum(run.score.reached for run in runs) + math.isfinite(entrant.expected_score)
+        num_runs = len(runs) + entrant.num_runs
         return math.fsum(spent) / len(spent) * (num_runs + _PRIOR_RUNS) / (num_reached + _PRIOR_REACHED)
 
     def _variance(self, entrant: Entrant) -> float:

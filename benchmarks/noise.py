@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from autotune.comparison import Claim
-from autotune.execution.confirmation import Confirmation, conclude, plan_race
+from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, plan_race
 from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.race import RaceLimits
@@ -95,10 +95,15 @@ def confirmed(first: Mapping[int, Training], baseline: int, limits: RaceLimits, 
         num_candidates=8,
         first_round=0,
     )
+    return raced(race, limits, draw)
+
+
+def raced(race: PlannedRace, limits: RaceLimits, draw: Callable[[int], Training]) -> Confirmation:
+    """A planned race, of which each run is drawn for the trial of its arm."""
     runs: dict[tuple[int, int], TrialResult] = {}
     while pending := race.standing(runs, limits, OBJECTIVE).pending:
-        config, number = pending[0]
-        runs[config, number] = result_of(config, draw(config))
+        trial, number = pending[0]
+        runs[trial, number] = result_of(trial, draw(trial))
     return conclude(race, runs, limits, OBJECTIVE)
 
 

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
+from autotune.execution.confirmation import plan_race
 from autotune.measurement import Evaluation, Outcome, TrialResult
 from autotune.race import RaceLimits
 from autotune.recording import Recording, read_recording, write_recording
@@ -30,7 +32,7 @@ from autotune.search.policy import SearchPolicy
 from autotune.space import SearchSpace, Suggestion
 from autotune.training.run import start_training
 from benchmarks.measuring import circumstances, write_result
-from benchmarks.noise import Found, Repeats, Training, by_former_rule, by_race, expected_seconds
+from benchmarks.noise import OBJECTIVE, Repeats, Training, by_former_rule, expected_seconds, raced
 
 RECORDINGS = Path(__file__).parent / "recordings"
 _FIRST_SEED = 1000
@@ -109,35 +111,43 @@ class Study:
         self.truth = {number: expected_seconds(own) for number, own in trainings.items()}
         self.best_seconds = min(self.truth.values())
 
-    def found(self, seed: int) -> tuple[Found, Found]:
-        """What a study with this seed exports: as it is, and with confirmation by the rule that the race took the place of."""
+    def exported(self, seed: int) -> tuple[int, int]:
+        """Number of the configuration that a study exports: as it is, and with the rule that the race took the place of."""
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(self.recording.trials))  # each study meets the draws of a configuration in an order of its own
+        recording = replace(self.recording, trials=tuple(self.recording.trials[place] for place in order))
         made: list[SearchPolicy] = []
 
         def make_policy(place: Any) -> SearchPolicy:
-            made.append(replayed_policy(self.recording, self.composed, seed=seed, place=place))
+            made.append(replayed_policy(recording, self.composed, seed=seed, place=place))
             return made[-1]
 
-        replay(self.recording, make_policy, within=None, seed=seed)
+        trace = replay(recording, make_policy, within=None, seed=seed)
         (policy,) = made
-        rng = np.random.default_rng(seed)
+        numbers = {trial: self._number(Suggestion(result.values)) for trial, result in policy.results.items()}
 
         def draw(number: int) -> Training:
-            return self.repeats[number][rng.integers(len(self.repeats[number]))]
+            return self.repeats[number][int(rng.integers(len(self.repeats[number])))]
 
-        expected: dict[int, float] = {}
-        drawn: dict[int, Training] = {}
-        for trial, score in policy.expected_scores.items():
-            number = self._number(Suggestion(policy.results[trial].values))
-            expected[number] = min(score, expected.get(number, math.inf))
-        for trial, score in policy.scores.items():
-            number = self._number(Suggestion(policy.results[trial].values))
-            drawn[number] = min(Training(score, reached=True), drawn.get(number, Training(math.inf, reached=True)))
-        baseline = self._number(self.recording.trials[0].suggestion)
         confirm = self.composed.config.confirm
-        spent = math.fsum(result.last.train_seconds for result in policy.results.values() if result.last is not None)
-        limits = RaceLimits(max_runs=confirm.max_runs, max_seconds=(confirm.budget_fraction or math.inf) * spent)
-        raced = by_race({number: Training(score, reached=True) for number, score in expected.items()}, baseline, draw, limits)
-        return raced, by_former_rule({baseline: draw(baseline), **drawn}, baseline, draw, 2, 8)
+        limits = RaceLimits(max_runs=confirm.max_runs, max_seconds=(confirm.budget_fraction or math.inf) * trace.train_seconds)
+        baseline = self._number(self.recording.trials[0].suggestion)
+        race = plan_race(
+            baseline_trial=next(trial for trial, number in numbers.items() if number == baseline),
+            baseline=self.recording.trials[0].suggestion,
+            results=policy.results,
+            expected_scores=policy.expected_scores,
+            objective=OBJECTIVE,
+            num_candidates=confirm.num_candidates,
+            first_round=0,
+        )
+        best = raced(race, limits, lambda trial: draw(numbers[trial])).best
+        assert best is not None, "the baseline reaches the target"
+        drawn: dict[int, Training] = {}
+        for trial, score in policy.scores.items():
+            drawn[numbers[trial]] = min(Training(score, reached=True), drawn.get(numbers[trial], Training(math.inf, reached=True)))
+        former = by_former_rule({baseline: draw(baseline), **drawn}, baseline, draw, 2, 8)
+        return numbers[best.trial], former.exported
 
     def _number(self, suggestion: Suggestion) -> int:
         return self._numbers.setdefault(tuple(suggestion.as_overrides()), len(self._numbers))
@@ -149,8 +159,8 @@ def studies(folders: Sequence[Path], num_seeds: int) -> Iterator[dict[str, Any]]
         study = Study(folder, folder.name)
         regrets: dict[str, list[float]] = {"race": [], "former rule": []}
         for seed in range(num_seeds):
-            for name, found in zip(regrets, study.found(seed), strict=True):
-                regrets[name].append(math.log(study.truth[found.exported] / study.best_seconds))
+            for name, number in zip(regrets, study.exported(seed), strict=True):
+                regrets[name].append(math.log(study.truth[number] / study.best_seconds))
         told = {name: math.exp(statistics.fmean(own)) for name, own in regrets.items()}
         print(f"{folder.name}: " + ", ".join(f"{name} {regret:.3f}" for name, regret in told.items()) + f" (n={num_seeds})", flush=True)
         yield {"name": folder.name, "studies": num_seeds, "configurations": len(study.truth), "regret": told, "logarithms": regrets}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,14 @@ def test_the_fastest_of_eight_wins_though_the_search_expected_least_of_it() -> N
     assert (ended.winner, ended.pending, ended.is_baseline_better) == (8, (), False)
     assert set(ended.reasons) == {1, 2, 3, 4, 5, 6, 7}
     assert len(runs) == ended.num_runs <= 40
+
+
+@pytest.mark.parametrize(("num_runs", "winner"), [(1, 2), (4, 1)])
+def test_what_the_search_has_run_often_counts_for_more_than_one_good_draw(num_runs: int, winner: int) -> None:
+    baseline, *candidates = entrants(4.0, 2.0, 1.7)
+    candidates[0] = replace(candidates[0], num_runs=num_runs)
+    ended, _ = run_race(baseline, candidates, RaceLimits(max_runs=11), always(4.0, 2.1, 2.2))
+    assert ended.winner == winner
 
 
 def test_the_claim_is_made_of_rounds_that_had_no_part_in_choosing() -> None:

@@ -5,6 +5,7 @@ next, which one is chosen, and which runs its claim is made of is the race's to 
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -130,11 +131,14 @@ def plan_race(
     expected = expected_scores.get(baseline_trial, math.inf)
     entrant = replace(_entrant(baseline_trial, expected, seconds), least_score=least or 0.0)
     arms = [_arm(baseline_trial, baseline, entrant, is_baseline=True)]
+    keys = {number: Suggestion(result.values).key for number, result in results.items()}
+    num_reached = Counter(keys[number] for number, result in results.items() if result.outcome is Outcome.REACHED)
+    raced = {baseline.key}
     for number in order:
-        suggestion = Suggestion(results[number].values)
-        is_known = any(dict(suggestion.values) == dict(arm.suggestion.values) for arm in arms)
-        if len(arms) <= num_candidates and number != baseline_trial and not is_known:
-            arms.append(_arm(number, suggestion, _entrant(number, expected_scores[number], spent[number]), is_baseline=False))
+        if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced:
+            raced.add(keys[number])
+            entrant = replace(_entrant(number, expected_scores[number], spent[number]), num_runs=num_reached[keys[number]])
+            arms.append(_arm(number, Suggestion(results[number].values), entrant, is_baseline=False))
     total = math.fsum(spent.values())
     return PlannedRace(num_trials=len(results), first_round=first_round, arms=tuple(arms), train_seconds=total)
 
