@@ -4,8 +4,8 @@ The candidates race first, the baseline is compared with the winner alone: choos
 winner that had a part in choosing it flatter it.
 
 * **Choosing**: in rounds on common seeds, in turns. After some rounds the worse half leaves, and whoever is clearly behind leaves at once
-  (successive halving), until one is left or the runs for choosing are spent. What the search expected of a candidate counts as many runs
-  as it made of it.
+  (successive halving), until one is left or the runs for choosing are spent. What the search expected of a candidate counts as
+  as many runs as reached the target there.
 * **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing, as many as should tell the two apart by
   the gain that choosing has shown. That gain is settled before the first pair, and only how much scores vary is looked at once more, after
   the fourth: so the interval of their ratio is an honest one (an internal pilot study).

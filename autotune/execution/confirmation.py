@@ -133,7 +133,7 @@ def plan_race(
     arms = [_arm(baseline_trial, baseline, entrant, is_baseline=True)]
     keys = {number: Suggestion(result.values).key for number, result in results.items()}
     num_reached = Counter(keys[number] for number, result in results.items() if result.outcome is Outcome.REACHED)
-    raced = {baseline.key}
+    raced = {baseline.key, keys.get(baseline_trial, baseline.key)}  # lr=1, and lr=1.0 as its trial has it
     for number in order:
         if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced:
             raced.add(keys[number])

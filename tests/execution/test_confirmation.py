@@ -77,6 +77,12 @@ def test_the_baseline_comes_first_and_each_configuration_once() -> None:
 
 def test_a_trial_of_the_baselines_configuration_is_no_candidate() -> None:
     assert [arm.trial for arm in planned({0: 2.0, 1: 1.0}, rates={0: 0.1, 1: 0.1}).arms] == [0]
+    whole = {trial: make_result(trial, seconds, lr=1.0) for trial, seconds in {0: 2.0, 1: 1.0}.items()}
+    race = plan_race(
+        baseline_trial=0, baseline=Suggestion({"lr": 1}), results=whole, expected_scores={0: 2.0, 1: 1.0}, objective=OBJECTIVE,
+        num_candidates=8, first_round=0,
+    )  # fmt: skip
+    assert [arm.trial for arm in race.arms] == [0]
 
 
 def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> None:
