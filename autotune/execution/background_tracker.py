@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +25,8 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Trac
 
 logger = logging.getLogger(__name__)
 
+MOST_HELD_SECONDS = 60.0
+"""How late what happens is written at most, while something is timed."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -64,7 +68,9 @@ class BackgroundTracker:
 
     def __init__(self, opening: Callable[[], TrackerOpening]) -> None:
         self._opened: Future[None] = Future()
-        self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[float, tuple[str, tuple[Any, ...], Mapping[str, Any]]]] = queue.SimpleQueue()
+        self._may_write = threading.Event()
+        self._may_write.set()
         self._is_closed = False
         ours, theirs = socket.socketpair()
         with theirs:
@@ -98,6 +104,15 @@ class BackgroundTracker:
         """See ``Tracker``."""
         self._tell("finish", trial, result, score)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While short runs are timed: writing what is told, and what still waits, would take CPUs from them, and waits a while."""
+        self._may_write.clear()
+        try:
+            yield
+        finally:
+            self._may_write.set()
+
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Close the tracker now, with what came of the study.
 
@@ -115,7 +130,7 @@ class BackgroundTracker:
             self.close(status="KILLED" if is_interrupt else "FAILED", metrics={}, tags={}, artifacts=[])
 
     def _tell(self, verb: str, *arguments: Any, **named: Any) -> None:
-        self._queue.put((verb, arguments, named))
+        self._queue.put((time.monotonic(), (verb, arguments, named)))
 
     def _work(self, opening: Callable[[], TrackerOpening], connection: Connection) -> None:
         """In a thread: have the process open the tracker, and pass on what that is told."""
@@ -136,8 +151,10 @@ class BackgroundTracker:
         verb = ""
         try:
             while verb != "close":
-                verb, arguments, named = self._queue.get()
-                connection.send((verb, arguments, named))
+                told_at, message = self._queue.get()
+                self._may_write.wait(max(0.0, told_at + MOST_HELD_SECONDS - time.monotonic()))
+                connection.send(message)
+                verb = message[0]
             connection.recv()
         except (EOFError, OSError):
             logger.warning("the tracker's process was ended; the study goes on, and resuming it writes what is missing")

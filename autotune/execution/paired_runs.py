@@ -15,9 +15,10 @@ from autotune.execution.confirmation import run_score
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
-from autotune.tracking.tracker import TrackedTrial, Tracker
+from autotune.tracking.tracker import TrackedTrial
 
 if TYPE_CHECKING:
+    from autotune.execution.background_tracker import BackgroundTracker
     from autotune.execution.fork_server import ForkServer
 
 
@@ -40,7 +41,7 @@ def run_in_turns(
     runs: Iterable[PairedRun],
     *,
     size: ClusterSize,
-    tracker: Tracker,
+    tracker: "BackgroundTracker",
     objective: Objective,
     interrupt: threading.Event,
     max_retakes: int,
@@ -50,6 +51,7 @@ def run_in_turns(
     """Make runs one after another until there are no more, or ``interrupt`` is set.
 
     Args:
+        tracker: told of each run; it writes nothing meanwhile, unless they take long.
         max_retakes: how often a run is made again whose times something else on the machine has spoilt.
         fork_server: the driver's own, where Ray holds this machine alone.
         runs: each is asked for once ``on_end`` has returned for the one before it.
@@ -60,7 +62,7 @@ def run_in_turns(
     """
     from autotune.execution.fresh import FreshProcesses, FreshRun  # noqa: PLC0415  # imports ray
 
-    with FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server) as processes:
+    with tracker.held(), FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server) as processes:
         for run in runs:
             tracked = run.tracked
 

@@ -1,0 +1,89 @@
+"""A tracker in a process of its own: what it is told arrives in order, and waits while something is timed."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from autotune.execution import background_tracker
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening
+from autotune.measurement import Evaluation, TrialResult
+from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from tests.patience import wait_until
+
+
+class FileTracker:
+    """Writes a line of all that it is told."""
+
+    def __init__(self, info: StudyInfo, *, finished: Sequence[FinishedRun] = (), path: str) -> None:
+        self._path = Path(path)
+
+    def start(self, trial: TrackedTrial) -> None:
+        self._write(f"start {trial.name}")
+
+    def evaluate(self, name: str, evaluation: Evaluation) -> None:
+        self._write(f"evaluate {name}")
+
+    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        self._write(f"finish {trial.name}")
+
+    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+        self._write(f"close {status}")
+
+    def _write(self, line: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{time.monotonic()} {line}\n")  # a clock that all processes of a machine share
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "told"
+
+
+@pytest.fixture
+def tracker(path: Path) -> Iterator[BackgroundTracker]:
+    node = {"_target_": f"{__name__}.FileTracker", "path": str(path)}
+    info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
+    made = BackgroundTracker(lambda: TrackerOpening(node=node, allowed_targets=(__name__,), log_path=path.parent / "log", info=info))
+    made.wait()
+    yield made
+    made.close_if_open(is_interrupt=True)
+
+
+def run(name: str) -> TrackedTrial:
+    return TrackedTrial(name=name, phase="confirm", trial=0, values={}, overrides=(), config={}, seed=0, started_at=0.0)
+
+
+def told(path: Path) -> list[tuple[float, str]]:
+    if not path.is_file():
+        return []
+    return [(float(at), what) for at, _, what in (line.partition(" ") for line in path.read_text().splitlines())]
+
+
+def test_what_is_told_while_runs_are_timed_is_written_after_them_and_in_order(tracker: BackgroundTracker, path: Path) -> None:
+    with tracker.held():
+        tracker.start(run("first"))
+        tracker.start(run("second"))
+        time.sleep(0.5)
+        ended_at = time.monotonic()
+    tracker.start(run("third"))
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+    assert [what for _, what in told(path)] == ["start first", "start second", "start third", "close FINISHED"]
+    assert min(at for at, _ in told(path)) >= ended_at
+
+
+def test_long_runs_are_written_while_they_are_timed(tracker: BackgroundTracker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_tracker, "MOST_HELD_SECONDS", 0.1)
+    with tracker.held():
+        tracker.start(run("long"))
+        wait_until(lambda: [what for _, what in told(path)] == ["start long"])
+
+
+def test_a_study_that_ends_while_it_is_timed_is_closed(tracker: BackgroundTracker, path: Path) -> None:
+    with contextlib.suppress(KeyboardInterrupt), tracker.held():
+        tracker.start(run("cut short"))
+        raise KeyboardInterrupt
+    tracker.close_if_open(is_interrupt=True)
+    assert [what for _, what in told(path)] == ["start cut short", "close KILLED"]
