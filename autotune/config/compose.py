@@ -377,7 +377,12 @@ class Composer:
             key = unknown[1]
             if key in self.known_keys():
                 return f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
-            return f"{key}: no such key{_did_you_mean(key, self.known_keys())}; accepted keys are shown by --cfg job"
+            part = key.rpartition(".")[0] + "."
+            is_argument = f"{part}_target_" in self.known_keys()
+            known = [each for each in self.known_keys() if not is_argument or (each.startswith(part) and each != f"{part}_target_")]
+            meant = _did_you_mean(key, known)
+            added = f"; another argument is added with a plus: +{key}=VALUE" if is_argument and not meant else ""
+            return f"{key}: no such key{meant}; accepted keys are shown by --cfg job{added}"
         return _explain_value(error)
 
     def known_keys(self) -> list[str]:

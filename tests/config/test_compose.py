@@ -83,6 +83,11 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("optimiser=sgd", "optimiser: no such key (did you mean optimizer?); accepted keys are shown by --cfg job"),
         ("epocs=3", "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job"),
         (
+            "search.sampler.num_candidates=64",
+            "search.sampler.num_candidates: no such key; accepted keys are shown by --cfg job; another argument is added with a plus: "
+            "+search.sampler.num_candidates=VALUE",
+        ),
+        (
             "optimizer.momentums=0.5",
             "optimizer.momentums: no such key (did you mean optimizer.momentum?); accepted keys are shown by --cfg job",
         ),
