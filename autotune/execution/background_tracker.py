@@ -26,7 +26,7 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Trac
 logger = logging.getLogger(__name__)
 
 MOST_HELD_SECONDS = 60.0
-"""How late what happens is written at most, while something is timed."""
+"""How late the process is told at most, while something is timed."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -106,7 +106,10 @@ class BackgroundTracker:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While short runs are timed: writing what is told, and what still waits, would take CPUs from them, and waits a while."""
+        """While short runs are timed: what is told waits a while, since writing it would take CPUs from them.
+
+        What the process was told before, such as the end of a search, it goes on writing.
+        """
         self._may_write.clear()
         try:
             yield

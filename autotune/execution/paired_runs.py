@@ -51,7 +51,7 @@ def run_in_turns(
     """Make runs one after another until there are no more, or ``interrupt`` is set.
 
     Args:
-        tracker: told of each run; it writes nothing meanwhile, unless they take long.
+        tracker: told of each run, once all are over or a minute has passed: writing would take CPUs from those that are timed.
         max_retakes: how often a run is made again whose times something else on the machine has spoilt.
         fork_server: the driver's own, where Ray holds this machine alone.
         runs: each is asked for once ``on_end`` has returned for the one before it.
