@@ -104,13 +104,17 @@ class BackgroundTracker:
         """See ``Tracker``."""
         self._tell("finish", trial, result, score)
 
+    def hold(self) -> None:
+        """From now on what is told waits a while, until ``held`` has ended or the tracker is closed."""
+        self._may_write.clear()
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """While short runs are timed: what is told waits a while, since writing it would take CPUs from them.
 
-        What the process was told before, such as the end of a search, it goes on writing.
+        What the process was told before it goes on writing: the end of a search is told once it is held, see ``hold``.
         """
-        self._may_write.clear()
+        self.hold()
         try:
             yield
         finally:
@@ -123,6 +127,7 @@ class BackgroundTracker:
             ConfigError: it could not be opened.
         """
         self._is_closed = True
+        self._may_write.set()
         self._tell("close", status=status, metrics=metrics, tags=tags, artifacts=artifacts)
         self._thread.join()
         self._opened.result()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
+from autotune.execution.awake import kept_awake
 from autotune.execution.task_run import ACCELERATOR, TrialTask
 
 if TYPE_CHECKING:
@@ -106,14 +107,15 @@ _PROBE_SECONDS = 60.0
 
 @contextlib.contextmanager
 def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
-    """Ray, while the context lasts; a local one ends with it.
+    """Ray, while the context lasts; a local one ends with it, and where it has no GPU the CPUs are kept awake for it.
 
     Raises:
         ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if config.address not in (None, "local"):
+    is_local = config.address is None or config.address == "local"
+    if config.address is not None and not is_local:
         _check_answers(config.address, config.connect_timeout_seconds)
     import ray  # noqa: PLC0415  # after the environment is set, and only when trials run
 
@@ -121,7 +123,7 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     options = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
         with _kept_handler(signal.SIGTERM):
-            if config.address in (None, "local"):
+            if is_local:
                 os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they would be timed while they wait for all else here
                 for name in ("authentication", "worker"):  # that a Ray of our own wants a token, and minds no SIGTERM, is no news
                     logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
@@ -137,7 +139,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
             raise ClusterError(
                 f"cluster.cpus_per_worker: found {config.cpus_per_worker}, accepted is at most the {size.num_cpus} CPUs of the cluster"
             )
-        yield size
+        with kept_awake() if config.keep_cpus_awake and is_local and not size.num_gpus else contextlib.nullcontext():
+            yield size
     finally:
         ray.shutdown()
 

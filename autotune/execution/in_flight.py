@@ -82,6 +82,7 @@ class TrialsInFlight:
         max_retakes: how often one is whose times something else on the machine has spoilt; after trials in a row for which that did not
             help, others are only marked.
         time_budget_seconds: of searching, from the first trial's start on; None for no limit.
+        on_no_more: called when no further trial will be started, before the paused ones are ended.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class TrialsInFlight:
         max_retakes: int,
         time_budget_seconds: float | None,
         unsupported: Callable[[TrialConfig], str | None],
+        on_no_more: Callable[[], object] = lambda: None,
     ) -> None:
         self._policy = policy
         self._composer = composer
@@ -116,6 +118,7 @@ class TrialsInFlight:
         self._ends_at = math.inf
         self._has_no_more = False
         self._unsupported = unsupported
+        self._on_no_more = on_no_more
         self._running: dict[str, _Running] = {}
         self._paused: dict[str, _Running] = {}
         self._paused_before: set[str] = set()
@@ -166,6 +169,7 @@ class TrialsInFlight:
             self.refusal = ConfigError(f"search_space: {_MOST_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
         if self.is_over or not self._running:
             self._has_no_more = True
+            self._on_no_more()
             for paused in list(self._paused):
                 self._end(paused, Outcome.STOPPED, None)
         return None

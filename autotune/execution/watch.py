@@ -22,6 +22,7 @@ from typing import NamedTuple, TextIO
 import psutil
 
 from autotune.contention import MOST_STOPPED_SECONDS, Contention
+from autotune.execution.awake import gives_way
 
 _BEAT_SECONDS = 0.1
 _MOST_WAKES_PER_SECOND = 20
@@ -101,7 +102,7 @@ class Watch:
         first, seconds = self._first, self._on_seconds
         fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # of the time since, in which the training was under way
         used = {process: max(0.0, cpu - first.study_cpu.get(process, 0.0)) for process, cpu in now.study_cpu.items()}  # ended ones: none
-        study = sum(used.values()) - used[os.getpid()]
+        study = sum(cpu for process, cpu in used.items() if process != os.getpid() and not gives_way(process))
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault()
         self._known = Contention(

@@ -74,6 +74,27 @@ def test_what_is_told_while_runs_are_timed_is_written_after_them_and_in_order(tr
     assert min(at for at, _ in told(path)) >= ended_at
 
 
+def test_what_is_told_before_runs_are_timed_waits_for_them_too_where_the_tracker_was_asked_to_hold(
+    tracker: BackgroundTracker, path: Path
+) -> None:
+    tracker.hold()
+    tracker.start(run("first"))
+    time.sleep(0.5)
+    with tracker.held():
+        began_at = time.monotonic()
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+    assert [what for _, what in told(path)] == ["start first", "close FINISHED"]
+    assert min(at for at, _ in told(path)) >= began_at
+
+
+def test_a_tracker_that_holds_is_closed_without_waiting(tracker: BackgroundTracker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_tracker, "MOST_HELD_SECONDS", 1e6)
+    tracker.hold()
+    tracker.start(run("first"))
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+    assert [what for _, what in told(path)] == ["start first", "close FINISHED"]
+
+
 def test_long_runs_are_written_while_they_are_timed(tracker: BackgroundTracker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_tracker, "MOST_HELD_SECONDS", 0.1)
     with tracker.held():

@@ -98,6 +98,7 @@ class Session:
             max_retakes=2,
             time_budget_seconds=None,
             unsupported=lambda config: None,
+            on_no_more=lambda: self.told.events.append(("no more", 0)),
         )  # fmt: skip
 
     def begin(self, key: str) -> TrialTask:
@@ -177,6 +178,7 @@ def test_trials_that_are_still_paused_at_the_end_are_stopped(study: optuna.Study
     assert session.trials.next_task("c") is None
     assert session.trials.is_finished
     assert outcomes(session) == {0: ("STOPPED", [1]), 1: ("STOPPED", [1])}
+    assert [event for event, _ in session.told.events][-3:] == ["no more", "finish", "finish"]
     assert not session.trials.is_alive("a")
     assert len(list(tmp_path.iterdir())) == 2, "a worker may still be writing there: the folders go with the search's, once Ray is done"
 

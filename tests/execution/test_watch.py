@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.config.schema import TrialConfig
-from autotune.execution import watch
+from autotune.execution import awake, watch
 from autotune.execution.fork_server import ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation, Outcome
@@ -135,6 +135,14 @@ def test_what_the_study_has_started_itself_is_no_contention(server: ForkServer, 
     assert last.contention.waited_seconds > 0
     assert last.contention.study_cpu_seconds > 0.2 * last.contention.seconds
     assert last.contention.waited_for_others_seconds < last.contention.waited_seconds
+
+
+def test_what_keeps_the_cpus_awake_makes_nobody_wait(server: ForkServer, make_task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awake, "_cpus", lambda: sorted(os.sched_getaffinity(0)))
+    with awake.kept_awake():
+        last = last_of(server, make_task(1.0))
+    assert last.contention is not None
+    assert last.contention.study_cpu_seconds < 0.2 * last.contention.seconds
 
 
 def test_a_process_of_the_studys_that_ends_meanwhile_is_no_other_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

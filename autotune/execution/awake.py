@@ -1,0 +1,82 @@
+"""CPUs that are kept awake while short trainings are timed.
+
+A CPU that has idled is slow for about a second: its clock has been turned down, or a hypervisor has to find it a core again. Trainings of
+a fraction of a second, each in a new process, leave pauses in which CPUs idle, and some of them would be timed as slow. So a process of
+Linux's policy ``SCHED_IDLE`` computes on each CPU meanwhile: it runs only while nothing else wants to, and the kernel takes the CPU from
+it at once when something does. ``benchmarks/README.md`` has what that changes.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MOST_CPUS = 4
+"""Where there are more, one that trains alone is faster than when all compute: their clocks share a budget of power."""
+_MAIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextmanager
+def kept_awake() -> Iterator[None]:
+    """Keep the CPUs of this process awake, where they are few and nothing limits how much of them it may use."""
+    processes = [
+        subprocess.Popen(  # noqa: S603  # our own interpreter and code
+            [sys.executable, "-I", "-S", "-c", _MAIN, str(cpu), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for the driver
+        )
+        for cpu in _cpus()
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def gives_way(process: int) -> bool:
+    """Whether a process has the policy ``SCHED_IDLE``, and so makes no other one wait."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return os.sched_getscheduler(process) == os.SCHED_IDLE
+    except OSError:  # it is gone, or somebody else's
+        return False
+
+
+def _cpus() -> list[int]:
+    if sys.platform != "linux":
+        return []
+    cpus = sorted(os.sched_getaffinity(0))
+    return cpus if len(cpus) <= _MOST_CPUS and not _has_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) else []
+
+
+def _has_quota(root: Path, membership: Path) -> bool:
+    """Whether a control group of this process has a quota of CPU time, which computing for nothing would use up.
+
+    Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control", cpu.cfs_quota_us.
+    """
+    own = next((line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), "")
+    folder = root / own.strip("/")
+    limits = [_text(each / "cpu.max").split()[:1] for each in (folder, *folder.parents) if each.is_relative_to(root)]
+    return any(limit not in ([], ["max"]) for limit in limits) or _text(root / "cpu" / "cpu.cfs_quota_us").strip() not in ("", "-1")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""

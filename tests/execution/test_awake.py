@@ -1,0 +1,84 @@
+"""CPUs that are kept awake: by processes that give way to all others, end with whoever wants them, and leave quotas alone."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.config.compose import Composer
+from autotune.execution import awake, cluster
+from autotune.execution.awake import gives_way, kept_awake
+from tests.patience import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
+
+
+def children(of: int) -> list[psutil.Process]:
+    return [each for each in psutil.Process(of).children() if awake._MAIN in each.cmdline()]
+
+
+@pytest.fixture
+def cpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """This process's, as if nothing limited their use."""
+    found = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setattr(awake, "_cpus", lambda: found)
+    return found
+
+
+def test_a_process_that_gives_way_computes_on_each_cpu_while_it_is_wanted(cpus: list[int]) -> None:
+    with kept_awake():
+        mine = children(os.getpid())
+        wait_until(lambda: all(gives_way(each.pid) for each in mine))
+        assert sorted(each.cpu_affinity() for each in mine) == [[cpu] for cpu in cpus]
+        assert not gives_way(os.getpid())
+    assert not children(os.getpid())
+
+
+def test_it_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:
+    code = "import time; from autotune.execution import awake; awake._cpus = lambda: [0]\nwith awake.kept_awake(): time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", code.replace("[0]", str(sorted(os.sched_getaffinity(0))[:1]))]) as owner:
+        wait_until(lambda: len(children(owner.pid)) == 1)
+        (spinner,) = children(owner.pid)
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not spinner.is_running() or spinner.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_gpus", "is_awake"),
+    [([], 0, True), (["cluster.keep_cpus_awake=false"], 0, False), ([], 1, False), (["cluster.address=localhost:1"], 0, False)],
+)
+def test_they_are_kept_awake_while_ray_runs_on_a_machine_without_a_gpu(
+    cpus: list[int], monkeypatch: pytest.MonkeyPatch, settings: list[str], num_gpus: int, is_awake: bool
+) -> None:
+    monkeypatch.setattr("ray.init", lambda **options: None)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr(cluster, "_check_answers", lambda *arguments: None)
+    monkeypatch.setattr(cluster, "_machines", lambda kind: [{"CPU": 2.0, "GPU": float(num_gpus)}])
+    with cluster.connected(Composer(["experiment=cnn", *settings]).compose().config.cluster):
+        assert len(children(os.getpid())) == (len(cpus) if is_awake else 0)
+    assert not children(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("files", "has_quota"),
+    [
+        ({}, False),
+        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "max 100000\n"}, False),
+        ({"a/b/cpu.max": "200000 100000\n"}, True),
+        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, True),
+        ({"other/cpu.max": "50000 100000\n"}, False),
+        ({"cpu/cpu.cfs_quota_us": "-1\n"}, False),
+        ({"cpu/cpu.cfs_quota_us": "150000\n"}, True),
+    ],
+)
+def test_a_quota_of_cpu_time_is_seen(tmp_path: Path, files: dict[str, str], has_quota: bool) -> None:
+    for name, content in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    (tmp_path / "membership").write_text("0::/a/b\n")
+    assert awake._has_quota(tmp_path / "root", tmp_path / "membership") is has_quota
