@@ -242,7 +242,7 @@ class _Race:
         def needed(overtime: float) -> int:
             affordable = (overtime * limits.max_seconds - spent) / pair_seconds if pair_seconds > 0 else math.inf
             most = max(least, int(min(runs_left // 2, affordable, _MOST_PAIRS)))
-            deviation = math.sqrt(self._variance(self._baseline) + self._variance(winner))
+            deviation = math.sqrt(sum(self._variance(each) + self._variance_of_misses_to_come(each) for each in (self._baseline, winner)))
             return next((count for count in range(least, most) if _reach(count, deviation) <= hoped), most)
 
         return needed
@@ -304,6 +304,16 @@ class _Race:
         if reached and missed and (mean := statistics.fmean(reached + missed)) > 0:
             dearer = (statistics.fmean(missed) - statistics.fmean(reached)) / mean
         return rate * (1 - rate) * (1 / rate + dearer) ** 2
+
+    def _variance_of_misses_to_come(self, entrant: Entrant) -> float:
+        """What misses may yet add for an arm that has had none, where others have: its rate has a prior of two runs like theirs."""
+        runs, others = self._taken[entrant.arm], [run for taken in self._taken.values() for run in taken]
+        num_missed = sum(not run.score.reached for run in others)
+        if not num_missed or not all(run.score.reached for run in runs):
+            return 0.0
+        pooled = (len(others) - num_missed + _PRIOR_REACHED) / (len(others) + _PRIOR_RUNS)
+        rate = (len(runs) + _PRIOR_RUNS * pooled) / (len(runs) + _PRIOR_RUNS)
+        return (1 - rate) / rate
 
     def _repeats(self) -> Iterator[list[float]]:
         """Scores of equal configurations: while choosing, with what the search expected; of the claim's pairs, apart from all before."""

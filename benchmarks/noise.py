@@ -28,7 +28,7 @@ from benchmarks.measuring import circumstances, write_result
 
 OBJECTIVE = AmortisedTime(num_trainings=1)
 BASELINE_TRIAL = 0
-_DEFAULT_MAX_RUNS = 40
+_DEFAULT_MAX_RUNS = 60
 _FORMER = {"3 candidates, 3 seeds": (3, 3), "2 candidates, 8 seeds": (2, 8)}
 """The ways of confirming that the race took the place of, by name: candidates, and seeds of each."""
 _SPREADS = (0.05, 0.15, 0.3)

@@ -114,6 +114,15 @@ def test_pairs_that_vary_more_than_choosing_has_shown_are_made_more_of() -> None
     assert len(steady.claim_rounds) < len(varied.claim_rounds)
 
 
+def test_where_other_candidates_missed_the_winner_is_expected_to_miss_too() -> None:
+    """Else four pairs that all reached would do for one that reaches in two runs of three."""
+    expected, limits = [2.5, 1.0, 1.05, 1.1], RaceLimits(max_runs=60)
+    all_reach, _ = race(expected, limits, always(*expected))
+    some_miss, _ = race(expected, limits, lambda key: missed(expected[key[0]]) if key[0] in (2, 3) else reached(expected[key[0]]))
+    assert all_reach.winner == some_miss.winner == 1
+    assert len(all_reach.claim_rounds) < len(some_miss.claim_rounds)
+
+
 def test_the_user_may_name_the_pairs() -> None:
     ended, runs = race([9.0, 1.0, 1.1], RaceLimits(max_runs=40, num_pairs=7), always(9.0, 1.0, 1.1))
     assert len(ended.claim_rounds) == 7
