@@ -21,7 +21,7 @@ from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
-_NUM_TRIALS = 10
+_NUM_TRIALS = 16
 _COMMAND = (
     "experiment=cnn_smoke",
     "study.name=long",
