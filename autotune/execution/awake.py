@@ -1,6 +1,6 @@
 """CPUs that are kept awake while short trainings are timed.
 
-A CPU that has idled is slow for about a second: its clock has been turned down, or a hypervisor has to find it a core again. Trainings of
+A CPU that has idled may be slow for a while: its clock was turned down, or a hypervisor has to find it a core again. Trainings of
 a fraction of a second, each in a new process, leave pauses in which CPUs idle, and some of them would be timed as slow. So a process of
 Linux's policy ``SCHED_IDLE`` computes on each CPU meanwhile: it runs only while nothing else wants to, and the kernel takes the CPU from
 it at once when something does. ``benchmarks/README.md`` has what that changes.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _MOST_CPUS = 4
-"""Where there are more, one that trains alone is faster than when all compute: their clocks share a budget of power."""
+"""Where there are more, one that trains alone is faster than when all compute: their clocks share a budget of power (not measured here)."""
 _MAIN = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})

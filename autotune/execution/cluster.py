@@ -114,22 +114,22 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    is_local = config.address is None or config.address == "local"
-    if config.address is not None and not is_local:
-        _check_answers(config.address, config.connect_timeout_seconds)
+    address = None if config.address == "local" else config.address
+    if address is not None:
+        _check_answers(address, config.connect_timeout_seconds)
     import ray  # noqa: PLC0415  # after the environment is set, and only when trials run
 
     _log_to_autotune("ray")
     options = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
         with _kept_handler(signal.SIGTERM):
-            if is_local:
+            if address is None:
                 os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they would be timed while they wait for all else here
                 for name in ("authentication", "worker"):  # that a Ray of our own wants a token, and minds no SIGTERM, is no news
                     logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
                 ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
             else:
-                ray.init(address=config.address, **options)
+                ray.init(address=address, **options)
     except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}") from error
     try:
@@ -139,7 +139,7 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
             raise ClusterError(
                 f"cluster.cpus_per_worker: found {config.cpus_per_worker}, accepted is at most the {size.num_cpus} CPUs of the cluster"
             )
-        with kept_awake() if config.keep_cpus_awake and is_local and not size.num_gpus else contextlib.nullcontext():
+        with kept_awake() if config.keep_cpus_awake and address is None and not size.num_gpus else contextlib.nullcontext():
             yield size
     finally:
         ray.shutdown()

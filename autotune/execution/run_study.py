@@ -140,7 +140,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
-        on_no_more=live.tracker.hold if live.is_confirmed else lambda: None,  # the next runs are timed alone
+        on_no_more=lambda: live.is_confirmed and live.tracker.hold(),  # the next runs are timed alone
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
     run_search(in_flight, folder=plan.folder / ".ray", interrupt=interrupt)
