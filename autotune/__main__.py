@@ -7,10 +7,10 @@ trained failed several times in a row.
 import contextlib
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.config.command_line import (
     EXIT_BAD_INPUT,
@@ -23,6 +23,7 @@ from autotune.config.command_line import (
 
 if TYPE_CHECKING:
     from autotune.config.schema import StudyConfig
+    from autotune.execution.background_tracker import TrackerProcess
     from autotune.execution.fork_server import ForkServer
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
@@ -88,6 +89,7 @@ def tune_command(arguments: Sequence[str]) -> int:
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
         if is_local and not is_dry_run and _is_new(composed.config.study):  # so there will be work for it, unless there is a mistake
             connection.start()
+        tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # likewise
@@ -100,14 +102,20 @@ def tune_command(arguments: Sequence[str]) -> int:
                 train_missing_sources(composer, say)
             if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
                 check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
-        if is_dry_run:
+        if tracker_process is None:  # a dry run
             for text in describe_plan(plan):
                 say(text)
             return 0
         from autotune.execution.run_study import run_study  # noqa: PLC0415  # after a dry run
 
         return run_study(
-            plan, command=arguments, code_folders=code_folders, console=console, connection=connection, fork_server=fork_server
+            plan,
+            command=arguments,
+            code_folders=code_folders,
+            console=console,
+            connection=connection,
+            tracker_process=tracker_process,
+            fork_server=fork_server,
         )
 
 
@@ -116,6 +124,13 @@ def _fork_server() -> "AbstractContextManager[ForkServer | None]":
     from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
 
     return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
+
+
+def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[TrackerProcess]":
+    """The one that the study's tracker will be opened in, which imports MLflow while this process reads and Ray starts."""
+    from autotune.execution.background_tracker import TrackerProcess  # noqa: PLC0415  # after --help and --cfg
+
+    return contextlib.closing(TrackerProcess(node))
 
 
 def _is_new(study: "StudyConfig") -> bool:

@@ -190,6 +190,11 @@ class Choice:
         return ("", self._labels[index]) if index is not None else None
 
     @cached_property
+    def opens_any(self) -> bool:
+        """Whether a part of the space opens beneath any of the values."""
+        return any(beneath.parameters for _, beneath in self.options)
+
+    @cached_property
     def _labels(self) -> list[Scalar]:
         return [_label(value) for value, _ in self.options]
 
@@ -294,7 +299,7 @@ class SearchSpace:
         for key, parameter in self.parameters.items():
             name = branch + key
             values[key] = parameter.suggest(trial, name)
-            if isinstance(parameter, Choice):
+            if isinstance(parameter, Choice) and parameter.opens_any:
                 parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))  # noqa: SLF001  # its own class
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
@@ -397,7 +402,7 @@ def _keys_beneath(parameter: Parameter) -> set[str]:
 
 def _as_domain(parameter: Parameter) -> Any:
     if isinstance(parameter, Choice):
-        if any(beneath.parameters for _, beneath in parameter.options):
+        if parameter.opens_any:
             return {"type": "choice", "choices": {value: beneath.as_mapping() for value, beneath in parameter.options}}
         return [value for value, _ in parameter.options]
     kind = next(name for name, (made, _) in _NUMERIC.items() if type(parameter) is made)

@@ -9,6 +9,7 @@ A test holds both ways equal.
 """
 
 import difflib
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,8 +114,8 @@ class Composer:
         """The experiments that composed configurations start from, by name."""
         self._source_of = source_of
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
-        self._checked_bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
-        """By the options that a point names; values are set in copies of them."""
+        self._checked_bases: dict[tuple[str, ...], tuple[bytes, dict[str, str]]] = {}
+        """Pickled, by the options that a point names; values are set in copies of them."""
         self._separate: dict[str, bool] = {}
         self._composed_files: dict[tuple[str, ...], DictConfig] = {}
         self._composed_points: dict[tuple[tuple[str, ...], int], Composed] = {}
@@ -241,11 +242,11 @@ class Composer:
         options = tuple(groups.values())
         if options not in self._checked_bases:
             config, choices = self._put_together(groups)
-            self._checked_bases[options] = self._checked(config, choices), choices
-        config, choices = self._checked_bases[options]
-        copied = config.copy()
-        OmegaConf.set_struct(copied, True)
-        return copied, choices
+            checked = self._checked(config, choices)
+            OmegaConf.set_struct(checked, True)
+            self._checked_bases[options] = pickle.dumps(checked), choices
+        pickled, choices = self._checked_bases[options]
+        return pickle.loads(pickled), choices  # noqa: S301  # our own; a sixth of the time that a copy takes
 
     def _changes_only(self, group: str, override: str) -> bool:
         """Whether a group's option changes nothing but what stands beneath that group."""

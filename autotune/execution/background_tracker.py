@@ -1,5 +1,8 @@
 """A tracker in a process of its own: what MLflow does to import, to make a database and to write takes no time from deciding."""
 
+import contextlib
+import importlib
+import io
 import json
 import logging
 import os
@@ -27,12 +30,14 @@ logger = logging.getLogger(__name__)
 
 MOST_HELD_SECONDS = 60.0
 """How late the process is told at most, while something is timed."""
+_NICENESS = 10
+"""Of the process once its tracker is open: trainings and decisions go first where CPUs are few."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
 from multiprocessing.connection import Connection
 from autotune.execution.background_tracker import serve
-serve(Connection(int(sys.argv[1])))
+serve(Connection(int(sys.argv[1])), sys.argv[3])
 """
 
 
@@ -59,29 +64,52 @@ class TrackerOpening:
         return call(made, "tracking", self.info, finished=self.finished)  # type: ignore[no-any-return]  # the contract of tracking:
 
 
-class BackgroundTracker:
-    """A tracker in a process of its own, closed once, however the study ends.
+class TrackerProcess:
+    """The process that a tracker will be opened in, which imports meanwhile what takes seconds to import.
 
     Args:
-        opening: what it is made of; called in a thread of its own.
+        node: the configuration's ``tracking``.
     """
 
-    def __init__(self, opening: Callable[[], TrackerOpening]) -> None:
-        self._opened: Future[None] = Future()
-        self._queue: queue.SimpleQueue[tuple[float, tuple[str, tuple[Any, ...], Mapping[str, Any]]]] = queue.SimpleQueue()
-        self._may_write = threading.Event()
-        self._may_write.set()
-        self._is_closed = False
+    def __init__(self, node: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path), str(node.get("_target_", ""))],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is for the driver
             )
-        self._thread = threading.Thread(target=self._work, args=(opening, Connection(ours.detach())), name="tracker", daemon=True)
+        self.connection = Connection(ours.detach())
+
+    def wait(self) -> None:
+        """Wait until it has ended; it does once its tracker is closed, or the connection to it."""
+        self.connection.close()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it as it stands: what was opened in it was closed before."""
+        self._process.kill()
+        self.wait()
+
+
+class BackgroundTracker:
+    """A tracker in a process of its own, closed once, however the study ends.
+
+    Args:
+        opening: what it is made of; called in a thread of its own.
+        process: that it is opened in.
+    """
+
+    def __init__(self, opening: Callable[[], TrackerOpening], process: TrackerProcess) -> None:
+        self._opened: Future[None] = Future()
+        self._queue: queue.SimpleQueue[tuple[float, tuple[str, tuple[Any, ...], Mapping[str, Any]]]] = queue.SimpleQueue()
+        self._may_write = threading.Event()
+        self._may_write.set()
+        self._is_closed = False
+        self._process = process
+        self._thread = threading.Thread(target=self._work, args=(opening, process.connection), name="tracker", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -152,7 +180,6 @@ class BackgroundTracker:
         else:
             self._opened.set_result(None)
             self._pass_on(connection)
-        connection.close()
         self._process.wait()
 
     def _pass_on(self, connection: Connection) -> None:
@@ -168,9 +195,16 @@ class BackgroundTracker:
             logger.warning("the tracker's process was ended; the study goes on, and resuming it writes what is missing")
 
 
-def serve(connection: Connection) -> None:
-    """Open a tracker and tell it what comes, until it is closed; ends at once where the study's own process is gone."""
+def serve(connection: Connection, target: str) -> None:
+    """Open a tracker and tell it what comes, until it is closed; ends at once where the study's own process is gone.
+
+    ``target`` is the tracker's ``_target_``: one of our own has its module's ``preload`` called before anything is said.
+    """
     try:
+        module, _, _ = target.rpartition(".")
+        if module.startswith("autotune.tracking."):
+            with contextlib.redirect_stderr(io.StringIO()):  # what is wrong shows again when it is opened
+                getattr(importlib.import_module(module), "preload", lambda: None)()
         opening: TrackerOpening = connection.recv()
         with log_file(opening.log_path):
             try:
@@ -179,6 +213,7 @@ def serve(connection: Connection) -> None:
                 connection.send(error)
                 return
             connection.send(None)
+            os.nice(_NICENESS)
             verb = ""
             while verb != "close":
                 verb, arguments, named = connection.recv()

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autotune.config.schema import TrialConfig
 from autotune.database_url import without_password
-from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
@@ -158,7 +158,9 @@ class LiveStudy:
 
 
 @contextlib.contextmanager
-def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Iterator[LiveStudy]:
+def opened(
+    plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console, tracker_process: TrackerProcess
+) -> Iterator[LiveStudy]:
     """The study, taken up where an earlier process left it; its tracker is closed however the context ends.
 
     Raises:
@@ -168,7 +170,7 @@ def opened(plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[st
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
         study, pausing = _open_storage(plan)
         policy = _policy(plan, study, pausing)
-        tracker = BackgroundTracker(partial(_tracker_opening, plan, study, policy))
+        tracker = BackgroundTracker(partial(_tracker_opening, plan, study, policy), tracker_process)
         live = LiveStudy(
             plan=plan,
             study=study,

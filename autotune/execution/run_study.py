@@ -15,6 +15,7 @@ from functools import partial
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
+from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Connection, Room
 from autotune.execution.conclusion import conclude_study
@@ -42,6 +43,7 @@ def run_study(
     code_folders: Sequence[str],
     console: Console,
     connection: Connection,
+    tracker_process: TrackerProcess,
     fork_server: ForkServer | None = None,
 ) -> int:
     """Run a planned study, or go on with it where an earlier process stood.
@@ -50,6 +52,7 @@ def run_study(
         command: the arguments that started it, for the command that resumes it.
         code_folders: where modules of the user's own may lie.
         connection: to Ray; closed as soon as no worker is needed any more.
+        tracker_process: that the tracker is opened in.
         fork_server: the driver's own, for trials and confirmation on this machine.
 
     Returns:
@@ -62,7 +65,7 @@ def run_study(
     """
     with (
         interruptible() as interrupt,
-        opened(plan, command=command, code_folders=code_folders, console=console) as live,
+        opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process) as live,
         told_storage_errors(live.resume_command),
     ):
         confirmation = None
@@ -121,6 +124,11 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
     if fault is not None:
         logger.warning("each worker imports torch itself, since the process that was to fork them cannot: %s", fault)
     address = fork_server.address if fork_server is not None and fault is None else None
+
+    def hold() -> None:
+        if live.is_confirmed:  # the next runs are timed
+            live.tracker.hold()
+
     in_flight = TrialsInFlight(
         policy=policy,
         composer=plan.composer,
@@ -140,7 +148,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
-        on_no_more=lambda: live.is_confirmed and live.tracker.hold(),  # the next runs are timed alone
+        on_no_more=hold,
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
     run_search(in_flight, folder=plan.folder / ".ray", interrupt=interrupt)

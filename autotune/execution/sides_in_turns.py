@@ -13,7 +13,7 @@ from rich.console import Console
 from autotune.comparison import RunScore, in_turns
 from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
-from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.cluster import connected
 from autotune.execution.comparison_plan import VERBS, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
@@ -160,7 +160,7 @@ def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSid
 def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
     """Its folder, held, and its tracker, which is closed however the context ends."""
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
-        tracker = BackgroundTracker(partial(_tracker_opening, plan))
+        tracker = BackgroundTracker(partial(_tracker_opening, plan), TrackerProcess(plan.config.tracking))
         try:
             yield tracker
         except BaseException as error:

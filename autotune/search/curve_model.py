@@ -202,8 +202,16 @@ class _Process:
         return []
 
     def _regressor_of(self, view: "_View", rows: Array, merits: Array, scaled: Array | None = None) -> GaussianProcessRegressor:
-        made = GaussianProcessRegressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=None)
+        made = _Regressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=None)
         return made.fit(view.columns(rows, merits), view.scaled if scaled is None else scaled)
+
+
+class _Regressor(GaussianProcessRegressor):  # type: ignore[misc]  # scikit-learn has no types
+    """One whose ``fit`` leaves the likelihood out: that takes as long as all the rest of it, and few ask for it."""
+
+    def log_marginal_likelihood(self, theta: Array | None = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
+        """The likelihood with its gradient; NaN where that is not asked for."""
+        return super().log_marginal_likelihood(theta, eval_gradient, clone_kernel) if eval_gradient else math.nan
 
 
 def _learnt(process: GaussianProcessRegressor, prior: Array) -> Array:
@@ -257,8 +265,9 @@ class _View:
         return self._share + self._variance * columns[:, -len(self._studies) :].T @ alpha
 
     def log_likelihood(self, regressor: GaussianProcessRegressor) -> float:
-        """Of the values, given the process of what ``scaled`` holds."""
-        return float(regressor.log_marginal_likelihood_value_) - len(self.scaled) * math.log(self.scale)
+        """Of the values, given the process of what ``scaled`` holds; less what all processes of so many values have in common."""
+        of_scaled = -0.5 * float(self.scaled @ regressor.alpha_) - float(np.log(np.diag(regressor.L_)).sum())
+        return of_scaled - len(self.scaled) * math.log(self.scale)
 
     def _of_merits(self, merits: Array) -> Array:
         return self._share * (merits[:, self._studies] - self._usual).sum(axis=1)  # type: ignore[no-any-return]  # NumPy says Any

@@ -26,6 +26,12 @@ RETRY_AFTER_SECONDS = 30.0
 _MAX_FAILURES_AT_CLOSE = 2
 
 
+def preload() -> None:
+    """Import what the tracker needs, which takes seconds."""
+    set_environment()
+    import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415  # MLflow reads part of its environment as it is imported
+
+
 class MlflowTracker:
     """Keeps a study in an MLflow store.
 

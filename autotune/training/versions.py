@@ -1,6 +1,7 @@
 """The versions of the software that times and numbers depend on."""
 
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import torch
 
 def versions() -> dict[str, str | None]:
     """Versions of what times and numbers depend on; None for what is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for name in ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    packages = ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow")
+    return {"python": platform.python_version(), "cuda": torch.version.cuda, **{name: _installed(name) for name in packages}}
+
+
+@cache  # every trial asks
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def driver_version() -> str | None:

@@ -1,15 +1,20 @@
 """A tracker in a process of its own: what it is told arrives in order, and waits while something is timed."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.execution import background_tracker
-from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening
-from autotune.measurement import Evaluation, TrialResult
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
+from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.search.policy import finished_results
+from autotune.search.study import confirmations, read_study
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 from tests.patience import wait_until
 
@@ -46,7 +51,8 @@ def path(tmp_path: Path) -> Path:
 def tracker(path: Path) -> Iterator[BackgroundTracker]:
     node = {"_target_": f"{__name__}.FileTracker", "path": str(path)}
     info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
-    made = BackgroundTracker(lambda: TrackerOpening(node=node, allowed_targets=(__name__,), log_path=path.parent / "log", info=info))
+    opening = TrackerOpening(node=node, allowed_targets=(__name__,), log_path=path.parent / "log", info=info)
+    made = BackgroundTracker(lambda: opening, TrackerProcess(node))
     made.wait()
     yield made
     made.close_if_open(is_interrupt=True)
@@ -108,3 +114,22 @@ def test_a_study_that_ends_while_it_is_timed_is_closed(tracker: BackgroundTracke
         raise KeyboardInterrupt
     tracker.close_if_open(is_interrupt=True)
     assert [what for _, what in told(path)] == ["start cut short", "close KILLED"]
+
+
+@pytest.mark.ray
+def test_a_study_is_not_written_while_its_confirmation_is_timed(commands: Any, tmp_path: Path) -> None:
+    path = tmp_path / "told"
+    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
+    said = replace(commands, environment={**commands.environment, "PYTHONPATH": folders}).run(
+        *("experiment=cnn_smoke", "target.value=0.9", "evaluate_every_samples=1000", "epochs=10", "optimizer.lr=interval(1e-3,1)"),
+        *("search.num_trials=10", "study.name=held", f"allowed_targets=[{__name__}]"),
+        *("tracking=none", f"tracking._target_={__name__}.FileTracker", f"+tracking.path={path}"),
+        folder=tmp_path,
+    )
+    assert (said.returncode, said.stderr) == (0, ""), said.stdout
+    study = read_study("held", tmp_path / "outputs/held")
+    stopped = [f"finish trial-{number}" for number, result in finished_results(study).items() if result.outcome is Outcome.STOPPED]
+    assert stopped, "trials were paused as the search ended"
+    last_run_ended_at = max(result.stopped_at for result in confirmations(study).values()) + time.monotonic() - time.time()
+    assert all(at >= last_run_ended_at for at, what in told(path) if what in stopped)
+    assert {what for _, what in told(path)} >= set(stopped)
