@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ign
 _CUT_OFF_SECONDS = 60
 _LONG = (
     "search=random",
+    "search.time_budget_seconds=null",
     "stopping=none",
     "confirm=none",
     "target.value=0.9999",
