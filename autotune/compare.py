@@ -1,12 +1,10 @@
-"""Compare two configurations by time to target: ``python -m autotune.compare experiment=NAME a=[key=value,...] b=[...]``.
+"""Compare two configurations by time to target: ``autotune compare experiment=NAME a=[key=value,...] b=[...]``.
 
 Both are trained in turns, in fresh processes, on ``num_seeds`` seeds that they share. Exit code 0: compared; 2: bad input; 3: a side
 never reached the target, so there is at most a bound; 130: interrupted, what was measured until then is told; 1: the code that was
 trained failed several times in a row.
 """
 
-import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,18 +19,11 @@ from autotune.config.command_line import (
     require_experiment,
     run_main,
 )
-from autotune.errors import ConfigError
+from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.report.compared import Comparison
 
-_NUM_SEEDS = 10
-_FEWEST_SEEDS = 2
 _PURPOSE = "Compare two configurations by time to target and time of a step: in turns, in fresh processes."
-_ACCEPTED = "accepted is a=[key=value,...] b=[key=value,...], as in a=[device=cpu] b=[device=cuda]; [] is the experiment as it stands"
-_EPILOG = f"""keys of its own:
-  a=[key=value,...] b=[key=value,...]   what each side has beside what both have; quote it: 'a=[optimizer=adamw,optimizer.lr=0.01]'
-  num_seeds={_NUM_SEEDS}                          pairs of runs; the two of a pair share their seed
-
-any other key is of both sides:
+_OTHER_KEYS = """any other key is of both sides:
   experiment=NAME                       what to run; a side may have its own: a=[experiment=cnn] b=[experiment=mine]
   target.value=0.97                     what counts as trained
   study.name=NAME study.folder=DIR      where results go: outputs/compare-EXPERIMENT-TIME
@@ -41,13 +32,20 @@ any other key is of both sides:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """What the command line asks for."""
+@dataclass(kw_only=True)
+class CompareKeys:
+    """The command's own keys."""
 
-    common: tuple[str, ...]
-    sides: dict[str, tuple[str, ...]]
-    num_seeds: int
+    a: str = own_key(
+        ..., "what one side has beside what both have; quote it: 'a=[optimizer=adamw,optimizer.lr=0.01]'", shown="[key=value,...]"
+    )
+    b: str = own_key(..., "what the other side has, as in b=[device=cpu]; [] is the experiment as it stands", shown="[key=value,...]")
+    num_seeds: int = own_key(
+        10,
+        "pairs of runs; the two of a pair share their seed",
+        least=2,
+        accepted="a whole number from 2: one pair of runs has no interval",
+    )
 
 
 def compare(
@@ -82,7 +80,10 @@ def compare(
 
 def compare_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    line = parse_command_line("python -m autotune.compare", _PURPOSE, f"experiments:\n{experiments_help()}\n\n{_EPILOG}", arguments)
+    epilog = f"experiments:\n{experiments_help()}\n\n{own_keys_help(CompareKeys)}\n\n{_OTHER_KEYS}"
+    line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
+    own, common = read_own_keys(CompareKeys, line.overrides)
+    from autotune.config.override_lists import read_override_list  # noqa: PLC0415  # imports Hydra
     from autotune.execution.comparison_plan import (  # noqa: PLC0415  # after --help; imports torch
         check_comparison,
         compose_sides,
@@ -90,9 +91,8 @@ def compare_command(arguments: Sequence[str]) -> int:
         plan_comparison,
     )
 
-    request = _read(line.overrides)
     code_folders = import_user_code_from(line.config_dirs)
-    sides = compose_sides(request.common, request.sides, line.config_dirs)
+    sides = compose_sides(common, {"a": read_override_list(own.a, "a"), "b": read_override_list(own.b, "b")}, line.config_dirs)
     if line.cfg:
         for side in sides:
             print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{side.composer.config_yaml(line.cfg, resolve=line.resolve)}", end="")
@@ -104,7 +104,7 @@ def compare_command(arguments: Sequence[str]) -> int:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     with console.status("reading the configuration and checking both sides"):
-        plan = plan_comparison(sides, num_seeds=request.num_seeds)
+        plan = plan_comparison(sides, num_seeds=own.num_seeds)
         is_dry_run = plan.config.dry_run
         if not (is_dry_run and plan.missing_sources):  # what starts from them could not be made without training them
             check_comparison(plan, say)
@@ -120,49 +120,5 @@ def compare_command(arguments: Sequence[str]) -> int:
     return 0 if comparison.each_side_reached else EXIT_NOT_REACHED
 
 
-def _read(overrides: Sequence[str]) -> _Request:
-    """Take the command's own keys out of a command line.
-
-    Raises:
-        ConfigError: one is missing, there twice, misspelt, or no list or number.
-    """
-    from autotune.config.override_lists import read_override_list  # noqa: PLC0415  # imports Hydra
-
-    own: dict[str, str] = {}
-    common: list[str] = []
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if key not in ("a", "b", "num_seeds") or not equals:
-            _check_spelling(key)
-            common.append(text)
-        elif key in own:
-            raise ConfigError(f"{key}: found twice; accepted is once")
-        else:
-            own[key] = value
-    missing = [name for name in ("a", "b") if name not in own]
-    if missing:
-        raise ConfigError(f"{' and '.join(missing)}: missing; {_ACCEPTED}")
-    found = own.get("num_seeds", str(_NUM_SEEDS))
-    if not re.fullmatch(r"[0-9]+", found) or int(found) < _FEWEST_SEEDS:
-        raise ConfigError(f"num_seeds: found {found!r}, accepted is a whole number from {_FEWEST_SEEDS}: one pair of runs has no interval")
-    return _Request(common=tuple(common), sides={name: read_override_list(own[name], name) for name in ("a", "b")}, num_seeds=int(found))
-
-
-def _check_spelling(key: str) -> None:
-    """Refuse what looks like one of the command's own keys, which Hydra knows nothing of.
-
-    Raises:
-        ConfigError: it does.
-    """
-    close = key.lower() if key in ("A", "B", "a", "b") else next(iter(difflib.get_close_matches(key, ["num_seeds"], n=1, cutoff=0.7)), None)
-    if close is not None:
-        raise ConfigError(f"{key}: no such key (did you mean {close}=...?); {_ACCEPTED}, num_seeds={_NUM_SEEDS}")
-
-
-def main() -> None:
-    """Entry point of ``python -m autotune.compare``."""
-    run_main(compare_command)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(compare_command)

@@ -1,53 +1,53 @@
-"""Say what this machine is, what it gives, and what it cannot run: ``python -m autotune.diagnose [experiment=NAME]``.
+"""Say what this machine is, what it gives, and what it cannot run: ``autotune diagnose [experiment=NAME]``.
 
 Exit code 0; 2: bad input.
 """
 
-import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.config.command_line import import_user_code_from, names_experiment, parse_command_line, run_main
+from autotune.config.command_line import composer_of, names_experiment, parse_command_line, print_config, run_main
+from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.config.paths import shipped_folder
 from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url
 
 _PURPOSE = "Say what this machine is, what its devices and links give, and what of a search space it cannot run."
-
-_EPILOG = """keys:
-  seconds=0.3         time for each of some ten measurements, more with GPUs; 0 measures nothing
-  output=FILE.json    where the same goes as JSON
-
-with experiment=NAME, any key of the configuration, as for python -m autotune. What a study would leave out is then told of that
+_OTHER_KEYS = """with experiment=NAME, any key of the configuration, as for autotune. What a study would leave out is then told of that
 experiment's search space; else of all precisions, search_spaces/runtime.yaml and parallelism.yaml."""
-
 _LOG_WIDTH = 120
 """Columns where no terminal says how many there are."""
-_OWN_KEYS = ("seconds", "output")
-_SECONDS = 0.3
-_MOST_SECONDS = 60.0
-_ACCEPTED = "accepted are seconds=NUMBER, output=FILE.json and experiment=NAME, and with that any key of the configuration"
 _OPTIONS = "all precisions, search_spaces/runtime.yaml and search_spaces/parallelism.yaml"
+
+
+@dataclass(kw_only=True)
+class DiagnoseKeys:
+    """The command's own keys."""
+
+    seconds: float = own_key(
+        0.3,
+        "time for each of some ten measurements, more with GPUs; 0 measures nothing",
+        least=0,
+        most=60,
+        accepted="a number from 0, which measures nothing, to 60",
+    )
+    output: str | None = own_key(None, "where the same goes as JSON", shown="FILE.json")
 
 
 def diagnose_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
     takes = "[experiment=NAME] [seconds=NUMBER] [output=FILE.json]"
-    line = parse_command_line("python -m autotune.diagnose", _PURPOSE, _EPILOG, arguments, takes=takes)
-    own = {key: value for key, _, value in (each.partition("=") for each in line.overrides) if key in _OWN_KEYS}
-    overrides = [each for each in line.overrides if each.partition("=")[0] not in _OWN_KEYS]
-    seconds, output, load = _seconds(own), _output(own), os.getloadavg()[0]
+    line = parse_command_line("autotune diagnose", _PURPOSE, f"{own_keys_help(DiagnoseKeys)}\n\n{_OTHER_KEYS}", arguments, takes=takes)
+    own, overrides = read_own_keys(DiagnoseKeys, line.overrides)
+    output, load = _output(own.output), os.getloadavg()[0]
     has_experiment = names_experiment(overrides)
     if overrides and not has_experiment:
-        raise ConfigError(f"found {overrides[0]}; {_ACCEPTED}")
-    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
-
-    import_user_code_from(line.config_dirs)
-    composer = Composer(overrides if has_experiment else _all_options(), line.config_dirs)
-    if line.cfg:
-        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+        raise ConfigError(f"found {overrides[0]}; accepted are seconds=NUMBER, output=FILE.json and experiment=NAME, and with that any key")
+    composer = composer_of(line, overrides if has_experiment else _all_options())
+    if print_config(line, composer):
         return 0
     composed = composer.compose()
     from rich.console import Console  # noqa: PLC0415  # likewise
@@ -67,7 +67,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
         is_local = cluster.address in (None, "local")
         plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
         machine = this_machine()
-        rates = measured_rates(machine, limit_seconds=seconds, say=status.update) if seconds else ()
+        rates = measured_rates(machine, limit_seconds=own.seconds, say=status.update) if own.seconds else ()
         diagnosis = Diagnosis(
             machine=machine,
             rates=tuple(rates),
@@ -89,46 +89,26 @@ def _all_options() -> list[str]:
     options = sorted((path.stem for path in (shipped_folder("conf") / "precision").glob("*.yaml")), key=lambda name: (name != "fp32", name))
     return [
         "experiment=cnn",
-        f"search_space=[{{precision:[{','.join(options)}]}},search_spaces/runtime.yaml,search_spaces/parallelism.yaml]",
+        f"search_space=[{{precision:[{','.join(options)}]}},runtime,parallelism]",
     ]
 
 
-def _seconds(own: dict[str, str]) -> float:
-    """The time of each measurement.
-
-    Raises:
-        ConfigError: it is no number, or out of its range.
-    """
-    try:
-        seconds = float(own.get("seconds", _SECONDS))
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= _MOST_SECONDS:
-        raise ConfigError(f"seconds: found {own['seconds']}, accepted is a number from 0, which measures nothing, to {_MOST_SECONDS:g}")
-    return seconds
-
-
-def _output(own: dict[str, str]) -> Path | None:
+def _output(given: str | None) -> Path | None:
     """The file that the diagnosis is written to, where it can be.
 
     Raises:
         ConfigError: it cannot; better said before anything is measured.
     """
-    if "output" not in own:
+    if given is None:
         return None
-    refuse_url(own["output"], "output", "a file of this machine")
-    path = Path(own["output"]).expanduser()
+    refuse_url(given, "output", "a file of this machine")
+    path = Path(given).expanduser()
     if path.suffix != ".json":
-        raise ConfigError(f"output: found {own['output'] or 'nothing'}, accepted is FILE.json")
+        raise ConfigError(f"output: found {given!r}, accepted is FILE.json")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"output={path}: cannot be written; accepted is a file in a folder that is there")
     return path
 
 
-def main() -> None:
-    """Entry point of ``python -m autotune.diagnose``."""
-    run_main(diagnose_command)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(diagnose_command)

@@ -1,4 +1,4 @@
-"""Write what a study found as an experiment of one's own: ``python -m autotune.export study=NAME as=NAME --config-dir DIR``.
+"""Write what a study found as an experiment of one's own: ``autotune export study=NAME as=NAME --config-dir DIR``.
 
 The weights of the winner's first confirmation run that reached the target come to lie beside it, where workers could keep them.
 """
@@ -7,27 +7,41 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.experiment_file import train_command
+from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.remote.url import refuse_url
 
+_PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name."
+
+
+@dataclass(kw_only=True)
+class ExportKeys:
+    """The command's own keys."""
+
+    study: str = own_key(..., "a study of the folder", shown="NAME")
+    experiment: str = own_key(..., "the name that the experiment gets", name="as", shown="EXPERIMENT")
+    folder: str = own_key("outputs", "where studies are kept")
+    overwrite: bool = own_key(False, "true replaces an experiment of that name", shown="true")
+
 
 def export_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    line = parse_command_line("python -m autotune.export", "Write what a study found as DIR/experiment/NAME.yaml.", _EPILOG, arguments)
-    given = dict(each.partition("=")[::2] for each in line.overrides)
-    unknown = set(given) - {"study", "as", "folder", "overwrite"}
-    if unknown or "study" not in given or "as" not in given or len(line.config_dirs) != 1:
-        found = f"found {' '.join(sorted(unknown))}, " if unknown else ""
-        raise ConfigError(f"{found}accepted is study=NAME as=EXPERIMENT --config-dir DIR, and folder=outputs, overwrite=true")
-    for key, location in (("folder", given.get("folder", "")), ("--config-dir", line.config_dirs[0])):
+    line = parse_command_line(
+        "autotune export", _PURPOSE, own_keys_help(ExportKeys), arguments, takes="study=NAME as=NAME --config-dir DIR"
+    )
+    own, others = read_own_keys(ExportKeys, line.overrides)
+    refuse_other_keys(ExportKeys, others)
+    if len(line.config_dirs) != 1:
+        raise ConfigError(f"--config-dir: found {len(line.config_dirs)} folders, accepted is one, which the experiment is written to")
+    for key, location in (("folder", own.folder), ("--config-dir", line.config_dirs[0])):
         refuse_url(location, key)
-    name, exported = given["study"], given["as"]
-    study_folder = Path(given.get("folder", "outputs")) / name
+    exported, study_folder = own.experiment, Path(own.folder) / own.study
     if not re.fullmatch(r"[A-Za-z0-9_][\w-]*", exported):
         raise ConfigError(f"as: found {exported!r}, accepted are letters, digits, '_' and '-'")
     text = _best_yaml(study_folder)
@@ -35,7 +49,7 @@ def export_command(arguments: Sequence[str]) -> int:
     if base is not None and exported in base.groups():
         raise ConfigError(f"as: found {exported}, the experiment that the study started from; accepted is another name")
     path = Path(line.config_dirs[0]).expanduser() / "experiment" / f"{exported}.yaml"
-    if path.exists() and path.read_text(encoding="utf-8") != text and given.get("overwrite") != "true":
+    if path.exists() and path.read_text(encoding="utf-8") != text and not own.overwrite:
         raise ConfigError(f"{path}: is there already and says something else; accepted is another name, or overwrite=true")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,13 +61,6 @@ def export_command(arguments: Sequence[str]) -> int:
     folders, allowed = _needed(study_folder)
     print(f"run it: {train_command(exported, list(dict.fromkeys([line.config_dirs[0], *folders])), allowed)}")
     return 0
-
-
-_EPILOG = """keys:
-  study=NAME       a study of this folder
-  as=EXPERIMENT    the experiment's name
-  folder=outputs   where studies are kept
-  overwrite=true   replace an experiment of that name"""
 
 
 def _copy_weights(source: Path, to: Path) -> list[Path]:
@@ -84,10 +91,5 @@ def _best_yaml(folder: Path) -> str:
     raise StudyError(f"study={folder.name}: no such study in {folder.parent}; " + (f"accepted are {known}" if known else "there is none"))
 
 
-def main() -> None:
-    """Entry point of ``python -m autotune.export``."""
-    run_main(export_command)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(export_command)

@@ -1,4 +1,4 @@
-"""Say where the time of a training step goes, and what to try: ``python -m autotune.profile experiment=NAME``.
+"""Say where the time of a training step goes, and what to try: ``autotune profile experiment=NAME``.
 
 Writes a Chrome trace, the numbers and a figure into a folder of their own. Exit code 0; 2: bad input.
 """
@@ -7,44 +7,35 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.config.command_line import (
-    import_user_code_from,
-    names_experiment,
-    parse_command_line,
-    require_experiment,
-    run_main,
-)
+from autotune.config.command_line import composer_of, names_experiment, parse_command_line, print_config, require_experiment, run_main
+from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, ExecutionError
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
-
-_EPILOG = """keys:
-  num_steps=20        steps to time, and again to profile
-  progress=0          how far into the schedule they begin: 0 at its start, 1 at its end
-
-and any key of the configuration, as for python -m autotune.train. Files go to study.folder."""
-
+_OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
 _LOG_WIDTH = 120
 """Columns where no terminal says how many there are."""
-_OWN_KEYS = ("num_steps", "progress")
+
+
+@dataclass(kw_only=True)
+class ProfileKeys:
+    """The command's own keys."""
+
+    num_steps: int = own_key(20, "steps to time, and again to profile", least=1, most=10_000)
+    progress: float = own_key(0.0, "how far into the schedule they begin: 0 at its start, 1 at its end", least=0, most=1)
 
 
 def profile_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    line = parse_command_line("python -m autotune.profile", _PURPOSE, _EPILOG, arguments)
-    own = {key: value for key, _, value in (each.partition("=") for each in line.overrides) if key in _OWN_KEYS}
-    overrides = [each for each in line.overrides if each.partition("=")[0] not in _OWN_KEYS]
-    num_steps, progress = _number(own, "num_steps", 20, 1, 10_000), _number(own, "progress", 0.0, 0.0, 1.0)
+    line = parse_command_line("autotune profile", _PURPOSE, f"{own_keys_help(ProfileKeys)}\n\n{_OTHER_KEYS}", arguments)
+    own, overrides = read_own_keys(ProfileKeys, line.overrides)
     require_experiment(names_experiment(overrides), line.config_dirs)
-    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
-
-    import_user_code_from(line.config_dirs)
-    composer = Composer(overrides, line.config_dirs)
+    composer = composer_of(line, overrides)
     composer.refuse_sweeps()
-    if line.cfg:
-        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+    if print_config(line, composer):
         return 0
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
@@ -65,8 +56,8 @@ def profile_command(arguments: Sequence[str]) -> int:
         profile = profile_training(
             config,
             folder / "trace.json",
-            num_profiled=round(num_steps),
-            progress=progress,
+            num_profiled=own.num_steps,
+            progress=own.progress,
             num_threads=composed.config.cluster.cpus_per_worker,
         )
     except (RuntimeError, MemoryError) as error:
@@ -76,7 +67,7 @@ def profile_command(arguments: Sequence[str]) -> int:
             "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a smaller batch_size= need less"
         ) from error
     advice = advise(profile)
-    title = f"{experiment} · {round(num_steps)} steps of {profile.batch_size} samples"
+    title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
     figure = write_profile_figure(folder, profile, title)
     write_json(folder / "profile.json", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
     files = {"trace": f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)", "figure": str(figure)}
@@ -90,22 +81,6 @@ def profile_command(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _number(own: dict[str, str], key: str, default: float, low: float, high: float) -> float:
-    """One of the command's own numbers.
-
-    Raises:
-        ConfigError: it is none, or out of its range.
-    """
-    kind = int if isinstance(default, int) else float
-    try:
-        number = kind(own.get(key, default))
-    except ValueError:
-        number = None
-    if number is None or not low <= number <= high:
-        raise ConfigError(f"{key}: found {own[key]}, accepted is a {'whole ' * (kind is int)}number from {low:g} to {high:g}")
-    return number
-
-
 def _folder(parent: Path, experiment: str) -> Path:
     """The folder that the profile's files will lie in."""
     try:
@@ -115,10 +90,5 @@ def _folder(parent: Path, experiment: str) -> Path:
     return parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def main() -> None:
-    """Entry point of ``python -m autotune.profile``."""
-    run_main(profile_command)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(profile_command)

@@ -1,4 +1,4 @@
-"""Train one configuration, without Ray and without MLflow: ``python -m autotune.train experiment=NAME``.
+"""Train one configuration, without Ray and without MLflow: ``autotune train experiment=NAME``.
 
 Prints every evaluation and ends with the outcome, the phase times and the time to target. Exit code 0: the target was reached;
 3: it was not; 2: bad input.
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.config.command_line import (
     EXIT_NOT_REACHED,
-    import_user_code_from,
+    composer_of,
     names_experiment,
     parse_command_line,
+    print_config,
     require_experiment,
     run_main,
 )
@@ -29,15 +30,11 @@ if TYPE_CHECKING:
 
 def train_command(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    line = parse_command_line("python -m autotune.train", "Train one configuration to its target.", _EPILOG, arguments)
+    line = parse_command_line("autotune train", "Train one configuration to its target.", _EPILOG, arguments)
     require_experiment(names_experiment(line.overrides), line.config_dirs)
-    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help
-
-    import_user_code_from(line.config_dirs)
-    composer = Composer(line.overrides, line.config_dirs)
+    composer = composer_of(line, line.overrides)
     composer.refuse_sweeps()
-    if line.cfg:
-        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+    if print_config(line, composer):
         return 0
     composed = composer.compose()
     config = composed.trial
@@ -151,7 +148,7 @@ def _follow(
         return last, Outcome.OUT_OF_MEMORY, None
 
 
-_EPILOG = "An exported experiment runs by name: python -m autotune.train experiment=NAME --config-dir DIR"
+_EPILOG = "An exported experiment runs by name: autotune train experiment=NAME --config-dir DIR"
 
 
 def _describe(evaluation: Evaluation, metric: str) -> str:
@@ -169,10 +166,5 @@ def _say_of_techniques() -> None:
         log.addHandler(logging.StreamHandler(sys.stdout))
 
 
-def main() -> None:
-    """Entry point of ``python -m autotune.train``."""
-    run_main(train_command)
-
-
 if __name__ == "__main__":
-    main()
+    run_main(train_command)

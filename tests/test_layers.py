@@ -12,7 +12,8 @@ LAYERS = (
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
     ("execution", "replay"),
-    ("__main__", "train", "export", "confirm", "compare", "profile", "record", "diagnose", "scale"),
+    ("tune", "train", "export", "compare", "profile", "record", "diagnose", "scale"),
+    ("__main__",),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""
 

@@ -1,4 +1,4 @@
-"""``python -m autotune.profile``, called as a function on toy data and as a command on the shipped experiment."""
+"""``python -m autotune profile``, called as a function on toy data and as a command on the shipped experiment."""
 
 import json
 import re
@@ -75,11 +75,11 @@ def test_a_profile_is_printed_and_kept(toy: list[str], tmp_path: Path, capsys: p
     [
         ([], "no experiment; accepted is experiment=NAME"),
         (["num_steps=3"], "no experiment; accepted is experiment=NAME"),
-        (["experiment=cnn", "num_steps=0"], "num_steps: found 0, accepted is a whole number from 1 to 10000"),
-        (["experiment=cnn", "num_steps=2.5"], "num_steps: found 2.5, accepted is a whole number"),
-        (["experiment=cnn", "progress=much"], "progress: found much, accepted is a number from 0 to 1"),
-        (["experiment=cnn", "progress=nan"], "progress: found nan, accepted is a number from 0 to 1"),
-        (["experiment=cnn", "num_step=3"], "num_step: no such key"),
+        (["experiment=cnn", "num_steps=0"], "num_steps: found '0', accepted is a whole number from 1 to 10000"),
+        (["experiment=cnn", "num_steps=2.5"], "num_steps: found '2.5', accepted is a whole number"),
+        (["experiment=cnn", "progress=much"], "progress: found 'much', accepted is a number from 0 to 1"),
+        (["experiment=cnn", "progress=nan"], "progress: found 'nan', accepted is a number from 0 to 1"),
+        (["experiment=cnn", "num_step=3"], "num_step: no such key (did you mean num_steps=...?)"),
         (["experiment=cnn", "batch_size=0"], "batch_size: found 0, accepted is a whole number from 1"),
         (["experiment=cnn", "optimizer.lr=0.1,0.2"], "optimizer.lr: is a sweep; accepted is one value"),
         (["experiment=cnn", "--colour"], "--colour"),

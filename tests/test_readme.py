@@ -1,4 +1,4 @@
-"""The README's example of one's own model and training, run as it stands there."""
+"""The examples of one's own code in the README and in docs/your_own_code.md, run as they stand there."""
 
 import json
 import os
@@ -10,20 +10,24 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = (ROOT / "docs/your_own_code.md").read_text() + README
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file that the README says to write."""
+    """A folder with every file that the pages say to write."""
     folder = tmp_path_factory.mktemp("readme")
-    files = re.findall(r"^`(my_\S+)`:\n\n```\w+\n(.*?)```", README, re.DOTALL | re.MULTILINE)
+    files = re.findall(r"^`(my_\S+)`:\n\n```\w+\n(.*?)```", PAGES, re.DOTALL | re.MULTILINE)
     assert [path for path, _ in files] == [
         "my_net.py",
         "my_conf/model/my_net.yaml",
         "my_conf/data/spirals.yaml",
         "my_conf/experiment/spirals.yaml",
         "my_conf/experiment/my_training.yaml",
+        "my_training.py",
+        "my_conf/experiment/digits_loop.yaml",
     ]
     for path, text in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -32,8 +36,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command_after(mark: str) -> list[str]:
-    """The command that stands behind a mark in the README, run by this Python."""
-    found = re.search(rf"<!-- {mark} command -->\n```bash\n(.*?)\n```", README, re.DOTALL)
+    """The command that stands behind a mark in the pages, run by this Python."""
+    found = re.search(rf"<!-- {mark} command -->\n```bash\n(.*?)\n```", PAGES, re.DOTALL)
     assert found is not None
     words = shlex.split(found[1])
     assert words[:3] == ["python", "-m", "autotune"]
@@ -41,7 +45,7 @@ def command_after(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("mark", ["own model", "own training"])
+@pytest.mark.parametrize("mark", ["own model", "own training", "own loop"])
 def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) -> None:
     name = mark.replace(" ", "-")
     command = [*command_after(mark), f"study.name={name}", "search.num_trials=6", "confirm=quick"]
@@ -52,7 +56,11 @@ def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) ->
     assert sum(best["outcomes"].values()) == 6
 
 
-def test_every_document_that_the_readme_names_is_there() -> None:
-    links = re.findall(r"\]\(((?!http)[^)#]+)", README)
-    assert links
-    assert [link for link in links if not (Path(__file__).parent.parent / link).exists()] == []
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)
+def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(((?!http)[^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) < 1200

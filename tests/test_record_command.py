@@ -176,11 +176,14 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ([], "autotune: found no mlflow_run; accepted is mlflow_run=RUN_ID output=DIR, and tracking.uri=URI"),
-        (["mlflow_run=x", "output=y", "seed=3"], "autotune: found seed; accepted is mlflow_run=RUN_ID"),
+        ([], "autotune: mlflow_run and output: missing; accepted is mlflow_run=RUN_ID output=DIR"),
+        (
+            ["mlflow_run=x", "output=y", "seed=3"],
+            "autotune: seed: no such key; accepted are mlflow_run=RUN_ID, output=DIR, tracking.uri=URI",
+        ),
         (["mlflow_run=x", "output={folder}/own"], "autotune: output={folder}/own: holds a recording already; accepted is another folder"),
         (["mlflow_run=x", "output=s3://x/y"], "autotune: output: found the URL s3://x/y, accepted is a folder of this machine"),
-        (["mlflow_run=x", "tracking.uri={uri}"], "autotune: found no output; accepted is"),
+        (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; accepted is"),
         (["mlflow_run=abc", "tracking.uri={uri}", "output={new}"], "autotune: mlflow_run=abc: no such run in {uri}; accepted is the id"),
         (
             ["mlflow_run={child}", "tracking.uri={uri}", "output={new}"],

@@ -1,4 +1,4 @@
-"""``python -m autotune.train``, called as a function on toy data and as a command on the shipped experiment."""
+"""``python -m autotune train``, called as a function on toy data and as a command on the shipped experiment."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The command line that every entry point shares: Hydra's ``key=value`` overrides, and a few of Hydra's flags.
+"""The command line that all commands share: Hydra's ``key=value`` overrides, and a few of Hydra's flags.
 
 Hydra composes; its own ``main`` is not used, because it would print mistakes over several lines, exit with 1, and run
 callbacks that a configuration names.
@@ -10,16 +10,32 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from autotune.collector import spare_imports
 from autotune.config.paths import shipped_folder
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 
+if TYPE_CHECKING:
+    from autotune.config.compose import Composer
+
 EXIT_WORKER_ERROR = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_REACHED = 3
 EXIT_INTERRUPTED = 130
+
+COMMANDS = {
+    "tune": ("autotune.tune", "find the fastest configuration; the word may be left out"),
+    "train": ("autotune.train", "train one configuration"),
+    "compare": ("autotune.compare", "compare two configurations"),
+    "scale": ("autotune.scale", "measure what more workers bring"),
+    "profile": ("autotune.profile", "say where a step's time goes, and which key to try"),
+    "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
+    "export": ("autotune.export", "write what a study found as an experiment"),
+    "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
+    "replay": ("autotune.replay.__main__", "replay a search over a recording"),
+}
+"""Module and purpose by name; a module has a function ``NAME_command``, which takes the arguments and returns the exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +98,29 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
     return CommandLine(overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve)
 
 
+def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":
+    """What composes the configuration of a command line, with the user's own modules importable.
+
+    Args:
+        line: the command line, for its folders.
+        overrides: those of the command line that are keys of the configuration.
+
+    Raises:
+        ConfigError: a folder that is not there, or an override that does not parse.
+    """
+    from autotune.config.compose import Composer  # noqa: PLC0415  # after --help; imports Hydra
+
+    import_user_code_from(line.config_dirs)
+    return Composer(overrides, line.config_dirs)
+
+
+def print_config(line: CommandLine, composer: "Composer") -> bool:
+    """Print the configuration where ``--cfg`` asks for it, and say whether it did."""
+    if line.cfg:
+        print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
+    return line.cfg is not None
+
+
 def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Name and first comment line of every experiment there is."""
     found: dict[str, str] = {}
@@ -97,6 +136,11 @@ def experiments_help(config_dirs: Sequence[str] = ()) -> str:
     rows = experiments(config_dirs)
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
+
+
+def commands_help() -> str:
+    """The commands as indented lines of a help text."""
+    return "\n".join(f"  autotune {name:<9} {purpose}" for name, (_, purpose) in COMMANDS.items())
 
 
 def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 
+from autotune.config.command_line import COMMANDS
 from autotune.config.compose import hydra_set_up
 from autotune.errors import ConfigError
 
@@ -46,6 +47,8 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
             if shell != "fish":
                 print(f"complete -r {Path(sys.argv[0]).name} 2> /dev/null")  # Hydra leaves the rule, without its function
             plugin.uninstall()
+        elif commands := _commands_typed(_line_to_cursor()):
+            print(" ".join(commands))
         elif (overrides_typed := _overrides_typed(_line_to_cursor())) is not None:
             os.environ["COMP_LINE"] = overrides_typed
             with contextlib.suppress(HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
@@ -58,9 +61,16 @@ def _line_to_cursor() -> str:
     return line[: int(os.environ.get("COMP_POINT") or len(line))]
 
 
+def _commands_typed(line: str) -> list[str]:
+    """The commands that the first word of the line may become; none where it is no beginning of one."""
+    words = line.split()[1:]
+    return [name for name in COMMANDS if name.startswith(words[0])] if len(words) == 1 and not line.endswith(" ") else []
+
+
 def _overrides_typed(line: str) -> str | None:
     """The line without its flags, or None where the cursor is at one of them, which the shell itself completes."""
     words = line.split()[1:] + ([""] if line.endswith(" ") else [])
+    words = words[1:] if len(words) > 1 and words[0] in COMMANDS else words
     overrides, folders, flag = [], [], ""
     for word in words:
         if flag in _FLAGS_WITH_A_VALUE:

@@ -128,7 +128,9 @@ class Composer:
             ConfigError: with the key.
         """
         if self.sweeps:
-            raise ConfigError(f"{next(iter(self.sweeps))}: is a sweep; accepted is one value (python -m autotune searches over several)")
+            raise ConfigError(
+                f"{next(iter(self.sweeps))}: is a sweep; accepted is one value (autotune without a command searches over several)"
+            )
 
     def compose(self, overrides: Sequence[str] = ()) -> Composed:
         """The configuration of the command line and ``overrides`` on top of it.
@@ -373,7 +375,7 @@ class Composer:
             group, _, option = missing[1].rpartition("/")
             options = error.options or []
             accepted = f"accepted are {', '.join(options)}" if options else "there is no such file"
-            return f"{group}={option}: {accepted}{_did_you_mean(option, options)}"
+            return f"{group}={option}: {accepted}{did_you_mean(option, options)}"
         if unknown := re.search(r"Could not override '([^']+)'", message):
             key = unknown[1]
             if key in self.known_keys():
@@ -381,7 +383,7 @@ class Composer:
             part = key.rpartition(".")[0] + "."
             is_argument = f"{part}_target_" in self.known_keys()
             known = [each for each in self.known_keys() if not is_argument or (each.startswith(part) and each != f"{part}_target_")]
-            meant = _did_you_mean(key, known)
+            meant = did_you_mean(key, known)
             added = f"; another argument is added with a plus: +{key}=VALUE" if is_argument and not meant else ""
             return f"{key}: no such key{meant}; accepted keys are shown by --cfg job{added}"
         return _explain_value(error)
@@ -481,7 +483,8 @@ def _flat_keys(value: Any, prefix: str = "") -> Iterator[str]:
             yield from _flat_keys(each, f"{prefix}{key}.")
 
 
-def _did_you_mean(found: str, known: Sequence[str]) -> str:
+def did_you_mean(found: str, known: Sequence[str]) -> str:
+    """The known name that is most like the one found, as an error says it; empty where none is like it."""
     close = difflib.get_close_matches(found, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

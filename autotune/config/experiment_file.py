@@ -84,4 +84,4 @@ def train_command(experiment: str, folders: Sequence[str], allowed_targets: Sequ
     """
     allowed = [f"allowed_targets={override_text(list(allowed_targets))}"] if allowed_targets else []
     config_dirs = [each for folder in folders for each in ("--config-dir", folder)]
-    return shlex.join(["python", "-m", "autotune.train", f"experiment={experiment}", *allowed, *config_dirs])
+    return shlex.join(["python", "-m", "autotune", "train", f"experiment={experiment}", *allowed, *config_dirs])

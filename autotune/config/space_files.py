@@ -2,7 +2,7 @@
 
 Hydra's own sweep words are read too, so that what people already have can be pasted:
 ``choice(a,b)``, ``interval(1e-4,1e-1)``, ``range(1,10)`` (its end excluded, as in Hydra), ``int(interval(1,8))`` and
-``tag(log, interval(1e-4,1e-1))``.
+``tag(log, interval(1e-4,1e-1))``. A shipped space is picked by its name, as an option of a group is: ``search_space=[cnn,precision]``.
 """
 
 import re
@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
-from autotune.config.compose import Composer
+from autotune.config.compose import Composer, did_you_mean
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
@@ -32,7 +32,8 @@ def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace
     space = SearchSpace()
     for index, entry in enumerate(entries):
         if isinstance(entry, str):
-            mapping, source = _load(entry, composer.config_dirs), entry
+            source = entry if "/" in entry or Path(entry).suffix else f"search_spaces/{entry}.yaml"
+            mapping = _load(entry, source, composer.config_dirs)
         else:
             mapping, source = entry, f"search_space[{index}]"
         space = space.merged_with(SearchSpace.from_mapping(_without_sweep_words(mapping, source), source))
@@ -115,21 +116,24 @@ def _check_searchable(space: SearchSpace) -> None:
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
 
 
-def _load(name: str, config_dirs: Sequence[Path]) -> Any:
-    """The content of a search space file: in the working folder, in or beside --config-dir, or among the shipped ones."""
-    relative = Path(name).expanduser()
+def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
+    """The content of a search space's file: in the working folder, in or beside --config-dir, or among the shipped ones."""
+    relative = Path(file).expanduser()
     folders = [Path(), *config_dirs, *(each.parent for each in config_dirs), shipped_folder("search_spaces").parent]
     path = next((folder / relative for folder in folders if (folder / relative).is_file()), None)
     if path is None:
-        shipped = ", ".join(sorted(f"search_spaces/{each.name}" for each in shipped_folder("search_spaces").glob("*.yaml")))
-        raise SearchSpaceError(f"search_space: {name}: no such file; accepted is a path from here or --config-dir, or one of {shipped}")
+        shipped = sorted(each.stem for each in shipped_folder("search_spaces").glob("*.yaml"))
+        raise SearchSpaceError(
+            f"search_space: {entry}: no such file{did_you_mean(relative.stem, shipped)}; accepted are {', '.join(shipped)}, and a path "
+            f"from here or --config-dir, as in my_spaces/net.yaml"
+        )
     try:
         return yaml.load(path.read_text(), Loader=_UniqueKeyLoader) or {}  # noqa: S506  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise SearchSpaceError(f"{name}{line}: {error.problem}") from error
+        raise SearchSpaceError(f"{file}{line}: {error.problem}") from error
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise SearchSpaceError(f"{name}: cannot be read: {' '.join(str(error).split())}") from error
+        raise SearchSpaceError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -247,7 +247,7 @@ def _export_commands(plan: StudyPlan) -> list[tuple[str, str]]:
     exported = f"{plan.experiment}_best"
     folders = [shown_path(Path(each).absolute()) for each in plan.composer.config_dirs] or ["my_conf"]
     elsewhere = [] if plan.folder.parent == Path("outputs").absolute() else [f"folder={shown_path(plan.folder.parent)}"]
-    export = ["python", "-m", "autotune.export", f"study={plan.name}", f"as={exported}", *elsewhere, "--config-dir", folders[0]]
+    export = ["python", "-m", "autotune", "export", f"study={plan.name}", f"as={exported}", *elsewhere, "--config-dir", folders[0]]
     return [
         ("export the best", shlex.join(export)),
         ("train it again", train_command(exported, folders, plan.composer.allowed_targets)),

@@ -139,6 +139,8 @@ def completions(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     ("line", "words"),
     [
         ("autotune exper", ["experiment="]),
+        ("autotune exp", ["export"]),
+        ("autotune train exper", ["experiment="]),
         ("autotune experiment=cnn_c", ["experiment=cnn_cifar10"]),
         ("autotune experiment=cnn optimizer", ["optimizer.", "optimizer="]),
         ("autotune experiment=cnn --cfg job optimizer=adamw", ["optimizer=adamw", "optimizer=adamw_decoupled"]),

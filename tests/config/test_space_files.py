@@ -165,10 +165,17 @@ def test_what_all_trials_share_cannot_be_searched(key: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused_with_those_that_are() -> None:
-    assert refusal("search_spaces/cn.yaml") == (
-        "search_space: search_spaces/cn.yaml: no such file; accepted is a path from here or --config-dir, or one of "
-        + ", ".join(SHIPPED_SPACES)
+    assert refusal("cn").startswith("search_space: cn: no such file (did you mean cnn?); accepted are cnn, ")
+    names = [Path(each).stem for each in SHIPPED_SPACES]
+    assert refusal("search_spaces/cn.yaml").startswith(
+        f"search_space: search_spaces/cn.yaml: no such file (did you mean cnn?); accepted are {', '.join(names)}, and a path from "
     )
+
+
+def test_a_shipped_space_is_picked_by_its_name() -> None:
+    by_path = read_search_space(["search_spaces/cnn.yaml"], COMPOSER)
+    assert read_search_space(["cnn"], COMPOSER) == by_path
+    assert set(by_path.sources.values()) == {"search_spaces/cnn.yaml"}
 
 
 def test_the_same_key_in_two_files_is_refused_with_both() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.__main__ import tune_command
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
+from autotune.tune import tune_command
 from tests.patience import PATIENCE_SECONDS
 
 Refusal = Callable[..., str]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.__main__ import tune_command
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
 from autotune.execution.background_tracker import TrackerProcess
@@ -18,6 +17,7 @@ from autotune.execution.live_study import opened
 from autotune.execution.plan import plan_study
 from autotune.export import export_command
 from autotune.training.device import local_capabilities
+from autotune.tune import tune_command
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 

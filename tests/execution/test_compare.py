@@ -1,4 +1,4 @@
-"""``python -m autotune.compare``: what it refuses, and whole comparisons with real Ray."""
+"""``python -m autotune compare``: what it refuses, and whole comparisons with real Ray."""
 
 import csv
 import itertools
@@ -205,7 +205,7 @@ def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ("experiment=cnn", ["a and b: missing", "a=[device=cpu]"]),
+        ("experiment=cnn", ["a and b: missing", "a=[key=value,...]"]),
         ("experiment=cnn b=[device=cpu]", ["a: missing"]),
         ("experiment=cnn a=[] b=[batch_size=64]", ["a and b: [] and [batch_size=64] are the same configuration"]),
         ("experiment=cnn a=[optimizer=sgd] b=[]", ["are the same configuration"]),
@@ -355,4 +355,4 @@ def test_help_needs_none_of_what_takes_long_to_import() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert said.returncode == 0
-    assert "a=[key=value,...] b=[key=value,...]" in said.stdout
+    assert "  a=[key=value,...]  what one side has" in said.stdout

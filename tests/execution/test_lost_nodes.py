@@ -46,7 +46,8 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
     try:
         study = commands.start(
             "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "stopping=none", "confirm=none",
-            f"search.num_trials={NUM_TRIALS}", "search.time_budget_seconds=null", "target.value=0.9999", "target.max_train_seconds=4", "epochs=interval(200.0,300.0)",
+            f"search.num_trials={NUM_TRIALS}", "search.time_budget_seconds=null",
+            "target.value=0.9999", "target.max_train_seconds=4", "epochs=interval(200.0,300.0)",
             folder=tmp_path,
         )  # fmt: skip
         wait_until(has_one_to_kill, process=study, said=(tmp_path / "out.txt").read_text)

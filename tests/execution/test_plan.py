@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from autotune.__main__ import tune_command
 from autotune.config.command_line import run_command
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError, SearchSpaceError
@@ -16,6 +15,7 @@ from autotune.objective import Energy
 from autotune.recording import write_recording
 from autotune.training.device import Capabilities
 from autotune.training.run import check_training
+from autotune.tune import tune_command
 
 _CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
 _GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
@@ -243,7 +243,7 @@ def usual() -> dict[str, Any]:
     ("override", "is_same"),
     [("search.num_trials=9", True), ("search=random", True), ("confirm=none", True), ("seed=4", True), ("cluster.cpus_per_worker=2", True),
      ("target.value=0.97", False), ("study.seed=1", False), ("batch_size=32", False), ("batch_size=choice(32,64)", False),
-     ("objective.num_trainings=1", False), ("search_space=[search_spaces/runtime.yaml]", False)],
+     ("objective.num_trainings=1", False), ("search_space=[runtime]", False)],
 )  # fmt: skip
 def test_a_study_is_the_same_while_what_it_measures_is(override: str, is_same: bool, usual: dict[str, Any]) -> None:
     assert (make_plan(override).definition() == usual) == is_same

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from autotune.__main__ import tune_command
 from autotune.config.command_line import run_command
 from autotune.search.study import confirmations, read_study
+from autotune.tune import tune_command
 from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]

@@ -1,4 +1,4 @@
-"""``python -m autotune.scale``: what it refuses, and a whole scaling with real Ray."""
+"""``python -m autotune scale``: what it refuses, and a whole scaling with real Ray."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,9 @@ pytestmark = [
         (["workers=2"], "workers: found '2', accepted is a list of at least two numbers of workers, as in workers=[1,2,4]"),
         (["workers=[1,x]"], "workers: found '[1,x]', accepted is a list"),
         (["workers=[0,1]"], "workers: found '[0,1]', accepted is a list"),
-        (["workers=[2,2]"], "workers: found '[2,2]', accepted are at least two different numbers"),
+        (["workers=[2,2]"], "workers: found [2, 2], accepted are at least two different numbers"),
         (["workers=[1,2]", "workers=[1,4]"], "workers: found twice"),
-        (["mode=strang"], "mode: found 'strang', accepted are strong, weak, both"),
+        (["mode=strang"], "mode: found 'strang', accepted is one of strong, weak, both"),
         (["num_seeds=0"], "num_seeds: found '0', accepted is a whole number from 1"),
         (["workers=[1,1000]", "batch_size=1000"], "strong-1000: cannot run here: parallelism.num_workers=1000 needs as many CPUs"),
         (["workers=[1,2]", "batch_size=33"], "batch_size: found 33, accepted with 2 workers that share a batch is a multiple of that"),

@@ -20,12 +20,12 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from autotune.__main__ import tune_command
 from autotune.config.compose import Composer
 from autotune.export import export_command
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
+from autotune.tune import tune_command
 
 pytestmark = [
     pytest.mark.ray,
@@ -91,8 +91,8 @@ def test_a_study_ends_with_what_it_found_and_what_to_type_next(study: Whole) -> 
     assert study.ended.stderr == ""
     said = study.ended.stdout
     assert re.search(r"baseline +[\d.]+ s \(mean of 2 runs\)", said)
-    assert "python -m autotune.export study=whole as=cnn_smoke_best --config-dir my_conf" in said
-    assert "python -m autotune.train experiment=cnn_smoke_best --config-dir my_conf" in said
+    assert "python -m autotune export study=whole as=cnn_smoke_best --config-dir my_conf" in said
+    assert "python -m autotune train experiment=cnn_smoke_best --config-dir my_conf" in said
     assert f"search.num_trials={2 * _NUM_TRIALS}" in said
 
 

@@ -100,16 +100,17 @@ def test_a_budget_of_trials_ends_the_search(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no recording; accepted is recording=DIR"),
+        ([], "recording: missing; accepted is recording=DIR"),
         (["recording=nope"], "recording=nope: no such folder"),
         (
             ["recording=s3://x/y"],
             "recording: found the URL s3://x/y, accepted is a folder of this machine, such as outputs/STUDY/recording",
         ),
         (["recording={folder}", "output=s3://x/y.csv"], "output: found the URL s3://x/y.csv, accepted is a file of this machine"),
-        (["recording={folder}", "sed=3"], "sed=3: accepted are recording=DIR, seed, num_workers, within, lost_every_seconds, "),
-        (["recording={folder}", "lost_every_seconds=0"], "lost_every_seconds: found 0, accepted is a number above 0, or null"),
-        (["recording={folder}", "lost_every_seconds=often"], "lost_every_seconds: found 'often', accepted is a number from 0, or null"),
+        (["recording={folder}", "sed=3"], "sed: no such key (did you mean seed=...?)"),
+        (["recording={folder}", "epochs=3"], "epochs=3: accepted beside the command's own keys are those of search, stopping, "),
+        (["recording={folder}", "lost_every_seconds=0"], "lost_every_seconds: found '0', accepted is a number above 0, or null"),
+        (["recording={folder}", "lost_every_seconds=often"], "lost_every_seconds: found 'often', accepted is a number above 0, or null"),
         (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
         (["recording={folder}", "num_workers=0"], "num_workers: found '0', accepted is a whole number from 1"),
         (["recording={folder}", "within=-1"], "within: found '-1', accepted is a number from 0, or null"),

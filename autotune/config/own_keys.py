@@ -1,0 +1,164 @@
+"""The keys that belong to a command, not to the configuration: fields of a dataclass, which OmegaConf reads and ``--help`` lists.
+
+@dataclass(kw_only=True)
+class ProfileKeys:
+    num_steps: int = own_key(20, "steps to time, and again to profile", least=1)
+
+own, overrides = read_own_keys(ProfileKeys, ["experiment=cnn", "num_steps=5"])   # own.num_steps == 5
+"""
+
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, TypeVar
+
+from autotune.errors import ConfigError
+
+Keys = TypeVar("Keys")
+
+_SIMILAR = 0.75
+"""Share of equal letters (of ``difflib``) from which a key counts as a misspelt one."""
+_MOST = sys.float_info.max
+"""Infinity is no number that anything here can be set to."""
+
+
+def own_key(
+    default: Any,
+    help: str,  # noqa: A002  # argparse's word for it
+    *,
+    name: str | None = None,
+    shown: str | None = None,
+    accepted: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A field of a command's dataclass, as ``dataclasses.field`` makes it.
+
+    Args:
+        default: of the key; ``...`` for a key that must be given.
+        help: what the key does, in a few words.
+        name: the key as it is typed; the field's own name where it is None.
+        shown: the value that ``--help`` shows; the default where it is None.
+        accepted: what a refusal says is accepted; made of the type and the limits where it is None.
+        least: the lowest number accepted.
+        most: the highest number accepted.
+        choices: the texts accepted; any where there are none.
+    """
+    metadata = {"help": help, "name": name, "shown": shown, "accepted": accepted, "least": least, "most": most, "choices": choices}
+    if default is ...:
+        return field(metadata=metadata)
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def own_keys_help(keys: type[Any]) -> str:
+    """The keys of a command as lines of a help text."""
+    rows = [(f"{_name(each)}={_shown(each)}", each.metadata["help"]) for each in fields(keys)]
+    width = max(len(written) for written, _ in rows)
+    return "\n".join(["keys of this command:", *(f"  {written:<{width}}  {purpose}" for written, purpose in rows)])
+
+
+def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tuple[str, ...]]:
+    """Take a command's own keys out of a command line.
+
+    Returns:
+        The keys with their values, and all other overrides.
+
+    Raises:
+        ConfigError: a key is missing, stands twice, is misspelt, or has a value that is not accepted.
+    """
+    known = {_name(each): each for each in fields(keys)}  # type: ignore[arg-type]  # a dataclass by its make
+    given: dict[str, str] = {}
+    others: list[str] = []
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if name not in known or not equals:
+            _check_spelling(name, list(known))
+            others.append(text)
+        elif name in given:
+            raise ConfigError(f"{name}: found twice; accepted is once")
+        else:
+            given[name] = value
+    values = {known[name].name: _value(keys, known[name], text) for name, text in given.items()}
+    missing = [name for name, each in known.items() if _is_required(each) and name not in given]
+    if missing:
+        accepted = " ".join(f"{name}={_shown(known[name])}" for name in missing)
+        raise ConfigError(f"{' and '.join(missing)}: missing; accepted is {accepted}")
+    return keys(**values), tuple(others)
+
+
+def refuse_other_keys(keys: type[Any], others: Sequence[str]) -> None:
+    """Refuse keys of the configuration, for a command that has none.
+
+    Raises:
+        ConfigError: with the key, and those that are accepted.
+    """
+    if others:
+        accepted = ", ".join(f"{_name(each)}={_shown(each)}" for each in fields(keys))
+        raise ConfigError(f"{others[0].partition('=')[0]}: no such key; accepted are {accepted}")
+
+
+def _name(key: "Field[Any]") -> str:
+    return key.metadata["name"] or key.name
+
+
+def _is_required(key: "Field[Any]") -> bool:
+    return key.default is MISSING and key.default_factory is MISSING
+
+
+def _shown(key: "Field[Any]") -> str:
+    if key.metadata["shown"] is not None:
+        return str(key.metadata["shown"])
+    default = key.default_factory() if key.default_factory is not MISSING else key.default
+    return "null" if default is None else str(default).replace(" ", "")
+
+
+def _value(keys: type[Any], key: "Field[Any]", text: str) -> Any:
+    """The value that a text stands for, of the field's type."""
+    refusal = ConfigError(f"{_name(key)}: found {text!r}, accepted is {_accepted(key)}")
+    value: Any = text
+    if key.type is not str:
+        import yaml  # noqa: PLC0415  # after --help, as OmegaConf
+        from omegaconf import OmegaConf  # noqa: PLC0415
+        from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+
+        config = OmegaConf.structured(keys)
+        try:
+            config[key.name] = yaml.safe_load(text) if text == "null" or text.startswith("[") else text
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise refusal from error
+        value = OmegaConf.to_container(config)[key.name]  # type: ignore[index,call-overload]  # a mapping by its make
+    least, most, choices = (key.metadata[each] for each in ("least", "most", "choices"))
+    numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)]
+    is_within = all((-math.inf if least is None else least) <= each <= (_MOST if most is None else most) for each in numbers)
+    if not is_within or (choices and value not in choices):
+        raise refusal
+    return value
+
+
+def _accepted(key: "Field[Any]") -> str:
+    least, most, choices, accepted = (key.metadata[each] for each in ("least", "most", "choices", "accepted"))
+    if accepted is not None:
+        return str(accepted)
+    if choices:
+        return f"one of {', '.join(choices)}"
+    if key.type is bool:
+        return "true or false"
+    whole = "whole " if key.type is int else ""
+    limits = "" if least is None else f" from {least:g}" + ("" if most is None else f" to {most:g}")
+    return f"a {whole}number{limits}" + (", or null" if key.type == float | None else "")
+
+
+def _check_spelling(name: str, known: Sequence[str]) -> None:
+    """Refuse what looks like one of the command's keys and is no key of the configuration."""
+    from autotune.config.schema import Config  # noqa: PLC0415  # after --help; imports OmegaConf
+
+    if name.partition(".")[0].partition("/")[0] in {"experiment", *(each.name for each in fields(Config))}:
+        return
+    close = [each for each in known if each == name.lower()] or difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+    if close:
+        raise ConfigError(f"{name}: no such key (did you mean {close[0]}=...?)")

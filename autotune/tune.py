@@ -1,0 +1,133 @@
+"""Find the configuration that reaches a target quality in the least time: ``autotune experiment=NAME``.
+
+Exit code 0: a configuration was confirmed; 2: bad input; 3: nothing reached the target; 130: interrupted; 1: the code that was
+trained failed several times in a row.
+"""
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.config.command_line import (
+    EXIT_BAD_INPUT,
+    commands_help,
+    composer_of,
+    experiments_help,
+    import_user_code_from,
+    parse_command_line,
+    print_config,
+    require_experiment,
+)
+
+if TYPE_CHECKING:
+    from autotune.config.schema import StudyConfig
+    from autotune.execution.background_tracker import TrackerProcess
+    from autotune.execution.fork_server import ForkServer
+
+_PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
+
+_KEYS = """
+keys that people change most:
+  optimizer.lr=0.1                 any value of the baseline; --cfg job shows all keys
+  optimizer.lr=interval(1e-3,1)    what to search over, in place of the experiment's own domain for that key
+  target.value=0.97                what counts as trained; target.max_train_seconds=60 is a trial's limit
+  search.num_trials=100            how much to search; search.time_budget_seconds=600 limits it by time
+  search=tpe|gp|cmaes|random       who proposes, in place of freeze_thaw
+  objective=device_seconds|energy|cost|pareto    what is minimised, in place of time
+  warm_start=[NAME,DIR]            earlier studies that the search learns from
+  study.name=NAME                  name a study; the same name goes on with it
+  data.root=DIR data.download=true where a data set lies, and to fetch it there; s3://... and other URLs too (docs/urls.md)
+  cluster.address=auto             run on the Ray cluster this machine belongs to
+  tracking.uri=URI                 where MLflow keeps its runs
+  dry_run=true                     print space, baseline, budget and resources; train nothing
+"""
+
+
+def tune_command(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    if not arguments:
+        print(
+            f"usage: autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.", file=sys.stderr
+        )
+        return EXIT_BAD_INPUT
+    epilog = f"experiments:\n{experiments_help(_config_dirs(arguments))}\n{_KEYS}\ncommands, each with its own --help:\n{commands_help()}"
+    line = parse_command_line("autotune", _PURPOSE, epilog, arguments)
+    code_folders = import_user_code_from(line.config_dirs)
+    composer = composer_of(line, line.overrides)
+    if print_config(line, composer):
+        return 0
+    composed = composer.compose()
+    require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
+    _ = composed.trial
+    from rich.console import Console  # noqa: PLC0415  # after --cfg
+
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
+    is_local = cluster.address in (None, "local")
+    with contextlib.ExitStack() as stack:
+        fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run else None
+        from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
+
+        connection = stack.enter_context(contextlib.closing(Connection(cluster)))
+        if is_local and not is_dry_run and _is_new(composed.config.study):  # so there will be work for it, unless there is a mistake
+            connection.start()
+        tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
+        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
+        from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
+        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # likewise
+        from autotune.training.device import local_capabilities  # noqa: PLC0415  # likewise
+        from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # likewise
+
+        with console.status("reading the configuration and checking every branch of the search space"):
+            plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
+            if not is_dry_run:
+                train_missing_sources(composer, say)
+            if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
+                check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
+        if tracker_process is None:  # a dry run
+            for text in describe_plan(plan):
+                say(text)
+            return 0
+        from autotune.execution.run_study import run_study  # noqa: PLC0415  # after a dry run
+
+        return run_study(
+            plan,
+            command=arguments,
+            code_folders=code_folders,
+            console=console,
+            connection=connection,
+            tracker_process=tracker_process,
+            fork_server=fork_server,
+        )
+
+
+def _fork_server() -> "AbstractContextManager[ForkServer | None]":
+    """One of this process's own, which imports what trainings need while this process reads and Ray starts; None where none can be."""
+    from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
+
+    return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
+
+
+def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[TrackerProcess]":
+    """The one that the study's tracker will be opened in, which imports MLflow while this process reads and Ray starts."""
+    from autotune.execution.background_tracker import TrackerProcess  # noqa: PLC0415  # after --help and --cfg
+
+    return contextlib.closing(TrackerProcess(node))
+
+
+def _is_new(study: "StudyConfig") -> bool:
+    """Whether no earlier process has begun a study."""
+    return study.name is None or not (Path(study.folder) / study.name).exists()
+
+
+def _config_dirs(arguments: Sequence[str]) -> list[str]:
+    """The folders of ``--config-dir``, which the help already lists experiments of."""
+    return [value for flag, value in itertools.pairwise(arguments) if flag in ("--config-dir", "-cd")]
