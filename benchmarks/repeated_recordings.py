@@ -27,8 +27,8 @@ from autotune.race import RaceLimits
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.replay.replayed_policy import replayed_policy
 from autotune.replay.simulation import replay
-from autotune.search.chance import Chance
 from autotune.search.policy import SearchPolicy
+from autotune.search.random_sampler import RandomTrial
 from autotune.space import SearchSpace, Suggestion
 from autotune.training.run import start_training
 from benchmarks.measuring import circumstances, write_result
@@ -72,7 +72,7 @@ def record(experiment: str, folder: Path, *, num_configurations: int, num_seeds:
 def _points(space: SearchSpace, baseline: Suggestion | None, count: int) -> list[Suggestion]:
     if baseline is None:
         raise SystemExit("the experiment's baseline lies outside its search space; accepted is one that lies within")
-    by_chance = Chance(np.random.default_rng(0))
+    by_chance = RandomTrial(np.random.default_rng(0))
     return [baseline, *(space.suggest(by_chance) for _ in range(count - 1))]
 
 

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.allowed import check_target_names
 from autotune.config.group_options import changes_only, with_options
-from autotune.config.own_values import drop_values_of_another_target, group_choices, keep_own_values
+from autotune.config.group_overrides import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.paths import shipped_folder
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of

@@ -22,7 +22,7 @@ from autotune.objective import Pareto
 from autotune.recording import write_recording
 from autotune.report.arms import ArmScores, ConfirmationFigures, describe_ratio, describe_reached
 from autotune.report.front import Front, describe_front, front_of, write_front
-from autotune.report.scale import scale_of
+from autotune.report.score_format import score_format_of
 from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import LEAST_REACHED, importances
@@ -55,7 +55,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     for line in describe_front(front) if front is not None else ():
         _say(live, line)
     if confirmation is None:
-        number, scale = min(policy.scores, key=lambda number: policy.scores[number]), scale_of(plan.objective)
+        number, scale = min(policy.scores, key=lambda number: policy.scores[number]), score_format_of(plan.objective)
         best_word, score = "fastest" if scale.is_time else "best", scale.format(policy.scores[number])
         _say(live, f"not confirmed (confirm=none), so nothing is exported; the {best_word} trial was {number}, {score}")
         return 0
@@ -66,7 +66,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
     """All files of the study's folder; those that a tracker keeps."""
     folder, results = plan.folder, list(policy.results.values())
-    TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, scale_of(plan.objective).unit)
+    TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
     write_recording(
         folder / "recording",
@@ -92,7 +92,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         importances=importances(results, policy.scores, plan.space),
         confirmation=_confirmation_figures(confirmation) if confirmation else None,
         num_reached_needed=LEAST_REACHED,
-        scale=scale_of(plan.objective),
+        scale=score_format_of(plan.objective),
         front=front,
     )
     return [*(path for name in ("best.yaml", "best.json", "trials.csv", "pareto_front.csv") if (path := folder / name).is_file()), *figures]
@@ -104,7 +104,7 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     best, speed_up = confirmation.best, None if confirmation.is_baseline_best else confirmation.speed_up
     own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
     tests = [run.test_metric for run in own_runs if run.test_metric is not None]
-    target, scale = plan.trial.target, scale_of(plan.objective)
+    target, scale = plan.trial.target, score_format_of(plan.objective)
     return {
         "study": plan.name,
         "experiment": plan.experiment,

@@ -15,7 +15,7 @@ from autotune.measurement import Outcome, TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.race import Entrant, RaceLimits, Run, Standing, standing
 from autotune.report.arms import ArmScores
-from autotune.report.scale import scale_of
+from autotune.report.score_format import score_format_of
 from autotune.search.seeds import derived_seed
 from autotune.space import Suggestion
 
@@ -162,7 +162,7 @@ def conclude(race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objec
         ]
         for arm in race.arms
     }
-    scale = scale_of(objective)
+    scale = score_format_of(objective)
     scores = {
         arm.trial: ArmScores(label=arm.label, runs=[run_score(run, objective) for run in own[arm.trial]], scale=scale) for arm in race.arms
     }

@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from autotune.contention import MOST_RETAKES
 from autotune.errors import ClusterError
 from autotune.execution.fork_server import CAN_FORK, LOOK_EVERY_SECONDS, Died, ForkServer
-from autotune.execution.gang import Gang, bundles
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training, say_niceness
+from autotune.execution.worker_group import WorkerGroup, bundles
 from autotune.measurement import Evaluation, TrialResult
 
 logger = logging.getLogger(__name__)
@@ -323,11 +323,11 @@ class _NewWorker:
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport]:
         """All reports of the training, each sent on its way without waiting for anyone to take it."""
-        gang = Gang()
-        run = TaskRun(task, gang.meet)
-        report = gang.next_report(run)
+        group = WorkerGroup()
+        run = TaskRun(task, group.meet)
+        report = group.next_report(run)
         while report.outcome is None:
             yield report
-            report = gang.next_report(run)
-        gang.end(run)
+            report = group.next_report(run)
+        group.end(run)
         yield report

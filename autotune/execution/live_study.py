@@ -21,7 +21,7 @@ from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.race import RaceLimits
 from autotune.recording import target_fields
-from autotune.report.scale import scale_of
+from autotune.report.score_format import score_format_of
 from autotune.report.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.pausing import PausingSampler
@@ -30,7 +30,7 @@ from autotune.search.study import Study, confirmations, open_study, store_race, 
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 from autotune.training.diagnosis.this_machine import this_machine
-from autotune.training.place import is_kept
+from autotune.training.progress import is_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +294,7 @@ def _settings(plan: StudyPlan) -> Mapping[str, object]:
         "sampler": config.search.sampler["_target_"].rpartition(".")[2],
         "stopping": config.stopping["_target_"].rpartition(".")[2],
         "objective": config.objective["_target_"].rpartition(".")[2],
-        "score": scale_of(plan.objective).description,
+        "score": score_format_of(plan.objective).description,
         "num_trials": config.search.num_trials,
         "time_budget_seconds": config.search.time_budget_seconds,
         "seed": config.study.seed,
@@ -326,5 +326,5 @@ def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
         time_budget_seconds=None if budget is None else budget - busy_seconds(list(policy.results.values())),
         num_done=len(policy.results),
         best=(best, scores[best]) if best is not None else None,
-        scale=scale_of(plan.objective),
+        scale=score_format_of(plan.objective),
     )

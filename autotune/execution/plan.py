@@ -15,9 +15,9 @@ from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.objective import Objective, check_measured
 from autotune.race import LEAST_PAIRS
-from autotune.report.scale import scale_of
+from autotune.report.score_format import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
-from autotune.search.parts import make_sampler, make_stopping
+from autotune.search.factory import make_sampler, make_stopping
 from autotune.search.stopping import StoppingRule
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
@@ -200,7 +200,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
         f"study     {plan.name} -> {plan.folder}",
         f"target    {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value}, "
         f"at most {target.max_train_seconds:g} s of training a trial",
-        f"objective {scale_of(plan.objective).description}",
+        f"objective {score_format_of(plan.objective).description}",
     ]
     lines += [f"first     {source.experiment} is trained, once, for {source.path}" for source in plan.composer.missing_sources]
     lines.append("space")

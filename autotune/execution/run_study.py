@@ -26,7 +26,7 @@ from autotune.execution.live_study import LiveStudy, confirmation_config, opened
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
 from autotune.measurement import TrialResult
-from autotune.report.scale import scale_of
+from autotune.report.score_format import score_format_of
 from autotune.report.study_files import TrialsTable
 from autotune.report.trace_file import TraceFile
 from autotune.search.database import told_storage_errors
@@ -113,11 +113,13 @@ def _search_and_confirm(
 
 
 def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer | None) -> None:
-    from autotune.execution.in_flight import TrialsInFlight  # noqa: PLC0415  # with ray
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
+    from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # with ray
 
     plan, policy = live.plan, live.policy
-    table = TrialsTable(plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores, scale_of(plan.objective).unit)
+    table = TrialsTable(
+        plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores, score_format_of(plan.objective).unit
+    )
     trace = TraceFile(plan.folder / "trace.csv", began_at=min((each.started_at for each in policy.results.values()), default=time.time()))
     num_cpus, num_gpus = plan.resources(plan.trial)
     fault = fork_server.fault(interrupt.is_set) if fork_server is not None else None
@@ -129,7 +131,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         if live.is_confirmed:  # the next runs are timed
             live.tracker.hold()
 
-    in_flight = TrialsInFlight(
+    trial_manager = TrialManager(
         policy=policy,
         composer=plan.composer,
         tracker=live.tracker,
@@ -151,11 +153,11 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         on_no_more=hold,
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
-    run_search(in_flight, folder=plan.folder / ".ray", interrupt=interrupt)
-    if in_flight.is_finished:  # else trials are still paused, and have their states there
+    run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt)
+    if trial_manager.is_finished:  # else trials are still paused, and have their states there
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
-    if in_flight.refusal is not None:
-        raise in_flight.refusal
+    if trial_manager.refusal is not None:
+        raise trial_manager.refusal
 
 
 def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, fork_server: ForkServer | None) -> None:

@@ -18,12 +18,12 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
-from autotune.execution.in_flight import TrialsInFlight
+from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
 from autotune.search.stopping import Decision
 
 
-def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.Event) -> None:
+def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threading.Event) -> None:
     """Run trials until the policy suggests no more, or ``interrupt`` is set; what then still runs is given up.
 
     Args:
@@ -36,10 +36,10 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.
             TrialWorker,
             name="search",
             num_samples=-1,
-            search_alg=PolicySearcher(in_flight),
-            scheduler=PolicyScheduler(in_flight),
-            callbacks=[_StartCallback(in_flight)],
-            stop=_InterruptStopper(in_flight, interrupt),
+            search_alg=PolicySearcher(trial_manager),
+            scheduler=PolicyScheduler(trial_manager),
+            callbacks=[_StartCallback(trial_manager)],
+            stop=_InterruptStopper(trial_manager, interrupt),
             reuse_actors=True,
             storage_path=str(folder),
             trial_name_creator=str,
@@ -53,7 +53,7 @@ def run_search(in_flight: TrialsInFlight, *, folder: Path, interrupt: threading.
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    in_flight.interrupt_all()
+    trial_manager.interrupt_all()
 
 
 def _leave_mlflow_out() -> None:
@@ -71,31 +71,31 @@ def _leave_mlflow_out() -> None:
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
     """Asks the policy for Ray Tune's trials, when there is a worker for one: Ray itself would ask one trial ahead."""
 
-    def __init__(self, in_flight: TrialsInFlight) -> None:
+    def __init__(self, trial_manager: TrialManager) -> None:
         super().__init__()
-        self._in_flight = in_flight
+        self._trial_manager = trial_manager
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's task; None where there is none now, or that there is no more."""
-        task = self._in_flight.next_task(trial_id)
+        task = self._trial_manager.next_task(trial_id)
         if task is not None:
             return {"task": task}
-        return Searcher.FINISHED if self._in_flight.is_finished else None
+        return Searcher.FINISHED if self._trial_manager.is_finished else None
 
     def save(self, checkpoint_path: str) -> None:
         """Write nothing: the study's storage is what resumes."""
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """A trial that ended here has ended for the policy already, unless Ray ended it with the whole search."""
-        self._in_flight.interrupted(trial_id)
+        self._trial_manager.interrupted(trial_id)
 
 
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
     """Passes workers' reports to the policy and its decisions back, and takes paused trials up when the policy says so."""
 
-    def __init__(self, in_flight: TrialsInFlight) -> None:
+    def __init__(self, trial_manager: TrialManager) -> None:
         super().__init__()
-        self._in_flight = in_flight
+        self._trial_manager = trial_manager
         self._paused: dict[str, Any] = {}
         self._new: list[Any] = []
 
@@ -111,10 +111,10 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         """
         new, self._new = self._new, []
         for key, trial in list(self._paused.items()):
-            if trial.status == Trial.PAUSED and not self._in_flight.is_alive(key):
+            if trial.status == Trial.PAUSED and not self._trial_manager.is_alive(key):
                 del self._paused[key]
                 tune_controller.stop_trial(trial)
-        resumed = self._in_flight.resumed()
+        resumed = self._trial_manager.resumed()
         if resumed is not None:
             key, task = resumed
             trial = self._paused[key]
@@ -127,7 +127,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         """Whether the trial goes on. An unfit worker is asked once more, which ends its process."""
         report = result["report"]
-        decision = self._in_flight.reported(trial.trial_id, report)
+        decision = self._trial_manager.reported(trial.trial_id, report)
         if decision is Decision.PAUSE:
             self._paused[trial.trial_id] = trial
             return str(TrialScheduler.PAUSE)
@@ -135,7 +135,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """A worker is gone: for a trial that had not ended, that is its end."""
-        self._in_flight.died(trial.trial_id, _why(trial))
+        self._trial_manager.died(trial.trial_id, _why(trial))
 
 
 def _why(trial: Any) -> str:
@@ -147,11 +147,11 @@ def _why(trial: Any) -> str:
 
 
 class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
-    def __init__(self, in_flight: TrialsInFlight) -> None:
-        self._in_flight = in_flight
+    def __init__(self, trial_manager: TrialManager) -> None:
+        self._trial_manager = trial_manager
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._in_flight.started(trial.trial_id)
+        self._trial_manager.started(trial.trial_id)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """Leave each trial the file of results that Ray reads at the end, and would warn of: it is empty, as Ray's loggers are off."""
@@ -164,8 +164,8 @@ class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
 class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
     """Ends all trials at once on an interrupt, or when the search met an error that every trial would meet."""
 
-    def __init__(self, in_flight: TrialsInFlight, interrupt: threading.Event) -> None:
-        self._in_flight = in_flight
+    def __init__(self, trial_manager: TrialManager, interrupt: threading.Event) -> None:
+        self._trial_manager = trial_manager
         self._interrupt = interrupt
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
@@ -175,4 +175,4 @@ class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
         return {}  # Ray writes its experiment state with it, and nothing reads that
 
     def stop_all(self) -> bool:
-        return self._interrupt.is_set() or self._in_flight.refusal is not None
+        return self._interrupt.is_set() or self._trial_manager.refusal is not None

@@ -23,7 +23,7 @@ from autotune.execution.task_run import TrialTask
 from autotune.measurement import Outcome, TrialResult
 from autotune.report.compared import ComparedSide
 from autotune.report.comparison_terminal import ComparisonDisplay
-from autotune.report.scale import scale_of
+from autotune.report.score_format import score_format_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from autotune.training.versions import versions
 
@@ -63,7 +63,7 @@ def make_runs(
                 sides=[side.label for side in compared_sides(plan, {})],
                 num_runs=len(plan.sides) * plan.num_seeds,
                 console=console,
-                scale=scale_of(plan.objective),
+                scale=score_format_of(plan.objective),
             )
         )
 
@@ -152,7 +152,12 @@ def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSid
     runs = {pair: result for (name, pair), result in results.items() if name == side.name}
     scores: dict[int, RunScore] = {pair: run_score(result, plan.objective) for pair, result in runs.items()}
     return ComparedSide(
-        name=side.name, overrides=side.overrides, config=side.trial.as_dict(), runs=runs, scores=scores, scale=scale_of(plan.objective)
+        name=side.name,
+        overrides=side.overrides,
+        config=side.trial.as_dict(),
+        runs=runs,
+        scores=scores,
+        scale=score_format_of(plan.objective),
     )
 
 
@@ -181,7 +186,7 @@ def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
             "target": f"{target.metric} {target.value:g}",
             "max_train_seconds": target.max_train_seconds,
             "objective": plan.config.objective["_target_"].rpartition(".")[2],
-            "score": scale_of(plan.objective).description,
+            "score": score_format_of(plan.objective).description,
             "num_seeds": plan.num_seeds,
             "seed": plan.config.study.seed,
             **{side.name: " ".join(side.overrides) for side in plan.sides},

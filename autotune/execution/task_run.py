@@ -22,10 +22,10 @@ from autotune.errors import AutotuneError, DataError
 from autotune.execution.watch import Watch
 from autotune.measurement import Evaluation, Outcome
 from autotune.remote.cache import say_what_is_fetched
-from autotune.remote.waiting import paused_while_waiting
+from autotune.remote.clock_pause import paused_while_waiting
 
 if TYPE_CHECKING:
-    from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
+    from autotune.training.parallel.rendezvous import Failure, Rendezvous  # imports torch
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class TaskRun:
         meet: sets the other workers of the task to work, and says where this process, the first one, meets them; None where there are none.
     """
 
-    def __init__(self, task: TrialTask, meet: Callable[[TrialTask], "Meeting | None"] = lambda task: None) -> None:
+    def __init__(self, task: TrialTask, meet: Callable[[TrialTask], "Rendezvous | None"] = lambda task: None) -> None:
         global _num_trainings  # noqa: PLW0603  # counts what this process did
         _num_trainings += 1
         self._is_first = _num_trainings == 1
@@ -124,7 +124,7 @@ class TaskRun:
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
         self._meet = meet
-        self._meeting = contextlib.ExitStack()
+        self._rendezvous = contextlib.ExitStack()
 
     @property
     def num_workers(self) -> int:
@@ -162,7 +162,7 @@ class TaskRun:
         if self._training is not None:
             self._training.close()
             self._training = None
-        self._meeting.close()
+        self._rendezvous.close()
         self._watch.close()
         if self._hang_file is not None:
             self._hang_file.close()
@@ -208,10 +208,10 @@ class TaskRun:
         kept: dict[str, Any] = {}
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
-        if (meeting := self._meet(task)) is not None:
-            from autotune.training.parallel.meeting import attended  # noqa: PLC0415  # likewise
+        if (rendezvous := self._meet(task)) is not None:
+            from autotune.training.parallel.rendezvous import attended  # noqa: PLC0415  # likewise
 
-            kept["ranks"] = self._meeting.enter_context(attended(meeting, task.config))
+            kept["ranks"] = self._rendezvous.enter_context(attended(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
     def _test_report(self, evaluation: Evaluation) -> float | None:
@@ -241,13 +241,13 @@ class TaskRun:
         return self._hang_file
 
 
-def follow_task(task: TrialTask, meeting: "Meeting") -> "Failure | None":
+def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
     """Train a task along with its first worker, until that one ends; what went wrong here, None where nothing did."""
     take_niceness(task)
     go_to_code(task)
-    from autotune.training.parallel.meeting import follow  # noqa: PLC0415  # torch is imported by the first training
+    from autotune.training.parallel.rendezvous import follow  # noqa: PLC0415  # torch is imported by the first training
 
-    return follow(task.config, meeting, **_settings(task))
+    return follow(task.config, rendezvous, **_settings(task))
 
 
 def go_to_code(task: TrialTask) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from ray import tune
 
 from autotune.execution.fork_server import ForkedProcess, ForkedRun, share_of
-from autotune.execution.gang import Gang, bundles
 from autotune.execution.task_run import TaskRun, TrialTask
+from autotune.execution.worker_group import WorkerGroup, bundles
 
 
 class _Kept:
@@ -33,7 +33,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
     def setup(self, config: Mapping[str, Any]) -> None:
         """Take the first trial."""
         self._is_unfit = False
-        self._gang = Gang()
+        self._group = WorkerGroup()
         self._forked: ForkedProcess | None = None
         self._run = self._new_run(config["task"])
 
@@ -45,12 +45,12 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     def _new_run(self, task: TrialTask) -> TaskRun | ForkedRun:
         if task.fork_server is None or task.num_workers > 1:  # several are Ray's own processes, which meet by it
-            return TaskRun(task, self._gang.meet)
+            return TaskRun(task, self._group.meet)
         if self._forked is None:
             try:
                 self._forked = ForkedProcess(task.fork_server, share_of(task))
             except OSError:  # the fork server was ended
-                return TaskRun(task, self._gang.meet)
+                return TaskRun(task, self._group.meet)
         return ForkedRun(self._forked, task)
 
     def step(self) -> dict[str, Any]:
@@ -60,11 +60,11 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             RuntimeError: asked again after an outcome that makes this process unfit; Ray then replaces it.
         """
         if self._is_unfit:
-            if self._gang.is_stuck:
+            if self._group.is_stuck:
                 os._exit(1)  # no less would end the thread that waits
             self._end()
             raise RuntimeError("this worker is replaced")
-        report = self._gang.next_report(self._run)
+        report = self._group.next_report(self._run)
         if report.outcome is not None:
             self._end()
         needs_new = report.outcome is not None and report.outcome.needs_new_worker
@@ -89,4 +89,4 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             self._forked = None
 
     def _end(self) -> None:
-        self._gang.end(self._run)
+        self._group.end(self._run)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import DataError
+from autotune.remote.clock_pause import waiting
 from autotune.remote.path import RemotePath
 from autotune.remote.url import shown
-from autotune.remote.waiting import waiting
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"
 _SECONDS_BETWEEN_LINES = 10.0

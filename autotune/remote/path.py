@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import DataError
+from autotune.remote.clock_pause import waiting
 from autotune.remote.url import is_url, shown
-from autotune.remote.waiting import waiting
 
 _CONNECT_SECONDS = 10.0
 """How long an HTTP server may take to be connected to."""
@@ -59,7 +59,7 @@ def located(location: str, key: str) -> "Path | RemotePath":
 
 
 class RemotePath:
-    """A file or folder at a URL, which need not be there. Its verbs wait for another machine: see ``autotune.remote.waiting``."""
+    """A file or folder at a URL, which need not be there. Its verbs wait for another machine: see ``autotune.remote.clock_pause``."""
 
     def __init__(self, filesystem: Any, path: str, url: str, key: str) -> None:
         self._filesystem = filesystem

@@ -8,7 +8,7 @@ from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
 from autotune.replay.simulation import replayed_evaluation
 from autotune.search.earlier_trials import EarlierStudy, first_points
-from autotune.search.parts import make_sampler, make_stopping
+from autotune.search.factory import make_sampler, make_stopping
 from autotune.search.pausing import pausing_sampler
 from autotune.search.policy import Place, SearchPolicy
 from autotune.search.seeds import derived_seed

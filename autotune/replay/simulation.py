@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from autotune.measurement import PAUSED, Evaluation, Outcome, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.points import RecordedPoints
+from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.search.policy import Place, SearchPolicy, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.comparison import Claim, Ratio, RunScore, expected_score, reach_rate_interval
-from autotune.report.scale import SECONDS, Scale
+from autotune.report.score_format import SECONDS, ScoreFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class ArmScores:
 
     label: str
     runs: Sequence[RunScore]
-    scale: Scale = SECONDS
+    scale: ScoreFormat = SECONDS
 
     @property
     def scored_runs(self) -> list[tuple[float, bool]]:

@@ -12,7 +12,7 @@ from typing import Any
 from autotune.comparison import Claim, Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.report.arms import ArmScores, describe_interval, describe_ratio
-from autotune.report.scale import SECONDS, Scale
+from autotune.report.score_format import SECONDS, ScoreFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class ComparedSide:
     """By number of the pair."""
     scores: Mapping[int, RunScore]
     """What the objective makes of each run, by number of the pair; seconds to target on the scale of time."""
-    scale: Scale = SECONDS
+    scale: ScoreFormat = SECONDS
 
     @property
     def label(self) -> str:
@@ -72,7 +72,7 @@ class Comparison:
     sides: tuple[ComparedSide, ComparedSide]
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> ScoreFormat:
         """The objective's, which both sides share."""
         return self.sides[0].scale
 

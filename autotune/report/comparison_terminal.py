@@ -17,7 +17,7 @@ from autotune.comparison import Claim, Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.report.arms import ArmScores, describe_interval, format_expected
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
-from autotune.report.scale import SECONDS, Scale, format_seconds
+from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
 from autotune.report.terminal import OUTCOME_STYLES, REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 
@@ -25,7 +25,7 @@ class ComparisonDisplay:
     """Shows a comparison while it runs; a context manager."""
 
     def __init__(
-        self, *, title: str, target: Target, sides: Sequence[str], num_runs: int, console: Console, scale: Scale = SECONDS
+        self, *, title: str, target: Target, sides: Sequence[str], num_runs: int, console: Console, scale: ScoreFormat = SECONDS
     ) -> None:
         self._title = title
         self._target = target

@@ -39,7 +39,7 @@ from autotune.report.drawing import (
 )
 from autotune.report.front import Front
 from autotune.report.front_figure import draw_front
-from autotune.report.scale import SECONDS, Scale
+from autotune.report.score_format import SECONDS, ScoreFormat
 
 _MANY_TRIALS = 100
 _MAX_BARS = 25
@@ -54,7 +54,7 @@ def write_figures(
     importances: Mapping[str, float],
     confirmation: ConfirmationFigures | None,
     num_reached_needed: int = 10,
-    scale: Scale = SECONDS,
+    scale: ScoreFormat = SECONDS,
     front: Front | None = None,
 ) -> list[Path]:
     """Write a study's figures into ``folder``, made where missing, and return their paths.
@@ -78,7 +78,9 @@ def write_figures(
     return write_png(figures, folder)
 
 
-def draw_best_over_search(results: Sequence[TrialResult], scores: Mapping[int, float], target: Target, scale: Scale = SECONDS) -> Figure:
+def draw_best_over_search(
+    results: Sequence[TrialResult], scores: Mapping[int, float], target: Target, scale: ScoreFormat = SECONDS
+) -> Figure:
     """The best score so far against search time, and where every trial ended.
 
     A trial that was stopped stands at what it spent, with an arrow: its own score lies above. Trials that have no score
@@ -169,7 +171,7 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
     return add_title(figure, headline, detail + (f"; {counted(without, 'trial')} without a curve" if without else ""))
 
 
-def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_reached_needed: int, scale: Scale = SECONDS) -> Figure:
+def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_reached_needed: int, scale: ScoreFormat = SECONDS) -> Figure:
     """How much each parameter matters to the score, the most important one on top."""
     headline = f"Which parameters matter for the {scale.quantity}"
     finite = sorted(((share, name) for name, share in importances.items() if math.isfinite(share)), reverse=True)
@@ -247,18 +249,18 @@ def _arm_label(arm: ArmScores) -> str:
     return f"{shorten(arm.label)}\n{expected}\n{arm.num_reached} of {arm.num_runs} reached"
 
 
-def _height(result: TrialResult, scores: Mapping[int, float], scale: Scale) -> float | None:
+def _height(result: TrialResult, scores: Mapping[int, float], scale: ScoreFormat) -> float | None:
     """The score, or for a stopped trial what bounds it from below; None where there is neither."""
     if result.trial in scores:
         return scores[result.trial]
     return scale.spent(result) if result.outcome.is_censored else None
 
 
-def _short(scale: Scale) -> str:
+def _short(scale: ScoreFormat) -> str:
     return "time" if scale.is_time else "score"
 
 
-def _axes_with_strip(figure: Figure, *, has_strip: bool, scale: Scale) -> tuple[Axes, Axes]:
+def _axes_with_strip(figure: Figure, *, has_strip: bool, scale: ScoreFormat) -> tuple[Axes, Axes]:
     """The main axes and a strip below it for trials without a time; the same axes twice where none is needed."""
     if not has_strip:
         axes = figure.add_subplot()

@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.measurement import Outcome, TrialResult
 from autotune.objective import Pareto
 from autotune.pareto import pareto_front
-from autotune.report.scale import Scale, scale_of
+from autotune.report.score_format import ScoreFormat, score_format_of
 from autotune.space import Suggestion
 
 
@@ -16,7 +16,7 @@ from autotune.space import Suggestion
 class Front:
     """The trials that reached the target, by several objectives; of single runs of the search, not confirmed."""
 
-    scales: Mapping[str, Scale]
+    scales: Mapping[str, ScoreFormat]
     """Of each objective, by its name in the configuration."""
     points: Mapping[int, tuple[float, ...]]
     """By trial, a value for each objective."""
@@ -38,7 +38,7 @@ def front_of(objective: Pareto, results: Iterable[TrialResult]) -> Front | None:
     trials = list(points)
     members = tuple(trials[place] for place in pareto_front(list(points.values())))
     return Front(
-        scales={name: scale_of(each) for name, each in objective.objectives.items()},
+        scales={name: score_format_of(each) for name, each in objective.objectives.items()},
         points=points,
         members=members,
         picks=objective.picks({trial: points[trial] for trial in members}),

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.comparison import reach_rate_interval
 from autotune.measurement import TrialResult
 from autotune.report.arms import ArmScores
-from autotune.report.scale import SECONDS
+from autotune.report.score_format import SECONDS
 from autotune.space import SearchSpace
 
 _MEASURED = (

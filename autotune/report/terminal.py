@@ -22,7 +22,7 @@ from rich.text import Text
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.report.arms import ArmScores, describe_arm, describe_ratio, describe_reached
-from autotune.report.scale import SECONDS, Scale, format_seconds
+from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
 
 REFRESHES_PER_SECOND = 2
 FRAME_LINES = 8
@@ -61,7 +61,7 @@ class StudyDisplay:
         num_done: int,
         console: Console | None = None,
         best: tuple[int, float] | None = None,
-        scale: Scale = SECONDS,
+        scale: ScoreFormat = SECONDS,
     ) -> None:
         self._title = title
         self._target = target

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from autotune.search.chance import Chance
+from autotune.search.random_sampler import RandomTrial
 from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion
 
 _MOST_LISTED = 4096
@@ -34,7 +34,7 @@ class Candidates:
 
     def draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
         """At most so many points, by chance and perhaps some of them twice; none only where every point of the space was tried."""
-        by_chance = Chance(rng)
+        by_chance = RandomTrial(rng)
         drawn = [self._space.suggest(by_chance) for _ in range(count)]
         if self._size > _MOST_REMEMBERED:
             return drawn

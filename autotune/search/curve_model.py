@@ -33,7 +33,7 @@ _MAX_ITERATIONS = 5
 _MERIT_SHARE = 0.7
 """How much of the mean merit by earlier studies is taken for true before anything is known."""
 _MERIT_SPREAD = 0.7
-"""Standard deviation of what the merits count in all, around that."""
+"""Standard deviation of what the prior_means count in all, around that."""
 _UNIT_QUANTILE = 0.1
 _WORST_QUANTILE = 0.05
 _FEWER = 0.5
@@ -83,9 +83,9 @@ class CurveModel:
         self._process = _Process(kernel)
 
     @property
-    def uses_merits(self) -> bool:
+    def uses_prior_means(self) -> bool:
         """Whether the rows speak for what an earlier study expects."""
-        return self._process.uses_merits
+        return self._process.uses_prior_means
 
     def fit(
         self,
@@ -95,29 +95,29 @@ class CurveModel:
         metrics: Array,
         *,
         learn: Indices | None,
-        merits: Array | None = None,
+        prior_means: Array | None = None,
         log_lengths: Array | None = None,
     ) -> None:
-        """Take the rows ``[rows, ...]``, with the merits ``[rows, studies]`` that earlier studies give to their points.
+        """Take the rows ``[rows, ...]``, with the prior_means ``[rows, studies]`` that earlier studies give to their points.
 
         ``learn`` are the indices of those that hyperparameters are learnt of, None to keep them; ``log_lengths`` say how long the rows'
         schedules are.
         """
-        self._process.fit(np.column_stack([features, self._axis(log_steps, log_lengths), trials]), metrics, learn, merits)
+        self._process.fit(np.column_stack([features, self._axis(log_steps, log_lengths), trials]), metrics, learn, prior_means)
 
     def predict(
-        self, features: Array, log_steps: Array, trials: Array, *, merits: Array | None = None, log_lengths: Array | None = None
+        self, features: Array, log_steps: Array, trials: Array, *, prior_means: Array | None = None, log_lengths: Array | None = None
     ) -> tuple[Array, Array]:
         """Mean and standard deviation of an evaluation, its noise included; a trial not seen before is -1.
 
         Args:
-            features, trials, merits, log_lengths: ``[points, ...]``.
+            features, trials, prior_means, log_lengths: ``[points, ...]``.
             log_steps: ``[..., points]``, as what is returned.
         """
         times = log_steps.size // len(features)
         axis = self._axis(log_steps.ravel(), None if log_lengths is None else np.tile(log_lengths, times))
         rows = np.column_stack([np.tile(features, (times, 1)), axis, np.tile(trials, times)])
-        means, deviations = self._process.predict(rows, None if merits is None else np.tile(merits, (times, 1)))
+        means, deviations = self._process.predict(rows, None if prior_means is None else np.tile(prior_means, (times, 1)))
         return means.reshape(log_steps.shape), deviations.reshape(log_steps.shape)
 
     def _axis(self, log_steps: Array, log_lengths: Array | None) -> Array:
@@ -163,47 +163,47 @@ class _Process:
         self._believed: list[int] | None = None
 
     @property
-    def uses_merits(self) -> bool:
+    def uses_prior_means(self) -> bool:
         return bool(self._believed)
 
-    def fit(self, rows: Array, values: Array, learn: Indices | None, merits: Array | None = None) -> None:
-        merits = np.zeros((len(rows), 0)) if merits is None else merits
+    def fit(self, rows: Array, values: Array, learn: Indices | None, prior_means: Array | None = None) -> None:
+        prior_means = np.zeros((len(rows), 0)) if prior_means is None else prior_means
         if self._believed is None:
-            self._believed = list(range(merits.shape[1]))
+            self._believed = list(range(prior_means.shape[1]))
         self._fits_until_learnt -= 1
         if self._learning is not None and (learn is not None or self._fits_until_learnt <= 0):
             self._kernel, self._learning = self._kernel.clone_with_theta(self._learning.result()), None
-            self._believed = self._choose_studies(rows, values, merits)
+            self._believed = self._choose_studies(rows, values, prior_means)
         if learn is not None:
-            view = _View(values, merits, self._believed)
-            process = self._regressor_of(view, rows[learn], merits[learn], scaled=view.scaled[learn])
+            view = _View(values, prior_means, self._believed)
+            process = self._regressor_of(view, rows[learn], prior_means[learn], scaled=view.scaled[learn])
             self._learning = _background().submit(_learnt, process, self._prior)
             self._fits_until_learnt = _FITS_UNTIL_LEARNT
-        self._view = _View(values, merits, self._believed)
-        self._regressor = self._regressor_of(self._view, rows, merits)
+        self._view = _View(values, prior_means, self._believed)
+        self._regressor = self._regressor_of(self._view, rows, prior_means)
 
-    def predict(self, rows: Array, merits: Array | None = None) -> tuple[Array, Array]:
-        merits = np.zeros((len(rows), 0)) if merits is None else merits
-        mean, deviation = self._regressor.predict(self._view.columns(rows, merits), return_std=True)
-        return self._view.unscaled(mean, merits), deviation * self._view.scale
+    def predict(self, rows: Array, prior_means: Array | None = None) -> tuple[Array, Array]:
+        prior_means = np.zeros((len(rows), 0)) if prior_means is None else prior_means
+        mean, deviation = self._regressor.predict(self._view.columns(rows, prior_means), return_std=True)
+        return self._view.unscaled(mean, prior_means), deviation * self._view.scale
 
-    def _choose_studies(self, rows: Array, values: Array, merits: Array) -> list[int]:
-        """Those studies whose merits the rows speak for."""
-        studies = list(range(merits.shape[1]))
+    def _choose_studies(self, rows: Array, values: Array, prior_means: Array) -> list[int]:
+        """Those studies whose prior_means the rows speak for."""
+        studies = list(range(prior_means.shape[1]))
         while studies:
-            view = _View(values, merits, studies)
-            regressor = self._regressor_of(view, rows, merits)
+            view = _View(values, prior_means, studies)
+            regressor = self._regressor_of(view, rows, prior_means)
             weights = view.weights(regressor.X_train_, regressor.alpha_)
             if (weights > 0).all():
-                none = _View(values, merits, [])
-                without = none.log_likelihood(self._regressor_of(none, rows, merits))
+                none = _View(values, prior_means, [])
+                without = none.log_likelihood(self._regressor_of(none, rows, prior_means))
                 return studies if view.log_likelihood(regressor) > without else []
             studies = [study for study, weight in zip(studies, weights, strict=True) if weight > 0]
         return []
 
-    def _regressor_of(self, view: "_View", rows: Array, merits: Array, scaled: Array | None = None) -> GaussianProcessRegressor:
+    def _regressor_of(self, view: "_View", rows: Array, prior_means: Array, scaled: Array | None = None) -> GaussianProcessRegressor:
         made = _Regressor(view.kernel(self._kernel, rows), alpha=_JITTER, optimizer=None)
-        return made.fit(view.columns(rows, merits), view.scaled if scaled is None else scaled)
+        return made.fit(view.columns(rows, prior_means), view.scaled if scaled is None else scaled)
 
 
 class _Regressor(GaussianProcessRegressor):  # type: ignore[misc]  # scikit-learn has no types
@@ -234,34 +234,34 @@ def _background() -> ThreadPoolExecutor:
 
 
 class _View:
-    """Values less what the merits by some studies alone make of them, standardised; where there are no such studies, the values."""
+    """Values less what the prior_means by some studies alone make of them, standardised; where there are no such studies, the values."""
 
-    def __init__(self, values: Array, merits: Array, studies: list[int]) -> None:
+    def __init__(self, values: Array, prior_means: Array, studies: list[int]) -> None:
         self._studies = studies
         self._share = _MERIT_SHARE / max(1, len(studies))
         self._variance = _MERIT_SPREAD**2 / max(1, len(studies))
-        self._usual = merits[:, studies].mean(axis=0)
-        rest = values - self._of_merits(merits)
+        self._usual = prior_means[:, studies].mean(axis=0)
+        rest = values - self._of_prior_means(prior_means)
         self._mean, self.scale = float(rest.mean()), float(rest.std()) or 1.0
         self.scaled = (rest - self._mean) / self.scale
 
     def kernel(self, kernel: Kernel, rows: Array) -> Kernel:
-        """The kernel of the rows, and of the merits beside them; what those add has no hyperparameters."""
+        """The kernel of the rows, and of the prior_means beside them; what those add has no hyperparameters."""
         if not self._studies:
             return kernel
         columns = slice(rows.shape[1], rows.shape[1] + len(self._studies))
         return kernel + _Constant(self._variance, "fixed") * _on(columns, DotProduct(0.0, "fixed"))
 
-    def columns(self, rows: Array, merits: Array) -> Array:
-        """Rows with the merits beside them."""
-        return np.column_stack([rows, (merits[:, self._studies] - self._usual) / self.scale])
+    def columns(self, rows: Array, prior_means: Array) -> Array:
+        """Rows with the prior_means beside them."""
+        return np.column_stack([rows, (prior_means[:, self._studies] - self._usual) / self.scale])
 
-    def unscaled(self, mean: Array, merits: Array) -> Array:
+    def unscaled(self, mean: Array, prior_means: Array) -> Array:
         """Expected values."""
-        return mean * self.scale + self._mean + self._of_merits(merits)
+        return mean * self.scale + self._mean + self._of_prior_means(prior_means)
 
     def weights(self, columns: Array, alpha: Array) -> Array:
-        """What each study's merits count ``[studies]``, given the process's columns and dual coefficients."""
+        """What each study's prior_means count ``[studies]``, given the process's columns and dual coefficients."""
         return self._share + self._variance * columns[:, -len(self._studies) :].T @ alpha
 
     def log_likelihood(self, regressor: GaussianProcessRegressor) -> float:
@@ -269,8 +269,8 @@ class _View:
         of_scaled = -0.5 * float(self.scaled @ regressor.alpha_) - float(np.log(np.diag(regressor.L_)).sum())
         return of_scaled - len(self.scaled) * math.log(self.scale)
 
-    def _of_merits(self, merits: Array) -> Array:
-        return self._share * (merits[:, self._studies] - self._usual).sum(axis=1)  # type: ignore[no-any-return]  # NumPy says Any
+    def _of_prior_means(self, prior_means: Array) -> Array:
+        return self._share * (prior_means[:, self._studies] - self._usual).sum(axis=1)  # type: ignore[no-any-return]  # NumPy says Any
 
 
 class _Constant(ConstantKernel):  # type: ignore[misc]  # scikit-learn has no types

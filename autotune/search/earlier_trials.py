@@ -16,7 +16,7 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.chance import Chance
+from autotune.search.random_sampler import RandomTrial
 from autotune.search.seeds import derived_seed
 from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
 
@@ -60,7 +60,7 @@ def earlier_study(name: str, recording: Recording, space: SearchSpace) -> Earlie
     return EarlierStudy(name=name, target=recording.target, trials=tuple(kept), summary="; ".join(parts))
 
 
-def completed(space: SearchSpace, values: Mapping[str, Any], by_chance: Chance) -> Suggestion:
+def completed(space: SearchSpace, values: Mapping[str, Any], by_chance: RandomTrial) -> Suggestion:
     """A point of the space with these values; what they lack is drawn."""
     made: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
@@ -111,7 +111,7 @@ def _ranked(study: EarlierStudy) -> Sequence[RecordedTrial]:
 
 def first_points(studies: Sequence[EarlierStudy], space: SearchSpace, *, seed: int, count: int = 3) -> list[Suggestion]:
     """The best points of earlier studies, those of each in turn, none twice."""
-    by_chance = Chance(np.random.default_rng(derived_seed(seed, "earlier points")))
+    by_chance = RandomTrial(np.random.default_rng(derived_seed(seed, "earlier points")))
     ranked = [_ranked(each) for each in studies]
     found: list[Suggestion] = []
     for trial in (each[place] for place in range(max(map(len, ranked), default=0)) for each in ranked if place < len(each)):

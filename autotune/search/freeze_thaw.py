@@ -169,7 +169,7 @@ class FreezeThawSampler:
         self._trials[number] = KnownTrial(
             key=key,
             point=point[0],
-            merits=self._earlier.merits(point)[0],
+            prior_means=self._earlier.prior_means(point)[0],
             log_length=self._log_length(suggestion),
             is_repeat=self._expected.has_reached(key),
             chosen_as=self._proposed_as,
@@ -335,7 +335,7 @@ class FreezeThawSampler:
         smallest = min(trial.curve[0].step for trial in seen)
         drawn = self._candidates.draw(rng, self._num_candidates) if new else []
         origins = [Origin.CHANCE] * len(drawn)
-        if new and self._curves.uses_merits:
+        if new and self._curves.uses_prior_means:
             drawn = drawn + self._earlier.points
             origins += [Origin.EARLIER] * len(self._earlier.points)
         origins += [Origin.WAITING] * len(waiting)
@@ -446,14 +446,14 @@ class FreezeThawSampler:
         grown = len(seen) >= _LEARN_ON * self._num_learnt_of
         if grown:
             self._num_learnt_of = len(seen)
-        merits = np.array([trial.merits for trial in seen])
+        prior_means = np.array([trial.prior_means for trial in seen])
         picked = index[kept].astype(int)
         self._curves.fit(
             features[picked],
             np.log(steps[kept]),
             numbers[picked],
             values[kept],
-            merits=merits[picked],
+            prior_means=prior_means[picked],
             log_lengths=np.array([trial.log_length for trial in seen])[picked],
             learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if grown else None,
         )
@@ -475,7 +475,7 @@ class FreezeThawSampler:
         trials = [self._trials[number] for number in waiting]
         points = np.concatenate([self._cube.encode(drawn), *(trial.point[None] for trial in trials)])
         features = self._cube.features(points)
-        merits = np.concatenate([self._earlier.merits(points[: len(drawn)]), *(trial.merits[None] for trial in trials)])
+        prior_means = np.concatenate([self._earlier.prior_means(points[: len(drawn)]), *(trial.prior_means[None] for trial in trials)])
         log_lengths = np.array([self._log_length(point) for point in drawn] + [trial.log_length for trial in trials])
         log_rates, deviations = self._rates.predict(features)
         spent, soonest, resuming = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
@@ -492,7 +492,7 @@ class FreezeThawSampler:
         times = np.minimum(np.geomspace(first, last, _NUM_TIMES)[:, None], np.exp(log_rates + log_lengths))  # [times, points]
         log_steps = np.log(times) - log_rates
         steps, of_trial = np.maximum(log_steps, math.log(smallest_step)), np.array([-1.0] * len(drawn) + list(waiting))
-        means, spreads = self._curves.predict(features, steps, of_trial, merits=merits, log_lengths=log_lengths)
+        means, spreads = self._curves.predict(features, steps, of_trial, prior_means=prior_means, log_lengths=log_lengths)
         by_then = log_ndtr(means / spreads)
         evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (deviations + 0.05))
         won = self._expected.weight_of_run * np.log(best / times) + 0.05 if has_best else np.ones(times.shape)

@@ -45,7 +45,7 @@ class KnownTrial:
     """The same for trials of one configuration."""
     point: Array
     """Coordinates ``[parameters]``."""
-    merits: Array
+    prior_means: Array
     """What earlier studies expect of it ``[studies]``."""
     log_length: float
     """Logarithm of its schedule's length in epochs; infinite where that is not searched."""

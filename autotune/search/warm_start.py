@@ -57,7 +57,7 @@ class WarmStart:
         self._num_tried += len(self.points) - len(left)
         self.points = left
 
-    def merits(self, coordinates: Array) -> Array:
+    def prior_means(self, coordinates: Array) -> Array:
         """What each study expects of points ``[points, parameters]``: ``[points, studies]``, higher is better."""
         features = self._cube.features(coordinates)
         if not self._models or not len(features):

@@ -13,14 +13,14 @@ from typing import Any
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.remote.waiting import paused_while_waiting
+from autotune.remote.clock_pause import paused_while_waiting
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.outcome import outcome_of
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.parallel.time_limit import TimeLimit
-from autotune.training.place import Place, is_kept, keep, keep_weights, resume
+from autotune.training.progress import Progress, is_kept, keep, keep_weights, resume
 from autotune.training.set_up import Run, set_up
 
 
@@ -74,41 +74,41 @@ def train(
     clock = PhaseClock(synchronizer(device), energy_meter(device))
     with paused_while_waiting(clock.stopped):
         run, step = set_up(config, device, clock, num_threads, ranks)
-    parts, place = step.parts, Place()
+    parts, progress = step.parts, Progress()
     if paused_folder is not None:
         clock.enter(None)
         clock.reset()
-        place = resume(paused_folder, run, parts, clock)
+        progress = resume(paused_folder, run, parts, clock)
     elif state_folder is not None and is_kept(state_folder):
         clock.enter(None)
-        place = resume(state_folder, run, parts, clock)
-        if place.has_ended:
-            yield place.evaluation
+        progress = resume(state_folder, run, parts, clock)
+        if progress.has_ended:
+            yield progress.evaluation
 
-    limit = TimeLimit(ranks, clock, min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)), place.step)
+    limit = TimeLimit(ranks, clock, min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)), progress.step)
     clock.enter(Phase.TRAIN)
-    with closing(run.batches(place.step)) as batches:
-        while not place.has_ended:
-            step.on_next(batches, place.step)
-            place.step += 1
-            is_out_of_time = limit.is_past(place.step)
-            is_due = place.is_due(place.step * run.batch_size, run.evaluate_every_samples)
-            if not is_due and place.step < run.total_steps and not is_out_of_time:
+    with closing(run.batches(progress.step)) as batches:
+        while not progress.has_ended:
+            step.on_next(batches, progress.step)
+            progress.step += 1
+            is_out_of_time = limit.is_past(progress.step)
+            is_due = progress.is_due(progress.step * run.batch_size, run.evaluate_every_samples)
+            if not is_due and progress.step < run.total_steps and not is_out_of_time:
                 continue
-            place.last = ranks.agreed(_evaluate(run, parts, place, clock, cap_seconds))
+            progress.last = ranks.agreed(_evaluate(run, parts, progress, clock, cap_seconds))
             if state_folder is not None:
-                keep(state_folder, run, parts, place)
+                keep(state_folder, run, parts, progress)
             if ranks.is_first:
                 with ranks.leading():
-                    while (kept_in := (yield place.evaluation)) is not None:
-                        keep(kept_in, run, parts, place)
+                    while (kept_in := (yield progress.evaluation)) is not None:
+                        keep(kept_in, run, parts, progress)
             elif not ranks.goes_on():
                 return None
-            if not place.has_ended:
+            if not progress.has_ended:
                 clock.enter(Phase.TRAIN)
     _finish(parts)
     if weights_path is not None:
-        keep_weights(weights_path, run, parts, place.evaluation, origin)
+        keep_weights(weights_path, run, parts, progress.evaluation, origin)
     if score_test and run.data.test is not None:
         return run.evaluate(parts, run.data.test)[0]
     return None
@@ -122,17 +122,17 @@ def _finish(parts: Components) -> None:
     parts.technique.finish(parts.evaluated_model)
 
 
-def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_seconds: float) -> Evaluation:
+def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock, cap_seconds: float) -> Evaluation:
     """Score the validation split, and say where the training stands."""
     clock.enter(Phase.EVALUATE)
     metric, loss = run.evaluate(parts, run.validation)
     clock.enter(None)
     own_joules = clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD)
     energy_joules, build_joules = joules_of_all(own_joules, run.device, run.ranks)
-    samples, train_seconds = place.step * run.batch_size, clock.seconds(Phase.TRAIN)
-    since_seconds = place.last.train_seconds if place.last else 0.0
+    samples, train_seconds = progress.step * run.batch_size, clock.seconds(Phase.TRAIN)
+    since_seconds = progress.last.train_seconds if progress.last else 0.0
     return Evaluation(
-        step=place.step,
+        step=progress.step,
         epoch=samples / len(run.data.train),
         samples=samples,
         build_seconds=clock.seconds(Phase.BUILD),
@@ -141,7 +141,7 @@ def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_
         evaluate_seconds=clock.seconds(Phase.EVALUATE),
         metric=metric,
         loss=loss,
-        samples_per_second=(samples - place.evaluated_samples) / max(train_seconds - since_seconds, 1e-9),
+        samples_per_second=(samples - progress.evaluated_samples) / max(train_seconds - since_seconds, 1e-9),
         peak_memory_bytes=peak_memory_bytes(run.device),
         energy_joules=energy_joules,
         build_joules=build_joules,
@@ -154,7 +154,7 @@ def _evaluate(run: Run, parts: Components, place: Place, clock: PhaseClock, cap_
             train_seconds,
             clock.seconds(Phase.PREPARE),
             cap_seconds,
-            ended=place.step >= run.total_steps,
-            counts=parts.technique.counts(parts.evaluated_model, place.step, run.total_steps),
+            ended=progress.step >= run.total_steps,
+            counts=parts.technique.counts(parts.evaluated_model, progress.step, run.total_steps),
         ),
     )

@@ -15,8 +15,8 @@ import numpy as np
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import replay
-from autotune.search.chance import Chance
 from autotune.search.policy import Place, Trial
+from autotune.search.random_sampler import RandomTrial
 from autotune.search.stopping import Decision
 from autotune.search.study import study_in_memory
 from autotune.space import SearchSpace
@@ -154,7 +154,7 @@ def made_up_recording(num_trials: int) -> Recording:
     )
     trials = []
     for number in range(num_trials):
-        suggestion = space.suggest(Chance(rng))
+        suggestion = space.suggest(RandomTrial(rng))
         distances = [abs(np.log10(suggestion.values[f"rate_{index}"]) + 2.5) / 2.5 for index in range(4)]
         quality = 1.0 - float(np.mean(distances)) + 0.05 * float(rng.standard_normal())
         seconds = (1.0 + suggestion.values["width"] / 256) * np.arange(1, 9)

@@ -14,7 +14,7 @@ from autotune.config.compose import Composer, split_overrides
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, TargetNotAllowedError
-from autotune.search.chance import Chance
+from autotune.search.random_sampler import RandomTrial
 from autotune.space import Choice, Float, PowerOfTwo, SearchSpace, Suggestion
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -242,7 +242,7 @@ def test_a_suggestion_composes_to_what_hydra_makes_of_its_overrides(values: dict
 def test_options_put_together_are_what_hydra_makes_of_them(experiment: str) -> None:
     composer = Composer([f"experiment={experiment}"])
     space = read_search_space(composer.compose().config.search_space, composer)
-    by_chance = Chance(np.random.default_rng(0))
+    by_chance = RandomTrial(np.random.default_rng(0))
     for suggestion in [space.suggest(by_chance) for _ in range(3)]:
         kept = composer.compose_suggestion(suggestion, seed=7)
         assert repr(kept) == repr(composer.compose([*suggestion.as_overrides(), "seed=7"]))

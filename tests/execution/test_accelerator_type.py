@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-from autotune.execution.gang import bundles
 from autotune.execution.task_run import TrialTask
+from autotune.execution.worker_group import bundles
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

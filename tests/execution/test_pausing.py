@@ -15,8 +15,8 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
-from autotune.execution.in_flight import TrialsInFlight
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport
+from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.search.policy import SearchPolicy
@@ -82,7 +82,7 @@ class Session:
             pausing=self.sampler,
             is_kept=lambda trial: (folder / f"trial-{trial}").is_dir(),
         )
-        self.trials = TrialsInFlight(
+        self.trials = TrialManager(
             policy=self.policy,
             composer=composer,
             tracker=self.told,

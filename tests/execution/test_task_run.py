@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from autotune.remote.waiting import waiting
+from autotune.remote.clock_pause import waiting
 
 
 def images():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autotune.measurement import PAUSED, Outcome, Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.points import RecordedPoints
+from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.replay.simulation import Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.comparison import Claim, Ratio, RunScore
 from autotune.report.arms import ArmScores, describe_arm, describe_ratio, describe_reached
-from autotune.report.scale import format_seconds
+from autotune.report.score_format import format_seconds
 
 
 def arm(*runs: tuple[float | None, bool]) -> ArmScores:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.search.candidates import Candidates, num_points, points
-from autotune.search.chance import Chance
+from autotune.search.random_sampler import RandomTrial
 from autotune.space import SearchSpace
 
 TREE: dict[str, Any] = {
@@ -25,7 +25,7 @@ SPACE = SearchSpace.from_mapping(TREE, "space.yaml")
 def test_every_point_of_a_finite_space_is_listed_once() -> None:
     listed = [point.key for point in points(SPACE)]
     assert len(listed) == len(set(listed)) == num_points(SPACE) == (4 + 1) * 4 * 3
-    by_chance = Chance(np.random.default_rng(0))
+    by_chance = RandomTrial(np.random.default_rng(0))
     assert {SPACE.suggest(by_chance).key for _ in range(2000)} == set(listed)
 
 

@@ -13,11 +13,11 @@ from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import replay
-from autotune.search.chance import Chance
 from autotune.search.curve_model import CurveModel
 from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import Place, SearchPolicy
+from autotune.search.random_sampler import RandomTrial
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
@@ -79,7 +79,7 @@ def test_a_study_of_which_nothing_fits_is_refused_in_one_line() -> None:
 
 
 def test_what_a_point_lacks_is_drawn() -> None:
-    point = completed(SPACE, {"lr": 0.25}, Chance(np.random.default_rng(0)))
+    point = completed(SPACE, {"lr": 0.25}, RandomTrial(np.random.default_rng(0)))
     assert point.values["lr"] == 0.25
     assert point.values["size"] in (8, 16, 32, 64)
     assert list(point.values) == ["lr", "size"]
@@ -189,15 +189,15 @@ def test_a_study_that_the_rows_contradict_is_left_out() -> None:
     rng = np.random.default_rng(0)
     points = rng.random((40, 2))
     truth = np.sin(3 * points[:, 0]) + points[:, 1]
-    merits = np.column_stack([truth, -truth])
+    prior_means = np.column_stack([truth, -truth])
     model = CurveModel(2)
     for _ in range(2):  # hyperparameters are learnt, and used
-        model.fit(points[:20], np.zeros(20), np.arange(20.0), truth[:20], merits=merits[:20], learn=np.arange(20))
+        model.fit(points[:20], np.zeros(20), np.arange(20.0), truth[:20], prior_means=prior_means[:20], learn=np.arange(20))
     right, wrong = (
-        model.predict(points[20:], np.zeros(20), np.full(20, -1.0), merits=changed)[0]
-        for changed in (merits[20:] + np.array([1.0, 0.0]), merits[20:] + np.array([0.0, 1.0]))
+        model.predict(points[20:], np.zeros(20), np.full(20, -1.0), prior_means=changed)[0]
+        for changed in (prior_means[20:] + np.array([1.0, 0.0]), prior_means[20:] + np.array([0.0, 1.0]))
     )
-    plain, _ = model.predict(points[20:], np.zeros(20), np.full(20, -1.0), merits=merits[20:])
+    plain, _ = model.predict(points[20:], np.zeros(20), np.full(20, -1.0), prior_means=prior_means[20:])
     assert (right - plain).mean() > 0.3  # what a step of the one that agrees is worth
     assert wrong == pytest.approx(plain)
 
@@ -205,8 +205,8 @@ def test_a_study_that_the_rows_contradict_is_left_out() -> None:
 def test_merits_that_say_nothing_are_left_out() -> None:
     rng = np.random.default_rng(0)
     points, truth = rng.random((40, 2)), rng.normal(size=40)  # that the points do not tell
-    for merits, is_used in ((truth + 0.1 * rng.normal(size=40), True), (rng.normal(size=40), False)):
+    for prior_means, is_used in ((truth + 0.1 * rng.normal(size=40), True), (rng.normal(size=40), False)):
         model = CurveModel(2)
         for _ in range(2):
-            model.fit(points, np.zeros(40), np.arange(40.0), truth, learn=np.arange(40), merits=merits[:, None])
-        assert model.uses_merits is is_used
+            model.fit(points, np.zeros(40), np.arange(40.0), truth, learn=np.arange(40), prior_means=prior_means[:, None])
+        assert model.uses_prior_means is is_used

@@ -17,8 +17,8 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.training.first_call import LATER, TIMED, WARMED_UP
-from autotune.training.own_loop import TrainingClock
 from autotune.training.run import check_training, fingerprint, start_training
+from autotune.training.user_training import TrainingClock
 
 MakeConfig = Callable[..., TrialConfig]
 IMPORT, SET_UP, STEPS = 1_000.0, 100.0, 10.0

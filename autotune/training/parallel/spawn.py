@@ -12,8 +12,8 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.device import pick_device
-from autotune.training.parallel.meeting import Failure, Meeting, attended, follow
 from autotune.training.parallel.ranks import ALONE, Ranks, open_store
+from autotune.training.parallel.rendezvous import Failure, Rendezvous, attended, follow
 
 _END_SECONDS = 10.0
 """What the others may take to end once the first one has."""
@@ -45,13 +45,13 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
     store, context = open_store(_HOST), multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(1, size)]
     others = [
-        context.Process(target=_work, args=(theirs, config, _meeting(store.port, rank, size), settings), daemon=True)
+        context.Process(target=_work, args=(theirs, config, _rendezvous(store.port, rank, size), settings), daemon=True)
         for rank, (_, theirs) in enumerate(pipes, start=1)
     ]
     for other in others:
         other.start()
     try:
-        with attended(_meeting(store.port, 0, size), config) as ranks:
+        with attended(_rendezvous(store.port, 0, size), config) as ranks:
             yield ranks
     except RuntimeError as error:
         failures = [ours.recv() for ours, _ in pipes if ours.poll(_END_SECONDS)]
@@ -65,13 +65,13 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
             other.kill()
 
 
-def _meeting(port: int, rank: int, size: int) -> Meeting:
-    return Meeting(host=_HOST, port=port, rank=rank, size=size)
+def _rendezvous(port: int, rank: int, size: int) -> Rendezvous:
+    return Rendezvous(host=_HOST, port=port, rank=rank, size=size)
 
 
-def _work(said: Connection, config: TrialConfig, meeting: Meeting, settings: dict[str, Any]) -> None:
+def _work(said: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(each) for each in range(meeting.size)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices[meeting.rank] if meeting.rank < len(devices) else ""
-    failure: Failure | None = follow(config, meeting, **settings)
+    devices = visible.split(",") if visible else [str(each) for each in range(rendezvous.size)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[rendezvous.rank] if rendezvous.rank < len(devices) else ""
+    failure: Failure | None = follow(config, rendezvous, **settings)
     said.send(failure)

@@ -9,13 +9,13 @@ from autotune.comparison import Ratio, RunScore
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds
 from autotune.report.arms import ArmScores, describe_arm
-from autotune.report.scale import SECONDS, Scale, scale_of
+from autotune.report.score_format import SECONDS, ScoreFormat, score_format_of
 from autotune.report.study_files import arm_json
 from autotune.report.terminal import StudyDisplay, Summary, print_summary
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 COST = Cost(num_trainings=1, price_per_hour={"cpu": 3.6}, currency="EUR")
-MONEY = scale_of(COST)
+MONEY = score_format_of(COST)
 
 
 class FinalLoss:
@@ -39,26 +39,30 @@ def ended(outcome: Outcome) -> TrialResult:
     ("scale", "score", "words"),
     [
         (SECONDS, 12.34, "12.3 s"),
-        (scale_of(AmortisedTime(num_trainings=1)), 754.0, "12 min 34 s"),
-        (scale_of(DeviceSeconds(num_trainings=1)), 754.0, "754 device-s"),
-        (scale_of(DeviceSeconds(num_trainings=1)), 75432.1, "75,432 device-s"),
+        (score_format_of(AmortisedTime(num_trainings=1)), 754.0, "12 min 34 s"),
+        (score_format_of(DeviceSeconds(num_trainings=1)), 754.0, "754 device-s"),
+        (score_format_of(DeviceSeconds(num_trainings=1)), 75432.1, "75,432 device-s"),
         (MONEY, 0.000123456, "0.000123 EUR"),
-        (scale_of(FinalLoss()), 0.25, "0.25"),
+        (score_format_of(FinalLoss()), 0.25, "0.25"),
         (MONEY, float("inf"), "unknown"),
     ],
 )
-def test_a_score_is_told_in_its_objectives_unit(scale: Scale, score: float, words: str) -> None:
+def test_a_score_is_told_in_its_objectives_unit(scale: ScoreFormat, score: float, words: str) -> None:
     assert scale.format(score) == words
 
 
 def test_a_trial_that_fell_short_is_told_at_what_it_spent_in_the_same_unit() -> None:
     assert MONEY.spent(ended(Outcome.CAPPED)) == pytest.approx(0.02)
     assert SECONDS.spent(ended(Outcome.CAPPED)) == 10.0
-    assert scale_of(FinalLoss()).spent(ended(Outcome.CAPPED)) is None
+    assert score_format_of(FinalLoss()).spent(ended(Outcome.CAPPED)) is None
 
 
 def test_axes_and_files_name_quantity_and_unit() -> None:
-    assert [each.axis_label for each in (SECONDS, MONEY, scale_of(FinalLoss()))] == ["Time to target (s)", "Cost to target (EUR)", "Score"]
+    assert [each.axis_label for each in (SECONDS, MONEY, score_format_of(FinalLoss()))] == [
+        "Time to target (s)",
+        "Cost to target (EUR)",
+        "Score",
+    ]
     arm = ArmScores(label="a", runs=[RunScore(0.5, reached=True), RunScore(0.75, reached=False)], scale=MONEY)
     found = arm_json(arm)
     assert found.pop("reach_rate_interval") == pytest.approx((0.0126, 0.9874), abs=1e-4)

@@ -22,7 +22,7 @@ from autotune.training.versions import versions
 
 
 @dataclass(kw_only=True)
-class Place:
+class Progress:
     """How far a training has come."""
 
     step: int = 0
@@ -54,22 +54,22 @@ def is_kept(folder: Path) -> bool:
     return (folder / STATE_FILE).is_file()
 
 
-def keep(folder: Path, run: Run, parts: Components, place: Place) -> None:
+def keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None:
     """Write all that the training needs to go on from here, in place of what the folder held."""
     state = {name: part.state_dict() for name, part in _with_state(parts).items()}
     save_state(
         folder,
         {
             "config": run.config.as_dict(),
-            "step": place.step,
-            "evaluation": place.evaluation.as_dict(),
+            "step": progress.step,
+            "evaluation": progress.evaluation.as_dict(),
             "random": random_state(run.device),
             "parts": state,
         },
     )
 
 
-def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Place:
+def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Progress:
     """Go on from what was kept: give the parts their state, and the clock the seconds that were spent.
 
     Raises:
@@ -90,7 +90,7 @@ def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Plac
         (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
     ):
         clock.add(phase, seconds, joules)
-    return Place(step=state["step"], last=evaluation)
+    return Progress(step=state["step"], last=evaluation)
 
 
 def keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Outcome, Target
-from autotune.training.own_loop import TrainingClock, check_own, train_own
 from autotune.training.run import check_training, start_training
+from autotune.training.user_training import TrainingClock, check_own, train_own
 
 Report = Callable[..., None]
 

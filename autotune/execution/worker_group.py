@@ -23,7 +23,7 @@ from autotune.execution.task_run import ACCELERATOR, TaskRun, TrialTask, WorkerR
 from autotune.measurement import Outcome
 
 if TYPE_CHECKING:
-    from autotune.training.parallel.meeting import Failure, Meeting  # imports torch
+    from autotune.training.parallel.rendezvous import Failure, Rendezvous  # imports torch
 
 _END_SECONDS = 10.0
 """What the others may take to end once the first one has."""
@@ -45,7 +45,7 @@ _SOME = 0.001
 """Of the one that a machine has of its accelerator's name: what Ray itself asks for, so that a thousand workers share it."""
 
 
-class Gang:
+class WorkerGroup:
     """The other workers of one trial after another, as the first one has them."""
 
     def __init__(self) -> None:
@@ -57,17 +57,17 @@ class Gang:
         self.is_stuck = False
         """The training waits for a worker that is gone: nothing ends it but the end of this process."""
 
-    def meet(self, task: TrialTask) -> "Meeting | None":
+    def meet(self, task: TrialTask) -> "Rendezvous | None":
         """Set the others to work on a trial; where this process meets them, None for a trial of one worker."""
         if task.num_workers == 1:
             return None
-        from autotune.training.parallel.meeting import Meeting  # noqa: PLC0415  # imports torch
         from autotune.training.parallel.ranks import open_store  # noqa: PLC0415  # likewise
+        from autotune.training.parallel.rendezvous import Rendezvous  # noqa: PLC0415  # imports torch
 
         host = ray.util.get_node_ip_address()
         self._start_others(task)
         self._store = open_store(host)
-        at = Meeting(host=host, port=self._store.port, rank=0, size=task.num_workers)
+        at = Rendezvous(host=host, port=self._store.port, rank=0, size=task.num_workers)
         self._running = {rank: other.follow.remote(task, replace(at, rank=rank)) for rank, other in self._others.items()}
         return at
 
@@ -125,7 +125,7 @@ class Gang:
 
 def _why(running: Any) -> "Failure | None":
     """What went wrong in a worker that has ended."""
-    from autotune.training.parallel.meeting import Failure  # noqa: PLC0415  # imports torch
+    from autotune.training.parallel.rendezvous import Failure  # noqa: PLC0415  # imports torch
 
     try:
         found: Failure | None = ray.get(running)
@@ -169,6 +169,6 @@ class _Other:
     def __init__(self) -> None:
         import_training()
 
-    def follow(self, task: TrialTask, meeting: "Meeting") -> "Failure | None":
+    def follow(self, task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
         """Train along until the first worker ends the training."""
-        return follow_task(task, meeting)
+        return follow_task(task, rendezvous)

@@ -20,7 +20,7 @@ from autotune.training.run import start_training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """How one process finds the others, as plain data: the first rank holds a store there."""
 
     host: str
@@ -43,7 +43,7 @@ class Failure:
 
 
 @contextmanager
-def attended(meeting: Meeting, config: TrialConfig) -> Iterator[Ranks]:
+def attended(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
     """This process as one of the ranks that meet, until the context ends; the first one's store must be open.
 
     Raises:
@@ -52,10 +52,10 @@ def attended(meeting: Meeting, config: TrialConfig) -> Iterator[Ranks]:
     device, backend = pick_device(config.device), config.parallelism.get("backend")
     if backend == "nccl" and device.type != "cuda":
         raise ConfigError("parallelism.backend: found nccl, accepted on the CPU are null and gloo")
-    store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=TIMEOUT)
+    store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=TIMEOUT)
     with (
-        _gloo_interface(_interface_towards(meeting.host)),
-        joined(store, rank=meeting.rank, size=meeting.size, device=device, backend=backend) as ranks,
+        _gloo_interface(_interface_towards(rendezvous.host)),
+        joined(store, rank=rendezvous.rank, size=rendezvous.size, device=device, backend=backend) as ranks,
     ):
         yield ranks
 
@@ -90,7 +90,7 @@ def _interface_towards(host: str) -> str | None:
     return next((name for name, found in psutil.net_if_addrs().items() if any(each.address == own for each in found)), None)
 
 
-def follow(config: TrialConfig, meeting: Meeting, **settings: Any) -> Failure | None:
+def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Failure | None:
     """Train as a rank that is not the first, until that one ends the training.
 
     Args:
@@ -100,7 +100,7 @@ def follow(config: TrialConfig, meeting: Meeting, **settings: Any) -> Failure | 
         What went wrong here; None where nothing did.
     """
     try:
-        with attended(meeting, config) as ranks:
+        with attended(rendezvous, config) as ranks:
             for _ in start_training(config, ranks=ranks, **settings):
                 raise AssertionError("only the first rank yields")
     except AutotuneError as error:

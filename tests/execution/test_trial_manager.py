@@ -13,15 +13,15 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
-from autotune.execution.in_flight import TrialsInFlight
 from autotune.execution.task_run import TrialTask, WorkerReport
+from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import Evaluation, Outcome, Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.search.policy import SearchPolicy
 from autotune.search.stopping import Decision, NeverStop
 from autotune.tracking.tracker import NoTracker, StudyInfo
 
-MakeTrials = Callable[..., tuple[TrialsInFlight, SearchPolicy]]
+MakeTrials = Callable[..., tuple[TrialManager, SearchPolicy]]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             working_folder=str(tmp_path), hang_folder=str(tmp_path), num_cpus=1, num_gpus=0,
         )  # fmt: skip
 
-    def make(**changes: Any) -> tuple[TrialsInFlight, SearchPolicy]:
+    def make(**changes: Any) -> tuple[TrialManager, SearchPolicy]:
         composer = Composer(["experiment=cnn"])
         space = read_search_space([{"batch_size": [16, 32, 64]}], composer)
         policy = SearchPolicy(
@@ -56,7 +56,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             "has_room": lambda tasks: True,
             "state_folder": lambda trial: tmp_path / "paused" / f"trial-{trial}",
         } | changes
-        trials = TrialsInFlight(
+        trials = TrialManager(
             policy=policy,
             composer=composer,
             tracker=NoTracker(info),
@@ -77,7 +77,7 @@ def report(outcome: Outcome | None = None, **changes: Any) -> WorkerReport:
     return WorkerReport(**{"evaluation": evaluation, "outcome": outcome, **changes})
 
 
-def begin(trials: TrialsInFlight, key: str) -> TrialTask:
+def begin(trials: TrialManager, key: str) -> TrialTask:
     task = trials.next_task(key)
     assert task is not None
     trials.started(key)

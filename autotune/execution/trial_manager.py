@@ -69,7 +69,7 @@ class _Running:
     """While others did, up to where the trial was paused last."""
 
 
-class TrialsInFlight:
+class TrialManager:
     """Trials handed out and not yet ended, by the key the execution knows them by.
 
     A paused trial keeps its key: ``resumed`` says when it goes on. One that an earlier process paused comes as a new task.

@@ -9,7 +9,7 @@ from autotune.objective import BoundedObjective, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ScoreFormat:
     """How scores of one objective are told."""
 
     quantity: str
@@ -55,13 +55,13 @@ class Scale:
         return f"{number} {self.unit}".rstrip()
 
 
-SECONDS = Scale(quantity="time to target", unit="s", lower_bound=lambda evaluation: evaluation.warm_seconds)
+SECONDS = ScoreFormat(quantity="time to target", unit="s", lower_bound=lambda evaluation: evaluation.warm_seconds)
 """Seconds, where no objective is known: what prepare and train took."""
 
 
-def scale_of(objective: Objective) -> Scale:
+def score_format_of(objective: Objective) -> ScoreFormat:
     """How an objective's scores are told; one that says no quantity has scores."""
-    return Scale(
+    return ScoreFormat(
         quantity=getattr(objective, "quantity", "score"),
         unit=getattr(objective, "unit", ""),
         lower_bound=objective.lower_bound if isinstance(objective, BoundedObjective) else None,

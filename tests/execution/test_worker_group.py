@@ -14,9 +14,9 @@ import pytest
 import ray
 
 from autotune.config.compose import Composer
-from autotune.execution.gang import bundles
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
+from autotune.execution.worker_group import bundles
 from autotune.measurement import Outcome
 from tests.patience import PATIENCE_SECONDS, wait_until
 

@@ -8,8 +8,8 @@ import numpy as np
 from autotune.space import Scalar
 
 
-class Chance:
-    """Draws values by chance, as an Optuna trial with a random sampler would: ``space.suggest(Chance(rng))``."""
+class RandomTrial:
+    """Draws values by chance, as an Optuna trial with a random sampler would: ``space.suggest(RandomTrial(rng))``."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng

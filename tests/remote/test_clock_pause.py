@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from autotune.measurement import Phase, PhaseClock
-from autotune.remote.waiting import paused_while_waiting, waiting
+from autotune.remote.clock_pause import paused_while_waiting, waiting
 
 
 def test_what_was_said_to_pause_does_so_once_and_goes_on_however_waiting_ends() -> None:
