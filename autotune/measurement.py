@@ -1,4 +1,4 @@
-"""The records of measuring: what is timed, what an evaluation says, how a trial ends.
+"""The records of measuring: what is timed, and what an evaluation and a trial's result say.
 
 Time is measured, never inferred. One monotonic clock per trial is always in exactly one phase or stopped; the device is
 synchronised when the phase changes and at no other time. From the phases follow three times to target:
@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from autotune.contention import Contention
+from autotune.outcome import Outcome
 
 
 class Phase(StrEnum):
@@ -30,52 +31,6 @@ class Phase(StrEnum):
     """Training steps."""
     EVALUATE = "evaluate"
     """Scoring the validation split; never part of a time to target."""
-
-
-class Outcome(StrEnum):
-    """How a trial ended."""
-
-    REACHED = "REACHED"
-    """An evaluation was at or past the target."""
-    MISSED = "MISSED"
-    """Trained to the end of its own schedule without reaching the target."""
-    CAPPED = "CAPPED"
-    """Stopped because its clock had passed the best time to target so far."""
-    STOPPED = "STOPPED"
-    """Stopped by a stopping rule, or because the study's budget ended."""
-    TIMED_OUT = "TIMED_OUT"
-    """Passed the target's max_train_seconds, or hung past its hard deadline."""
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    DIVERGED = "DIVERGED"
-    """The loss or the metric was no longer finite."""
-    INVALID = "INVALID"
-    """A component refused the configuration's values, so nothing was trained."""
-    CONTENDED = "CONTENDED"
-    """Something else wanted the machine too much for its time to say anything; the same configuration is trained again."""
-    LOST = "LOST"
-    """A worker was lost with its machine, which says nothing about the configuration."""
-    ERRORED = "ERRORED"
-    """A fault in the code that was trained, or a worker that died."""
-
-    @property
-    def is_censored(self) -> bool:
-        """Whether the trial's time is only a lower bound of its time to target."""
-        return self in (Outcome.MISSED, Outcome.CAPPED, Outcome.STOPPED, Outcome.TIMED_OUT)
-
-    @property
-    def is_infeasible(self) -> bool:
-        """Whether the configuration itself cannot be trained, however long."""
-        return self in (Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.INVALID)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether a training ends so because of the time that it took, or with it as its result."""
-        return self is Outcome.REACHED or self.is_censored
-
-    @property
-    def needs_new_worker(self) -> bool:
-        """Whether the process that ran the trial must not run another one."""
-        return self in (Outcome.OUT_OF_MEMORY, Outcome.ERRORED, Outcome.LOST)
 
 
 PAUSED = "PAUSED"

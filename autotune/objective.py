@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 from autotune.errors import ConfigError
-from autotune.measurement import Device, Evaluation, Outcome, TrialResult
+from autotune.measurement import Device, Evaluation, TrialResult
+from autotune.outcome import Outcome
 from autotune.pareto import weighted_product
 
 

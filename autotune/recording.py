@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from autotune.errors import AutotuneError, DataError
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
 
 

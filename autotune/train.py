@@ -21,8 +21,9 @@ from autotune.config.command_line import (
 )
 from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
+from autotune.outcome import Outcome
 
 if TYPE_CHECKING:
     from autotune.remote.mirror import Mirror  # after --help

@@ -29,7 +29,7 @@ import numpy as np
 from autotune.comparison import in_turns
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.training.loop import train
 from benchmarks.measuring import circumstances, write_result
 

@@ -20,8 +20,9 @@ import yaml
 
 from autotune.comparison import Claim
 from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, plan_race
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
+from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.space import Suggestion
 from benchmarks.measuring import circumstances, write_result

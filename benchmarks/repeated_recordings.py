@@ -22,7 +22,8 @@ import numpy as np
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.execution.confirmation import plan_race
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.replay.replayed_policy import replayed_policy

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from autotune.config.compose import Composed, Composer
 from autotune.errors import AutotuneError
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
 from autotune.replay.replayed_policy import replayed_policy
 from autotune.replay.simulation import Trace, replay

@@ -21,7 +21,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.space import SearchSpace
 
 

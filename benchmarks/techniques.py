@@ -21,7 +21,7 @@ from typing import Any
 from autotune.comparison import RunScore, in_turns, ratio_of_expected_scores
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.training.loop import train
 from autotune.training.sources import train_missing_sources
 from benchmarks.measuring import circumstances, write_result

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("errors", "collector", "contention"),
+    ("errors", "collector", "contention", "outcome"),
     ("space", "measurement", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),
@@ -23,6 +23,7 @@ FENCES = {
     "optuna": ("search",),
     "ray": ("execution",),
     "mlflow": ("tracking",),
+    "tensorboardX": ("tracking",),
     "torch": ("training", "workloads"),
     "fsspec": ("remote",),
 }

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement import Evaluation, Outcome, Phase, PhaseClock, Target, TrialResult
+from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialResult
+from autotune.outcome import Outcome
 
 ANY_FLOAT = st.floats(allow_nan=True)
 EVALUATIONS = st.builds(

@@ -3,8 +3,9 @@
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import Device, Evaluation, Outcome, TrialResult
+from autotune.measurement import Device, Evaluation, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy, Pareto, check_measured, device_of
+from autotune.outcome import Outcome
 
 
 def evaluation(**changes: object) -> Evaluation:

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.record import record_command
 from autotune.recording import read_recording, target_fields, write_recording
 from autotune.space import SearchSpace, Suggestion

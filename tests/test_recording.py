@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)

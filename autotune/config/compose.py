@@ -298,6 +298,13 @@ class Composer:
                 f"allowed_targets: found {list(config.allowed_targets)} in a file; it is read from the command line only: "
                 f"add allowed_targets={override_text(list(config.allowed_targets))} if you trust that code"
             )
+        for group, option in choices.items():
+            found = OmegaConf.select(config, group.replace("/", "."), throw_on_missing=False)
+            if isinstance(found, str) and group != "experiment":
+                raise ConfigError(
+                    f"{group}: found {found!r} in a file where {group}={option} has keys; accepted there is an entry of the defaults list: "
+                    f"override /{group}: {found}"
+                )
         if "experiment" in config:
             raise ConfigError(f"experiment={choices['experiment']}: the file's first line must be: # @package _global_")
         try:

@@ -284,3 +284,20 @@ def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:
     if value not in accepted:
         names = ", ".join("null" if each is None else str(each) for each in accepted)
         raise ConfigError(f"{key}: found {value!r}, accepted are {names}")
+
+
+def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
+    """The first key at which a configuration differs from one that was kept, with both values; None where they are the same.
+
+    A key that only one of them has is no difference while it is off (null or false): it was added, or taken out, since.
+    """
+    for key in {**kept, **asked}:
+        is_in_both = key in kept and key in asked
+        one, other = kept.get(key), asked.get(key)
+        if all(isinstance(each[key], Mapping) for each in (kept, asked) if key in each):
+            inner = first_difference(kept.get(key, {}), asked.get(key, {}))
+            if inner is not None:
+                return f"{key}.{inner}"
+        elif one != other and (is_in_both or (other if one is None else one) is not False):
+            return f"{key}: {one!r} there, {other!r} here"
+    return None

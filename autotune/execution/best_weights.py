@@ -9,7 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 
 BEST_WEIGHTS = "best.safetensors"
 _FOLDER = ".weights"

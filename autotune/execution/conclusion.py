@@ -200,7 +200,7 @@ def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
 def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
     plan, policy, chosen = live.plan, live.policy, confirmation.chosen
     is_exported = chosen is not None and confirmation.best is chosen
-    browse = how_to_browse(plan.config.tracking)
+    browse = how_to_browse(plan.config.tracking, shown_path(plan.folder.parent))
     others = [arm for arm in confirmation.arms[1:] if arm is not chosen]
     return Summary(
         study=plan.name,

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
+from autotune.outcome import Outcome
 from autotune.race import Entrant, RaceLimits, Run, Standing, standing
 from autotune.report.arms import ArmScores
 from autotune.report.score_format import score_format_of

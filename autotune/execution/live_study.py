@@ -18,7 +18,8 @@ from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import target_fields
 from autotune.report.score_format import score_format_of

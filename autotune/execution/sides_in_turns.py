@@ -20,7 +20,8 @@ from autotune.execution.confirmation import run_score
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from autotune.report.compared import ComparedSide
 from autotune.report.comparison_terminal import ComparisonDisplay
 from autotune.report.score_format import score_format_of

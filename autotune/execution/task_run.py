@@ -20,7 +20,8 @@ from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, DataError
 from autotune.execution.watch import Watch
-from autotune.measurement import Evaluation, Outcome
+from autotune.measurement import Evaluation
+from autotune.outcome import Outcome
 from autotune.remote.cache import say_what_is_fetched
 from autotune.remote.clock_pause import paused_while_waiting
 

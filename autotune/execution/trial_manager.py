@@ -14,7 +14,8 @@ from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
 from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died, say_niceness
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker

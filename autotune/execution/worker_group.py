@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.execution.fork_server import ForkedRun
 from autotune.execution.task_run import ACCELERATOR, TaskRun, TrialTask, WorkerReport, follow_task, import_training
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 
 if TYPE_CHECKING:
     from autotune.training.parallel.rendezvous import Failure, Rendezvous  # imports torch

@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.measurement import PAUSED, Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.search.policy import Place, SearchPolicy, Trial

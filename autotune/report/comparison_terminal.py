@@ -18,7 +18,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.report.arms import ArmScores, describe_interval, format_expected
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
 from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
-from autotune.report.terminal import OUTCOME_STYLES, REFRESHES_PER_SECOND, describe_target, format_metric, printable
+from autotune.report.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 
 class ComparisonDisplay:
@@ -76,7 +76,7 @@ class ComparisonDisplay:
             parts += [f"{last.step} steps", *([f"{format_step(step)} a step"] if step else [])]
             parts.append(f"{self._target.metric} {format_metric(last.metric)}")
         parts += [each for each in (result.error_line, result.contention) if each]
-        style = "" if last is not None else OUTCOME_STYLES[result.outcome]
+        style = "" if last is not None else result.outcome.traits.terminal_style
         self._console.print(Text(printable("  ".join(parts)), style=style), soft_wrap=True)
 
     def _render(self) -> RenderableType:

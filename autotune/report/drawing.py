@@ -21,7 +21,8 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from autotune.measurement import Outcome, Target, TrialResult
+from autotune.measurement import Target, TrialResult
+from autotune.outcome import Outcome
 
 DOTS_PER_INCH = 150
 LOG_SPAN = 30
@@ -74,21 +75,17 @@ SQUARE = Outline([(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85), (-
 DIAMOND = Outline([(0, -1.15), (1.15, 0), (0, 1.15), (-1.15, 0), (0, -1.15)], closed=True)
 TRIANGLE = Outline([(-1.1, 0.9), (1.1, 0.9), (0, -1.2), (-1.1, 0.9)], closed=True)
 
-# The eight colours stay apart under the common colour-vision deficiencies, and shapes repeat what they say.
-# Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey stands for its yellow, too faint on white.
+_SHAPES = {"diamond": DIAMOND, "circle": CIRCLE, "square": SQUARE, "triangle": TRIANGLE}
 MARKS: Mapping[Outcome, Mark] = {
-    Outcome.REACHED: Mark(colour="#009E73", marker="o", hollow=False, size=7),
-    Outcome.MISSED: Mark(colour="#E69F00", marker=with_arrow(DIAMOND), hollow=True, size=20),
-    Outcome.CAPPED: Mark(colour="#0072B2", marker=with_arrow(CIRCLE), hollow=True, size=20),
-    Outcome.STOPPED: Mark(colour="#56B4E9", marker=with_arrow(SQUARE), hollow=True, size=20),
-    Outcome.TIMED_OUT: Mark(colour="#CC79A7", marker=with_arrow(TRIANGLE), hollow=True, size=20),
-    Outcome.OUT_OF_MEMORY: Mark(colour="#000000", marker="s", hollow=False, size=6),
-    Outcome.DIVERGED: Mark(colour="#D55E00", marker="X", hollow=False, size=7.5),
-    Outcome.INVALID: Mark(colour="#7F7F7F", marker="v", hollow=False, size=7),
-    Outcome.CONTENDED: Mark(colour="#888888", marker="1", hollow=False, size=7),
-    Outcome.LOST: Mark(colour="#888888", marker="x", hollow=False, size=7),
-    Outcome.ERRORED: Mark(colour="#888888", marker="P", hollow=False, size=7.5),
+    outcome: Mark(
+        colour=outcome.traits.colour,
+        marker=with_arrow(_SHAPES[outcome.traits.marker]) if outcome.is_censored else outcome.traits.marker,
+        hollow=outcome.is_censored,
+        size=outcome.traits.size,
+    )
+    for outcome in Outcome
 }
+"""How each outcome is drawn; shapes repeat what colours say."""
 
 
 def curve_of(result: TrialResult) -> list[tuple[float, float]]:

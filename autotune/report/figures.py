@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from autotune.measurement import Outcome, Target, TrialResult
+from autotune.measurement import Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.arms import ArmScores, ConfirmationFigures, describe_ratio, format_expected
 from autotune.report.drawing import (
     BASELINE_COLOUR,

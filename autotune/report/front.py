@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
 from autotune.objective import Pareto
+from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
 from autotune.report.score_format import ScoreFormat, score_format_of
 from autotune.space import Suggestion

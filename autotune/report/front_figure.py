@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from autotune.measurement import Outcome, Target
+from autotune.measurement import Target
+from autotune.outcome import Outcome
 from autotune.report.drawing import INK, MARKS, Mark, add_legend, add_title, counted, draw_mark, mark_properties, set_scale, target_label
 from autotune.report.front import Front
 

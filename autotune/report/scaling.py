@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.comparison import Ratio, RunScore, expected_score, ratio_of_expected_scores, ratio_of_means
-from autotune.measurement import Outcome, Target
+from autotune.measurement import Target
+from autotune.outcome import Outcome
 from autotune.report.compared import ComparedSide, format_step
 from autotune.report.score_format import format_seconds
 from autotune.report.study_files import write_json

@@ -20,27 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.comparison import Ratio
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.arms import ArmScores, describe_arm, describe_ratio, describe_reached
 from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
 
 REFRESHES_PER_SECOND = 2
 FRAME_LINES = 8
 """Lines of the live display besides its trials."""
-
-OUTCOME_STYLES: Mapping[Outcome, str] = {
-    Outcome.REACHED: "green",
-    Outcome.MISSED: "yellow",
-    Outcome.CAPPED: "blue",
-    Outcome.STOPPED: "cyan",
-    Outcome.TIMED_OUT: "magenta",
-    Outcome.OUT_OF_MEMORY: "red",
-    Outcome.DIVERGED: "red",
-    Outcome.INVALID: "red",
-    Outcome.CONTENDED: "yellow",
-    Outcome.LOST: "red",
-    Outcome.ERRORED: "bold red",
-}
 
 
 class StudyDisplay:
@@ -312,7 +299,7 @@ def _is_resolved_gain(summary: Summary) -> bool:
 
 
 def _outcome_line(outcomes: Mapping[Outcome, int], num_paused: int) -> Text:
-    parts = [Text(f"{outcome} {outcomes[outcome]}", style=style) for outcome, style in OUTCOME_STYLES.items() if outcomes.get(outcome)]
+    parts = [Text(f"{each} {outcomes[each]}", style=each.traits.terminal_style) for each in Outcome if outcomes.get(each)]
     if num_paused:
         parts.append(Text(f"paused {num_paused}", style="dim"))
     return Text(" · ").join(parts) if parts else Text("no trial has finished yet", style="dim")

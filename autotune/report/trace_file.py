@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.measurement import PAUSED, Evaluation, Outcome, TrialResult
+from autotune.measurement import PAUSED, Evaluation, TrialResult
+from autotune.outcome import Outcome
 
 COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
 """Seconds of the search's clock, and where in its own training (prepare and train) a trial began the stretch and stood at its end."""

@@ -14,8 +14,9 @@ import numpy as np
 from scipy.special import gammaln, stdtr
 from sklearn.gaussian_process.kernels import Matern
 
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
+from autotune.outcome import Outcome
 from autotune.search.encoding import Array
 from autotune.space import Suggestion
 

@@ -20,8 +20,9 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, Objective
+from autotune.outcome import Outcome
 from autotune.search.candidates import Candidates
 from autotune.search.curve_model import CurveModel, Indices, RateModel, goodness, one_thread
 from autotune.search.earlier_trials import EarlierStudy

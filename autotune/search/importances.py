@@ -5,7 +5,8 @@ from typing import Any
 
 import optuna
 
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from autotune.space import SearchSpace, Suggestion
 
 LEAST_REACHED = 4

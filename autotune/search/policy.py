@@ -18,8 +18,9 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
+from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
 from autotune.search.pausing import PausingSampler
 from autotune.search.seeds import derived_seed
@@ -399,4 +400,4 @@ def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Obje
     if result.outcome is Outcome.REACHED:
         study.tell(number, objective.score(result))
     else:
-        study.tell(number, state=TrialState.FAIL if result.outcome in (Outcome.ERRORED, Outcome.LOST) else TrialState.PRUNED)
+        study.tell(number, state=TrialState[result.outcome.traits.optuna_state])

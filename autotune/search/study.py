@@ -16,6 +16,7 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from autotune.config.schema import first_difference
 from autotune.database_url import without_password
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
@@ -66,11 +67,8 @@ def open_study(
     asked: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage gives it back: tuples are lists, keys are text
     if known is None:
         study.set_user_attr(_DEFINITION, asked)
-    elif known != asked:
-        raise StudyError(
-            f"study.name={name}: was made for something else ({_first_difference(known, asked)}); accepted is the same, or another "
-            f"study.name"
-        )
+    elif (difference := first_difference(known, asked)) is not None:
+        raise StudyError(f"study.name={name}: was made for something else ({difference}); accepted is the same, or another study.name")
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = _optuna_sampler(sampler)
     return study, pausing_sampler(sampler)
@@ -144,15 +142,6 @@ def stored_race(study: Study) -> Mapping[str, Any] | None:
     """What ``store_race`` kept; None where nothing was."""
     race: Mapping[str, Any] | None = study.user_attrs.get(_RACE)
     return race
-
-
-def _first_difference(known: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The first key at which two definitions differ, with both values."""
-    key = next(key for key in {**known, **asked} if known.get(key) != asked.get(key))
-    one, other = known.get(key), asked.get(key)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return f"{key}.{_first_difference(one, other)}"
-    return f"{key}: {one!r} there, {other!r} here"
 
 
 def _storage(folder: Path, url: str | None) -> BaseStorage:

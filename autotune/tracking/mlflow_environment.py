@@ -32,8 +32,15 @@ def store_uri(uri: str | None) -> str:
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
 
 
-def how_to_browse(tracking: Mapping[str, Any]) -> str | None:
-    """What shows the runs of a tracker of this configuration: a command, or the address of a server; None where it is not MLflow's."""
+def how_to_browse(tracking: Mapping[str, Any], studies: str) -> str | None:
+    """What shows the runs of a tracker of this configuration, a command or the address of a server; None for a tracker that is not ours.
+
+    Args:
+        tracking: the configuration's node.
+        studies: the folder that studies lie in.
+    """
+    if tracking["_target_"].endswith(".TensorBoardTracker"):
+        return f"tensorboard --logdir {shlex.quote(studies)}"
     if "uri" not in tracking:
         return None
     uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")

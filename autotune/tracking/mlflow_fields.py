@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
 MAX_PARAM_CHARACTERS = 6000
@@ -19,21 +19,6 @@ MAX_TAG_CHARACTERS = 5000
 CUT_MARK = " ... [cut]"
 INTERRUPTED = "INTERRUPTED"
 """The outcome of a run whose driver went away before it ended; no trial's result says so."""
-
-STATUS = {
-    Outcome.REACHED: "FINISHED",
-    Outcome.MISSED: "KILLED",
-    Outcome.CAPPED: "KILLED",
-    Outcome.STOPPED: "KILLED",
-    Outcome.TIMED_OUT: "KILLED",
-    Outcome.OUT_OF_MEMORY: "FAILED",
-    Outcome.DIVERGED: "FAILED",
-    Outcome.INVALID: "FAILED",
-    Outcome.CONTENDED: "KILLED",
-    Outcome.LOST: "KILLED",
-    Outcome.ERRORED: "FAILED",
-}
-"""MLflow's word for each outcome: censored runs are KILLED, so that FINISHED always carries a time to target."""
 
 EVALUATION_METRICS = (
     "metric",

@@ -15,7 +15,8 @@ from mlflow.exceptions import MlflowException
 
 from autotune.database_url import without_password
 from autotune.errors import ConfigError, DataError
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import target_of
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_environment import store_uri

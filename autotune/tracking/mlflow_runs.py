@@ -115,7 +115,7 @@ class MlflowRuns:
         if result.error is not None:
             files["error.txt"] = result.error
         self._log_files(run_id, files)
-        self._client.set_terminated(run_id, fields.STATUS[result.outcome], fields.milliseconds(result.stopped_at))
+        self._client.set_terminated(run_id, result.outcome.traits.mlflow_status, fields.milliseconds(result.stopped_at))
 
     def interrupt(self, run_id: str) -> None:
         """End a run of which no result will come."""

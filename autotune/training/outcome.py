@@ -2,7 +2,8 @@
 
 import math
 
-from autotune.measurement import Outcome, Target
+from autotune.measurement import Target
+from autotune.outcome import Outcome
 
 
 def outcome_of(

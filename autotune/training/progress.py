@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.config.schema import first_difference
 from autotune.errors import DataError
 from autotune.measurement import Evaluation, Phase, PhaseClock
 from autotune.training.checkpoint import (
@@ -76,9 +77,14 @@ def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Prog
         DataError: the state is damaged, or of another configuration.
     """
     state, config = read_state(folder), run.config.as_dict()
-    if state["config"] != config:
-        different = ", ".join(key for key, value in config.items() if state["config"].get(key) != value)
-        raise DataError(f"checkpoint.folder: {folder} holds a training with another {different}; accepted is an empty folder, or its own")
+    kept = {key: value for key, value in state["config"].items() if key in config}
+    different = [
+        key for key, value in config.items() if first_difference({key: kept[key]} if key in kept else {}, {key: value}) is not None
+    ]
+    if different:
+        raise DataError(
+            f"checkpoint.folder: {folder} holds a training with another {', '.join(different)}; accepted is an empty folder, or its own"
+        )
     for name, part in _with_state(parts).items():
         part.load_state_dict(state["parts"][name])
     set_random_state(state["random"], run.device)

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import optuna
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import Recording
 from autotune.search.policy import Place, Trial
 from autotune.search.stopping import Decision

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.recording import Recording
 from autotune.replay.simulation import Trace
 

@@ -19,7 +19,8 @@ from smac import AlgorithmConfigurationFacade, Scenario
 from smac.main.exceptions import ConfigurationSpaceExhaustedException
 from smac.runhistory import StatusType, TrialInfo, TrialValue
 
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import Recording
 from autotune.search.policy import Place, Trial
 from autotune.search.seeds import derived_seed

@@ -15,7 +15,8 @@ from syne_tune.backend.trial_status import Trial as SyneTrial
 from syne_tune.optimizer.baselines import ASHA, BOHB
 from syne_tune.optimizer.scheduler import SchedulerDecision
 
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import Recording
 from autotune.search.policy import Place, Trial
 from autotune.search.seeds import derived_seed

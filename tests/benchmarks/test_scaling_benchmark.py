@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.measuring
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.recording import write_recording
 from autotune.replay.simulation import Stretch, Trace
 from benchmarks.scaling import Search, _score, main, rows_of

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import benchmarks.measuring
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from benchmarks.warm_start import Score, changed, main, ratios_of
 

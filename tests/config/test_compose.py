@@ -143,6 +143,8 @@ HEADER = "# @package _global_\n"
         (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Float"]),
         (HEADER + "epochs: ${nope\n", ["epochs: no viable alternative at input '${nope'"]),
         (HEADER + "defaults: [override /optimizer: sdg]\n", [f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"]),
+        (HEADER + "confirm: none\n", ["confirm: found 'none' in a file", "an entry of the defaults list: override /confirm: none"]),
+        (HEADER + "optimizer: adamw\n", ["optimizer: found 'adamw' in a file where optimizer=sgd has keys"]),
         (HEADER + "defaults: 3\n", ["experiment/mine", "defaults must be a list"]),
         (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted are "]),
     ],

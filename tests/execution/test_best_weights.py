@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.execution.best_weights import BEST_WEIGHTS, keep_best, keep_first, run_path
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 
 
 def ended(trial: int, outcome: Outcome) -> TrialResult:

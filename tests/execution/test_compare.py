@@ -22,7 +22,8 @@ from autotune.compare import compare, compare_command
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
 from autotune.execution.sides_in_turns import refuse_to_go_on
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from tests.patience import exit_code, wait_until
 
 pytestmark = [

@@ -7,8 +7,9 @@ import pytest
 
 from autotune.comparison import Claim, RunScore
 from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, confirmation_seed, plan_race, run_score
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Objective
+from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.space import Suggestion
 

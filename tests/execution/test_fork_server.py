@@ -17,7 +17,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from tests.patience import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -20,7 +20,8 @@ from autotune.execution.cluster import ClusterSize
 from autotune.execution.fork_server import ForkServer, share_of
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.task_run import TrialTask
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

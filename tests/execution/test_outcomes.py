@@ -11,7 +11,8 @@ import pytest
 from mlflow import MlflowClient
 from optuna.trial import TrialState
 
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from autotune.search.study import read_study
 from tests.patience import exit_code
 

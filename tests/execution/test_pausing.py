@@ -17,8 +17,9 @@ from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime
+from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import Suggestion

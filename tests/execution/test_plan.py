@@ -10,8 +10,9 @@ from autotune.config.command_line import run_command
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.plan import StudyPlan, check_plan, describe_plan, plan_study
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Energy
+from autotune.outcome import Outcome
 from autotune.recording import write_recording
 from autotune.training.device import Capabilities
 from autotune.training.run import check_training

@@ -15,7 +15,8 @@ from autotune.config.schema import TrialConfig
 from autotune.execution import awake, watch
 from autotune.execution.fork_server import ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport
-from autotune.measurement import Evaluation, Outcome
+from autotune.measurement import Evaluation
+from autotune.outcome import Outcome
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from autotune.config.compose import Composer
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.execution.worker_group import bundles
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

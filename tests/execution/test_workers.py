@@ -14,7 +14,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from tests.patience import exit_code
 
 MakeTask = Callable[..., TrialTask]

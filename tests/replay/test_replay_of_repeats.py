@@ -7,8 +7,9 @@ import numpy as np
 import optuna
 import pytest
 
-from autotune.measurement import PAUSED, Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime
+from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from autotune.replay.simulation import replay
 from autotune.search.freeze_thaw import FreezeThawSampler

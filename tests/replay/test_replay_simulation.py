@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.measurement import PAUSED, Outcome, Target
+from autotune.measurement import PAUSED, Target
 from autotune.objective import AmortisedTime
+from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.replay.simulation import Trace, replay

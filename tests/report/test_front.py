@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds, Pareto
+from autotune.outcome import Outcome
 from autotune.report.drawing import write_png
 from autotune.report.front import Front, describe_front, front_of, write_front
 from autotune.report.front_figure import draw_front

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from autotune.comparison import RunScore
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.compared import ComparedSide, Comparison, verdict
 from autotune.report.comparison_figures import draw_comparison, draw_comparison_curves, write_comparison_figures
 from autotune.report.comparison_files import write_comparison

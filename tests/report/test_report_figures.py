@@ -10,7 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from autotune.comparison import Ratio, RunScore
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.arms import ArmScores, ConfirmationFigures
 from autotune.report.drawing import STYLE
 from autotune.report.figures import (

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from autotune.comparison import Claim, Ratio, RunScore
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.arms import ArmScores
 from autotune.report.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
 

@@ -9,7 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.compared import ComparedSide
 from autotune.report.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
 from autotune.report.scaling_figure import draw_scaling

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from autotune.comparison import Ratio, RunScore
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds
+from autotune.outcome import Outcome
 from autotune.report.arms import ArmScores, describe_arm
 from autotune.report.score_format import SECONDS, ScoreFormat, score_format_of
 from autotune.report.study_files import arm_json

@@ -4,7 +4,8 @@ import csv
 import time
 from pathlib import Path
 
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 from autotune.report.trace_file import COLUMNS, TraceFile
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.search.expected_scores import ExpectedScores
 
 LUCKY = ("lucky",)

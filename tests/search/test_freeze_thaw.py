@@ -11,8 +11,9 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import PAUSED, Outcome, Target, TrialResult
+from autotune.measurement import PAUSED, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy
+from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from autotune.search.importances import importances
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace

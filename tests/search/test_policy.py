@@ -16,8 +16,9 @@ from autotune.config.build import build
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
+from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial, finished_results
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop

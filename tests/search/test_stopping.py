@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, TrialResult
+from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds
+from autotune.outcome import Outcome
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 
 

@@ -8,7 +8,8 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError, StudyError
-from autotune.measurement import Outcome, TrialResult
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
 from autotune.search.study import (
     JOURNAL,
     confirmations,
@@ -69,6 +70,17 @@ def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"target\."):
         open_in(tmp_path, definition={**DEFINITION, "target": {"metric": "accuracy", "value": 0.8}})
     assert study_definition(open_in(tmp_path)) == DEFINITION
+
+
+def test_a_study_made_before_a_key_was_added_goes_on_while_that_is_off(tmp_path: Path) -> None:
+    configuration = {"batch_size": 8, "runtime": {"compile": None, "num_threads": 1}}
+    open_in(tmp_path, definition={"configuration": configuration})
+    runtime = {**configuration["runtime"], "new": False}
+    open_in(tmp_path, definition={"configuration": {**configuration, "runtime": runtime, "newer": None, "group": {"a": None}}})
+    with pytest.raises(StudyError, match=r"\(configuration\.runtime\.new: None there, 'fast' here\)"):
+        open_in(tmp_path, definition={"configuration": {**configuration, "runtime": {**runtime, "new": "fast"}}})
+    with pytest.raises(StudyError, match=r"\(configuration\.runtime\.compile: None there, False here\)"):
+        open_in(tmp_path, definition={"configuration": {**configuration, "runtime": {**runtime, "compile": False}}})
 
 
 def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, Target
+from autotune.measurement import Evaluation, Target
+from autotune.outcome import Outcome
 from autotune.training.loop import train
 from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.run import check_training, fingerprint, start_training

@@ -10,7 +10,8 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
-from autotune.measurement import Evaluation, Outcome
+from autotune.measurement import Evaluation
+from autotune.outcome import Outcome
 from autotune.training.checkpoint import STATE_FILE, read_weights
 from autotune.training.loop import train
 

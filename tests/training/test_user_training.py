@@ -11,7 +11,8 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, Target
+from autotune.measurement import Evaluation, Target
+from autotune.outcome import Outcome
 from autotune.training.run import check_training, start_training
 from autotune.training.user_training import TrainingClock, check_own, train_own
 

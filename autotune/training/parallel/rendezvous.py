@@ -13,7 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError
-from autotune.measurement import Outcome
+from autotune.outcome import Outcome
 from autotune.training.device import is_out_of_memory, pick_device
 from autotune.training.parallel.ranks import TIMEOUT, Ranks, joined
 from autotune.training.run import start_training

@@ -9,7 +9,8 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Outcome, Target
+from autotune.measurement import Evaluation, Target
+from autotune.outcome import Outcome
 from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
 from autotune.training.run import check_training

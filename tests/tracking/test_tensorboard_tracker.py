@@ -1,0 +1,85 @@
+"""The TensorBoard tracker: what it writes, read back as TensorBoard reads it."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
+from autotune.tracking.mlflow_environment import how_to_browse
+from autotune.tracking.tensorboard_tracker import TensorBoardTracker
+from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
+
+
+@pytest.fixture
+def info(tmp_path: Path) -> StudyInfo:
+    return StudyInfo(name="study", kind="study", workload="net-data", experiment="cnn", folder=str(tmp_path), settings={}, tags={})
+
+
+def read(info: StudyInfo, run: str) -> EventAccumulator:
+    return EventAccumulator(str(Path(info.folder) / "tensorboard" / run)).Reload()
+
+
+def curve(info: StudyInfo, run: str, name: str) -> list[tuple[int, float]]:
+    return [(each.step, pytest.approx(each.value)) for each in read(info, run).Scalars(name)]
+
+
+def closed(tracker: TensorBoardTracker) -> None:
+    tracker.close(status="FINISHED", metrics={"speed_up": 2.5}, tags={"autotune.best_trial": "1"}, artifacts=[])
+
+
+def test_a_run_has_its_curve_each_evaluation_once(info: StudyInfo) -> None:
+    trial, result, score = make_run(num_evaluations=3)
+    tracker = TensorBoardTracker(info)
+    tracker.start(trial)
+    tracker.evaluate(trial.name, result.evaluations[0])
+    tracker.finish(trial, result, score)
+    closed(tracker)
+    assert curve(info, trial.name, "metric") == [(each.step, each.metric) for each in result.evaluations]
+    assert curve(info, trial.name, "train_seconds") == [(each.step, each.train_seconds) for each in result.evaluations]
+    assert curve(info, "study", "speed_up") == [(0, 2.5)]
+
+
+def test_a_run_has_its_row_of_hyperparameters(info: StudyInfo) -> None:
+    trial, result, score = make_run(num_evaluations=1)
+    tracker = TensorBoardTracker(info)
+    tracker.finish(trial, result, score)
+    closed(tracker)
+    content = read(info, trial.name).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    row = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert {key: value.string_value or value.number_value for key, value in row.items()} == {
+        "optimizer": "sgd",
+        "optimizer.lr": pytest.approx(0.1),
+        "phase": "search",
+        "outcome": "REACHED",
+    }
+    assert curve(info, trial.name, "result/score") == [(0, score)]
+
+
+def test_a_run_that_never_evaluated_and_a_number_that_is_none_are_no_fault(info: StudyInfo) -> None:
+    tracker = TensorBoardTracker(info)
+    trial, result, _ = make_run(outcome=Outcome.ERRORED, num_evaluations=0, error="boom")
+    tracker.finish(trial, result, None)
+    other, _, _ = make_run(1)
+    tracker.start(other)
+    tracker.evaluate(other.name, make_evaluation(1, metric=float("nan")))
+    closed(tracker)
+    assert "metric" not in read(info, other.name).Tags()["scalars"]
+
+
+def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:
+    runs: list[tuple[TrackedTrial, TrialResult, float | None]] = [make_run(number) for number in range(2)]
+    first = TensorBoardTracker(info)
+    first.finish(*runs[0])
+    closed(first)
+    closed(TensorBoardTracker(info, finished=runs))
+    for trial, result, _ in runs:
+        assert curve(info, trial.name, "metric") == [(each.step, each.metric) for each in result.evaluations]
+
+
+def test_how_it_is_browsed_is_said() -> None:
+    node = {"_target_": "autotune.tracking.tensorboard_tracker.TensorBoardTracker"}
+    assert how_to_browse(node, "my outputs") == "tensorboard --logdir 'my outputs'"
