@@ -138,6 +138,7 @@ class Config:
     data_path: DataPathConfig = field(default_factory=DataPathConfig)
     batch_size: int = MISSING
     epochs: float = MISSING
+    max_grad_norm: float | None = MISSING
     device: str = MISSING
     seed: int = MISSING
     evaluate_every_samples: int | None = MISSING
@@ -205,6 +206,8 @@ class TrialConfig:
     target: Target
     allowed_targets: tuple[str, ...]
     """Packages that ``_target_`` may name besides autotune's own list."""
+    max_grad_norm: float | None = None
+    """Gradients of a larger Euclidean norm, over all parameters, are scaled down to it before each step; None for none."""
 
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
@@ -230,6 +233,8 @@ class TrialConfig:
             _check_one_of(key, value, accepted)
         if not (0 < self.epochs < math.inf):
             raise ConfigError(f"epochs: found {self.epochs}, accepted is above 0")
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
+            raise ConfigError(f"max_grad_norm: found {self.max_grad_norm}, accepted is above 0, or null")
         if not self.target.max_train_seconds > 0:
             raise ConfigError(f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is above 0")
         self._check_together()
@@ -271,7 +276,7 @@ class TrialConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Take a training's part out of a resolved configuration."""
-        known = {each.name: values[each.name] for each in fields(cls)}
+        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         return cls(**{**known, "target": Target(**known["target"]), "allowed_targets": tuple(known["allowed_targets"])})
 
 

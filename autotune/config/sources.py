@@ -6,8 +6,10 @@ another file. Nothing is trained here: see ``autotune.training.sources``.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.config.schema import TrialConfig
 
@@ -28,6 +30,12 @@ class Source:
 
 def checkpoint_of(experiment: str, config: TrialConfig, folder: Path) -> Path:
     """The file that an experiment's weights are kept in, in the folder of all studies."""
-    content = {key: value for key, value in config.as_dict().items() if key != "allowed_targets"}
+    content = _set(config.as_dict() | {"allowed_targets": None})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return (folder / "checkpoints" / f"{experiment.replace('/', '_')}-{digest}.safetensors").absolute()
+
+
+def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that are not off (null or false), nested ones too: a key that is added later changes no name while it is off."""
+    kept = {key: _set(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: value for key, value in kept.items() if value is not None and value is not False and value != {}}

@@ -23,6 +23,7 @@ class TrainingStep:
         self.parts = parts
         self._is_compiled = config.runtime["compile"] is not None
         self._micro_batch_size = config.runtime["micro_batch_size"]
+        self._max_grad_norm = config.max_grad_norm
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = total_steps
         self._autocast = precision.autocast
@@ -109,6 +110,10 @@ class TrainingStep:
 
     def _step_optimizer(self) -> None:
         scaler, optimizer = self.parts.scaler, self.parts.optimizer
+        if self._max_grad_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            self.parts.shared.clip_gradients(self._max_grad_norm)
         if scaler is None:
             optimizer.step()
         else:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks
-from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, needs_whole_weights
+from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, needs_whole_weights, norm_of
 from autotune.training.parallel.tensor_parallel import check_plan, share_layers
 
 _COMPRESSIONS = (None, "bf16", "fp16", "powersgd")
@@ -196,6 +196,15 @@ class _Replicated(SharedModel):
 
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         return self._made.no_sync()
+
+    def gradient_norm(self) -> Tensor:
+        """The norm over the whole layers, of which ranks of a row of the mesh may hold parts."""
+        own = norm_of(each.grad for name, each in self._parameters.items() if name not in self._parts).square()
+        if self._parts:
+            shared = norm_of(self._parameters[name].grad for name in self._parts).square()
+            distributed.all_reduce(shared, group=self._mesh["tensor"].get_group())
+            own = own + shared
+        return own.sqrt()
 
     def after_update(self) -> None:
         """Average the weights, where ranks train by themselves and it is time."""

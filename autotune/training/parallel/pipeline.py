@@ -101,6 +101,10 @@ class PipelinedModel(SharedModel):
         else:
             self._schedule.step(target=targets, return_outputs=False)
 
+    def gradient_norm(self) -> Tensor:
+        """The norm over the layers of all ranks."""
+        return self._ranks.summed(super().gradient_norm().square()).sqrt()
+
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
         """The outputs on the last rank. What passes between stages has one form: a smaller batch is filled up."""
         size, own = len(inputs), self._scoring

@@ -5,15 +5,20 @@ A *strategy* is the configuration's ``parallelism``: what is settled before ther
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks
+
+_LEAST_NORM = 1e-6
+"""Added to the norm, as in ``torch.nn.utils.clip_grad_norm_``."""
 
 Views = Callable[[nn.Module, Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -51,6 +56,20 @@ class SharedModel:
         """Around a backward pass that is not the last one before the update."""
         return contextlib.nullcontext()
 
+    def gradient_norm(self) -> Tensor:
+        """The Euclidean norm of the gradients of all parameters, those that other ranks hold included; a scalar on the device."""
+        return norm_of(each.grad for each in self.model.parameters())
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale this rank's gradients down by what brings the norm over all ranks down to ``max_norm``.
+
+        Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (ICML 2013).
+        """
+        scale = (max_norm / (self.gradient_norm() + _LEAST_NORM)).clamp(max=1.0)
+        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        for gradient in (each.to_local() if isinstance(each, DTensor) else each for each in gradients):
+            gradient.mul_(scale)
+
     def after_update(self) -> None:
         """After the optimizer's step."""
 
@@ -75,6 +94,17 @@ class SharedModel:
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """The state of the model that is scored, whole, on the first rank; every rank calls it."""
         return model.state_dict()
+
+
+def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
+    """The Euclidean norm of gradients, None left out; of distributed tensors that of the whole ones, on every rank."""
+    groups: dict[Any, list[Tensor]] = {}
+    for each in gradients:
+        if each is not None:
+            groups.setdefault((each.device_mesh, each.placements) if isinstance(each, DTensor) else None, []).append(each)
+    norms = [get_total_norm(each) for each in groups.values()]
+    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in norms]
+    return torch.stack([each.float() for each in whole]).norm() if whole else torch.zeros(())
 
 
 BACKENDS = (None, "nccl", "gloo")

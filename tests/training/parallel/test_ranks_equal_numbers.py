@@ -15,6 +15,7 @@ TRANSFORMER = (
     "experiment=transformer", "model.dropout=0", "model.num_layers=2", "model.width=32", "model.num_heads=4", "batch_size=8",
     "evaluate_every_samples=8", "epochs=0.03", "target.value=1e-9",
 )  # fmt: skip
+CLIPPED_MLP, CLIPPED_TRANSFORMER = (*MLP, "max_grad_norm=0.1"), (*TRANSFORMER, "max_grad_norm=0.1")
 COMMON = ("device=cpu", "runtime.num_threads=1", "target.max_train_seconds=100")
 
 
@@ -40,6 +41,11 @@ def alone(model: tuple[str, ...]) -> list[float]:
         (TRANSFORMER, 2, ("pipeline", "schedule=1f1b")),
         (TRANSFORMER, 4, ("ddp", "tensor_size=2")),
         (TRANSFORMER, 4, ("fsdp", "tensor_size=2")),
+        (CLIPPED_MLP, 2, ("tensor",)),
+        (CLIPPED_MLP, 4, ("ddp", "tensor_size=2")),
+        (CLIPPED_TRANSFORMER, 2, ("ddp",)),
+        (CLIPPED_TRANSFORMER, 2, ("pipeline",)),
+        (CLIPPED_TRANSFORMER, 4, ("fsdp", "tensor_size=2")),
     ],
 )
 def test_losses_are_those_of_one_process(ranks: Ranks, model: tuple[str, ...], size: int, parallelism: tuple[str, ...]) -> None:
