@@ -117,7 +117,7 @@ class Evaluation:
         return cls(
             **{
                 **known,
-                "outcome": Outcome(outcome) if outcome else None,
+                "outcome": Outcome[outcome] if outcome else None,
                 "contention": Contention.from_dict(contention) if contention else None,
             }
         )
@@ -193,7 +193,7 @@ class TrialResult:
             **{
                 **known,
                 "overrides": tuple(known["overrides"]),
-                "outcome": Outcome(known["outcome"]),
+                "outcome": Outcome[known["outcome"]],
                 "evaluations": tuple(Evaluation.from_dict(each) for each in known["evaluations"]),
             }
         )

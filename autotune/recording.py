@@ -154,8 +154,8 @@ def _number(value: Any) -> float:
 
 def _outcome(value: Any, where: str) -> Outcome | None:
     try:
-        return None if value is None else Outcome(value)
-    except ValueError as error:
+        return None if value is None else Outcome[value]
+    except KeyError as error:
         raise DataError(f"{where}: found outcome {value!r}, accepted are {', '.join(Outcome)}") from error
 
 

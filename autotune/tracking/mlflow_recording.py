@@ -130,13 +130,13 @@ def _result(child: Run, curve: list[Evaluation], space: SearchSpace) -> TrialRes
     tags, info = child.data.tags, child.info
     last, cap = tags.get("autotune.last_evaluation"), tags.get("autotune.cap_seconds")
     if curve and last is not None:
-        curve = [*curve[:-1], replace(curve[-1], outcome=Outcome(last))]
+        curve = [*curve[:-1], replace(curve[-1], outcome=Outcome[last])]
     return TrialResult(
         trial=int(tags["autotune.trial"]),
         values=_values(space, child.data.params, f"MLflow run {info.run_id}"),
         overrides=(),
         seed=int(tags["autotune.seed"]),
-        outcome=Outcome(tags["autotune.outcome"]),
+        outcome=Outcome[tags["autotune.outcome"]],
         evaluations=tuple(curve),
         started_at=info.start_time / 1000,
         stopped_at=(info.end_time or info.start_time) / 1000,

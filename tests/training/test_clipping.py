@@ -34,13 +34,14 @@ def test_clipped_steps_hardly_move_the_loss(precision: str, trial_config: Callab
     found = {}
     for max_grad_norm in ("null", "1e-3"):
         config = trial_config(
-            "experiment=cnn", f"precision={precision}", "optimizer.lr=0.01", "optimizer.momentum=0", f"max_grad_norm={max_grad_norm}",
-            "epochs=0.2", "evaluate_every_samples=64", "target.value=0.9999",
+            "experiment=cnn", f"precision={precision}", "optimizer.lr=0.3", "optimizer.momentum=0", "optimizer.nesterov=false",
+            f"max_grad_norm={max_grad_norm}",
+            "epochs=0.5", "evaluate_every_samples=64", "target.value=0.9999",
         )  # fmt: skip
         evaluations = list(start_training(config))
         found[max_grad_norm] = [each.loss for each in evaluations]
     first, last = found["1e-3"][0], found["1e-3"][-1]
-    assert last == pytest.approx(first, rel=1e-3)
+    assert last == pytest.approx(first, rel=5e-3)
     assert found["null"][-1] < 0.99 * found["null"][0]
 
 
