@@ -5,7 +5,7 @@ mesh of two dimensions, of which one shares the batch and the other every layer.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -197,11 +197,16 @@ class _Replicated(SharedModel):
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
         return self._made.no_sync()
 
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """Those that torch's DDP was given: of layers that ranks of a row share, the model itself has none once it was called."""
+        return self._parameters.values()
+
     def gradient_norm(self) -> Tensor:
         """The norm over the whole layers, of which ranks of a row of the mesh may hold parts."""
-        own = norm_of(each.grad for name, each in self._parameters.items() if name not in self._parts).square()
-        if self._parts:
-            shared = norm_of(self._parameters[name].grad for name in self._parts).square()
+        split = {name for name, part in self._parts.items() if not all(each.is_replicate() for each in part.placements)}
+        own = norm_of(each.grad for name, each in self._parameters.items() if name not in split).square()
+        if split:
+            shared = norm_of(self._parameters[name].grad for name in split).square()
             distributed.all_reduce(shared, group=self._mesh["tensor"].get_group())
             own = own + shared
         return own.sqrt()

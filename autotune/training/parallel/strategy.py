@@ -56,9 +56,13 @@ class SharedModel:
         """Around a backward pass that is not the last one before the update."""
         return contextlib.nullcontext()
 
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters that this rank's optimizer steps, or their parts."""
+        return self.model.parameters()
+
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of the gradients of all parameters, those that other ranks hold included; a scalar on the device."""
-        return norm_of(each.grad for each in self.model.parameters())
+        return norm_of(each.grad for each in self.trained_parameters())
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale this rank's gradients down by what brings the norm over all ranks down to ``max_norm``.
@@ -66,7 +70,7 @@ class SharedModel:
         Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (ICML 2013).
         """
         scale = (max_norm / (self.gradient_norm() + _LEAST_NORM)).clamp(max=1.0)
-        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        gradients = [each.grad for each in self.trained_parameters() if each.grad is not None]
         for gradient in (each.to_local() if isinstance(each, DTensor) else each for each in gradients):
             gradient.mul_(scale)
 
