@@ -126,6 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.main_job", description=__doc__.partition("\n")[0])
     parser.add_argument("--experiment", default="cnn")
     parser.add_argument("--studies", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=1, help="of the first study; the next ones count on (1)")
     parser.add_argument("--later-runs", type=int, default=0, help="trainings of what a study exported, on other seeds (0)")
     parser.add_argument("--later-studies", type=int, default=10, help="studies of which it is trained again (10)")
     parser.add_argument("--equal", action="store_true", help="search a space in which all configurations are equal")
@@ -135,8 +136,9 @@ def main() -> int:
         arguments.overrides += ["search_space=[]", f"optimizer.lr=interval({_LEARNING_RATE},{_LEARNING_RATE + 1e-9})"]
     started = circumstances()
     rows = []
-    for seed in range(1, arguments.studies + 1):
-        rows.append(run(arguments.experiment, seed, arguments.overrides, arguments.later_runs if seed <= arguments.later_studies else 0))
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.studies):
+        num_later_runs = arguments.later_runs if len(rows) < arguments.later_studies else 0
+        rows.append(run(arguments.experiment, seed, arguments.overrides, num_later_runs))
         row = rows[-1]
         print(
             f"seed {seed}: {_gain(row['speed_up'])}, {row['wall_seconds']:.0f} s, {row['confirmation_seconds']:.0f} s of them to confirm"
