@@ -62,10 +62,10 @@ class RecordedTrial:
 
     def time_to_target(self, target: Target) -> float | None:
         """Train seconds of the evaluation that reached the target; None where none did."""
-        place = self.place_of_target(target)
+        place = self.index_of_target(target)
         return None if place is None else self.train_seconds[place]
 
-    def place_of_target(self, target: Target) -> int | None:
+    def index_of_target(self, target: Target) -> int | None:
         """Place of the first evaluation at or past the target, within its ``max_train_seconds``; None where there is none.
 
         Where outcomes are recorded they decide: before a model is pruned, say, no evaluation counts.

@@ -74,12 +74,15 @@ def tune_command(arguments: Sequence[str]) -> int:
     is_local = cluster.address in (None, "local")
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run else None
+        tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
+        from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
+
+        settings = check_settings(composer)
         from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
         if is_local and not is_dry_run and _is_new(composed.config.study):  # so there will be work for it, unless there is a mistake
             connection.start()
-        tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # likewise
@@ -87,7 +90,7 @@ def tune_command(arguments: Sequence[str]) -> int:
         from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # likewise
 
         with console.status("reading the configuration and checking every branch of the search space"):
-            plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster))
+            plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster), settings)
             if not is_dry_run:
                 train_missing_sources(composer, say)
             if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here

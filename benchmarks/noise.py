@@ -31,7 +31,7 @@ OBJECTIVE = AmortisedTime(num_trainings=1)
 BASELINE_TRIAL = 0
 _DEFAULT_MAX_RUNS = 60
 _FORMER = {"3 candidates, 3 seeds": (3, 3), "2 candidates, 8 seeds": (2, 8)}
-"""The ways of confirming that the race took the place of, by name: candidates, and seeds of each."""
+"""Former rules of confirmation, which the race replaced, by name: the number of candidates, and of seeds for each candidate."""
 _SPREADS = (0.05, 0.15, 0.3)
 _GAIN = 1.3
 
@@ -44,11 +44,11 @@ class Training(NamedTuple):
 
 
 Repeats = Mapping[int, Sequence[Training]]
-"""The trainings of each configuration."""
+"""The trainings of each configuration, by the configuration's number."""
 
 
 def read_repeats(folder: Path) -> dict[str, Repeats]:
-    """The workloads of a folder: ``repeats.yaml`` names metric, mode and target of each, ``<workload>.parquet`` has its evaluations."""
+    """Read a folder's workloads: ``repeats.yaml`` has metric, mode and target of each, ``<workload>.parquet`` its evaluations."""
     described = yaml.safe_load((folder / "repeats.yaml").read_text(encoding="utf-8"))
     return {name: _trainings(folder / f"{name}.parquet", fields) for name, fields in described.items()}
 
@@ -66,13 +66,13 @@ def _trainings(path: Path, fields: Mapping[str, Any]) -> Repeats:
 
 
 def expected_seconds(trainings: Sequence[Training]) -> float:
-    """Seconds that a success costs; infinite where none of the trainings reached."""
-    num_reached = sum(each.reached for each in trainings)
-    return math.fsum(each.seconds for each in trainings) / num_reached if num_reached else math.inf
+    """Seconds that a success costs: all seconds over the number of trainings that reached the target; infinite if none did."""
+    num_reached = sum(training.reached for training in trainings)
+    return math.fsum(training.seconds for training in trainings) / num_reached if num_reached else math.inf
 
 
 def result_of(trial: int, training: Training) -> TrialResult:
-    """A training as a trial of its configuration."""
+    """The result of a trial that made this training."""
     outcome = Outcome.REACHED if training.reached else Outcome.MISSED
     evaluation = Evaluation(
         step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=training.seconds, evaluate_seconds=0.0,
@@ -85,7 +85,7 @@ def result_of(trial: int, training: Training) -> TrialResult:
 
 
 def confirmed(first: Mapping[int, Training], baseline: int, limits: RaceLimits, draw: Callable[[int], Training]) -> Confirmation:
-    """A whole confirmation of configurations that the search trained once each, ``first``; each of its runs is drawn."""
+    """Confirm configurations that a search trained once each (``first``), with every confirmation run drawn by ``draw``."""
     results = {config: result_of(config, training) for config, training in first.items()}
     race = plan_race(
         baseline_trial=baseline,
@@ -100,7 +100,7 @@ def confirmed(first: Mapping[int, Training], baseline: int, limits: RaceLimits, 
 
 
 def raced(race: PlannedRace, limits: RaceLimits, draw: Callable[[int], Training]) -> Confirmation:
-    """A planned race, of which each run is drawn for the trial of its arm."""
+    """Run a planned race to its end, with every run drawn by ``draw`` for the trial of its arm."""
     runs: dict[tuple[int, int], TrialResult] = {}
     while pending := race.standing(runs, limits, OBJECTIVE).pending:
         trial, number = pending[0]
@@ -109,17 +109,17 @@ def raced(race: PlannedRace, limits: RaceLimits, draw: Callable[[int], Training]
 
 
 class Found(NamedTuple):
-    """What one confirmation came to."""
+    """The outcome of one confirmation."""
 
     exported: int
     claim: float | None
-    """Speed-up over the baseline that is claimed; None where none is."""
+    """The claimed speed-up over the baseline; None if none is claimed."""
     num_runs: int
     candidates: tuple[int, ...]
 
 
 def by_race(first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], limits: RaceLimits) -> Found:
-    """Confirm as the package does."""
+    """Confirm by a race, as the package does."""
     found = confirmed(first, baseline, limits, draw)
     assert found.best is not None
     is_claimed = not found.is_baseline_best and found.speed_up is not None and found.speed_up.claim is Claim.MEASURED
@@ -130,20 +130,20 @@ def by_race(first: Mapping[int, Training], baseline: int, draw: Callable[[int], 
 def by_former_rule(
     first: Mapping[int, Training], baseline: int, draw: Callable[[int], Training], num_candidates: int, num_seeds: int
 ) -> Found:
-    """Confirm the fastest few equally often: whoever reached most often wins, then the fastest mean."""
-    reaching = sorted((each for each in first if first[each].reached and each != baseline), key=lambda each: first[each].seconds)
-    candidates = reaching[:num_candidates]
+    """Run the fastest few candidates equally often; the one that reached the target most often wins, then the one of least mean time."""
+    reached = sorted((config for config in first if first[config].reached and config != baseline), key=lambda config: first[config].seconds)
+    candidates = reached[:num_candidates]
     runs = {config: [draw(config) for _ in range(num_seeds)] for config in [baseline, *candidates]}
-    means = {config: statistics.fmean(each.seconds for each in own) for config, own in runs.items()}
-    best = min(runs, key=lambda config: (-sum(each.reached for each in runs[config]), means[config]))
-    is_claimed = best != baseline and all(each.reached for each in runs[best])
+    means = {config: statistics.fmean(training.seconds for training in own) for config, own in runs.items()}
+    best = min(runs, key=lambda config: (-sum(training.reached for training in runs[config]), means[config]))
+    is_claimed = best != baseline and all(training.reached for training in runs[best])
     return Found(best, means[baseline] / means[best] if is_claimed else None, num_seeds * len(runs), tuple(candidates))
 
 
 def judged(
     repeats: Repeats, num_draws: int, confirm: Callable[[Mapping[int, Training], int, Callable[[int], Training]], Found]
 ) -> dict[str, float]:
-    """What many confirmations of one workload come to, beside a middling baseline: the one of median expected time."""
+    """Mean regret, claims and runs of many confirmations of one workload; the baseline is the configuration of median expected time."""
     truth = {config: expected_seconds(trainings) for config, trainings in repeats.items()}
     order = sorted((config for config in truth if math.isfinite(truth[config])), key=lambda config: truth[config])
     baseline = order[len(order) // 2]
@@ -172,7 +172,7 @@ def judged(
 
 
 def simulated(num_studies: int, sd: float, gain: float, max_runs: int) -> dict[str, float]:
-    """Confirmations of eight candidates equal to the baseline, but one that is ``gain`` times as fast; ``sd`` of the log of a time."""
+    """Simulate confirmations where one of eight candidates is ``gain`` times as fast as all others, with deviation ``sd`` of log times."""
     means = dict.fromkeys(range(9), 1.0) | ({5: 1 / gain} if gain != 1 else {})
     num_claimed = num_found = num_held = 0
     for seed in range(num_studies):
@@ -199,7 +199,7 @@ def simulated(num_studies: int, sd: float, gain: float, max_runs: int) -> dict[s
 
 
 def draw_lucky_draw(path: Path, seed: int = 32) -> None:
-    """Draw one training of each of thirty configurations, and which of them a cap at the luckiest draw would end, as a picture."""
+    """Save a picture of one drawn training for each of thirty configurations, and of a cap at the luckiest draw, as a PNG file."""
     from matplotlib.figure import Figure
 
     rng = np.random.default_rng(seed)
@@ -209,7 +209,7 @@ def draw_lucky_draw(path: Path, seed: int = 32) -> None:
     better = truth < truth[lucky]
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    axes.bar(range(30), truth, color=["#2a9d8f" if each else "#c9ced6" for each in better], width=0.75, label="expected time")
+    axes.bar(range(30), truth, color=["#2a9d8f" if is_better else "#c9ced6" for is_better in better], width=0.75, label="expected time")
     axes.plot(range(30), drawn, "o", color="#1d2433", markersize=5, label="one draw")
     axes.plot([lucky], [drawn[lucky]], "o", color="#d1495b", markersize=9, label="the luckiest draw")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
@@ -235,7 +235,7 @@ def draw_lucky_draw(path: Path, seed: int = 32) -> None:
 
 
 def main() -> int:
-    """Run the benchmark; exit code 1 where a claim does not hold."""
+    """Run the benchmark; return exit code 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.noise", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=Path, help="folder of configurations that were trained several times")
     parser.add_argument("--draws", type=int, default=300, help="confirmations of each workload (300)")
@@ -270,20 +270,20 @@ def main() -> int:
                 + "; ".join(told)
             )
             holds &= new["regret"] <= 1.10 and 0.95 <= new["claim_over_truth"] <= 1.05 and new["baseline_kept"] <= 0.01
-        result["regret"] = math.exp(statistics.fmean(math.log(each["regret"]) for each in result["workloads"]))
+        result["regret"] = math.exp(statistics.fmean(math.log(workload["regret"]) for workload in result["workloads"]))
         print(f"{'all':24} {result['regret']:7.3f}")
         holds &= result["regret"] <= 1.03
     if arguments.studies:
         result["simulated"] = [
             simulated(arguments.studies, sd, gain, _DEFAULT_MAX_RUNS) for sd, gain in [*((sd, 1.0) for sd in _SPREADS), (0.15, _GAIN)]
         ]
-        for each in result["simulated"]:
+        for row in result["simulated"]:
             print(
-                f"sd {each['sd']:.2f}, true gain {each['gain']:.1f}: claimed {each['claimed']:.3f}, found {each['found']:.3f}, "
-                f"interval holds the truth {each['interval_holds']:.3f} (n={each['studies']})"
+                f"sd {row['sd']:.2f}, true gain {row['gain']:.1f}: claimed {row['claimed']:.3f}, found {row['found']:.3f}, "
+                f"interval holds the truth {row['interval_holds']:.3f} (n={row['studies']})"
             )
-            holds &= each["found"] >= 0.8 if each["gain"] > 1 else each["claimed"] <= 0.05
-            holds &= 0.93 <= each["interval_holds"] <= 0.97
+            holds &= row["found"] >= 0.8 if row["gain"] > 1 else row["claimed"] <= 0.05
+            holds &= 0.93 <= row["interval_holds"] <= 0.97
     settings = {"draws": arguments.draws, "max_runs": arguments.max_runs, "studies": arguments.studies}
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -41,7 +41,7 @@ MOST_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent
 SIDES = ("ours", "stock", "stock reusing actors")
 _NOTHING_REACHED = 3
-"""Exit code of a study whose target nothing reaches, which is the case here."""
+"""Exit code of a study in which no trial reaches the target, as in this benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +51,22 @@ class Search:
     side: str
     num_trials: int
     process_seconds: float
-    """From starting the process to its end: imports, start of Ray, search, closing."""
+    """Seconds from starting the process to its end: imports, start of Ray, search, closing."""
     window_seconds: float
     training_seconds: float
-    """In training, summed over the trials."""
+    """Seconds in training, summed over the trials."""
     outside_seconds_per_trial: float
     process_seconds_per_trial: float
     mean_training_seconds: float
     load_average: float
-    """Of the last minute, before the start."""
+    """Load average of the machine over the minute before the start."""
 
 
 def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search:
-    """Run one side once, in a folder of its own that goes afterwards.
+    """Run one search of one side, in a temporary folder of its own.
 
     Raises:
-        RuntimeError: the process failed, or not every trial ended as it should.
+        RuntimeError: the search's process failed, or not every trial ended as it should.
     """
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="autotune-overhead-", ignore_cleanup_errors=True) as name:
@@ -78,10 +78,10 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
         if done.returncode != (_NOTHING_REACHED if side == "ours" else 0):
             raise RuntimeError(f"{side} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         measured = _read_ours(folder) if side == "ours" else json.loads(done.stdout.splitlines()[-1])
-    each: Sequence[float] = measured["training_seconds"]
-    if len(each) != arguments.trials:
-        raise RuntimeError(f"{side} ended {len(each)} trials, not {arguments.trials}")
-    window_seconds, training_seconds = measured["last_ended_at"] - measured["first_asked_at"], sum(each)
+    seconds: Sequence[float] = measured["training_seconds"]
+    if len(seconds) != arguments.trials:
+        raise RuntimeError(f"{side} ended {len(seconds)} trials, not {arguments.trials}")
+    window_seconds, training_seconds = measured["last_ended_at"] - measured["first_asked_at"], sum(seconds)
     return Search(
         side=side,
         num_trials=arguments.trials,
@@ -115,7 +115,7 @@ def _stock_command(side: str, arguments: argparse.Namespace, folder: Path, seed:
 
 
 def _read_ours(folder: Path) -> Mapping[str, Any]:
-    """What ``benchmarks.stock_tune`` prints, of our study: from the storage it resumes by."""
+    """Read the numbers that ``benchmarks.stock_tune`` prints from our study's storage."""
     study = read_study("overhead", folder / "overhead")
     results = finished_results(study).values()
     return {
@@ -130,16 +130,16 @@ def _in_training(last: Evaluation) -> float:
 
 
 def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None:
-    """The medians of each side, then the ratios."""
+    """Print the medians of each side, then the ratios."""
     header = ("outside a trial", "process a trial", "training a trial", "window")
     print(f"\n{'median seconds':<22}" + "".join(f"{text:>18}" for text in header))
     for side in SIDES:
-        own = [each for each in searches if each.side == side]
+        own = [search for search in searches if search.side == side]
         columns = (
-            [each.outside_seconds_per_trial for each in own],
-            [each.process_seconds_per_trial for each in own],
-            [each.mean_training_seconds for each in own],
-            [each.window_seconds for each in own],
+            [search.outside_seconds_per_trial for search in own],
+            [search.process_seconds_per_trial for search in own],
+            [search.mean_training_seconds for search in own],
+            [search.window_seconds for search in own],
         )
         print(f"{side:<22}" + "".join(f"{median(column):>18.4g}" for column in columns))
     print()
@@ -148,7 +148,7 @@ def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None
 
 
 def main() -> int:
-    """Measure all repeats, print and keep them, and return the exit code."""
+    """Measure all repeats, print and write them, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100, help="trials of each search")
     parser.add_argument("--repeats", type=int, default=3, help="searches of each side")
@@ -166,7 +166,7 @@ def main() -> int:
             print(f"repeat {repeat}: {side:<22} {outside:.4g} s outside training a trial, {process:.4g} s in all", flush=True)
 
     def of(side: str, field: str) -> list[float]:
-        return [getattr(each, field) for each in searches if each.side == side]
+        return [getattr(search, field) for search in searches if search.side == side]
 
     ratios = {
         f"{label}, ours / {other}": median_of_ratios(of("ours", field), of(other, field))

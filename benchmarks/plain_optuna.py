@@ -37,32 +37,32 @@ from benchmarks.measuring import circumstances, write_result
 OWN, PLAIN = "autotune", "plain_optuna"
 REPOSITORY = Path(__file__).parent.parent
 _FIRST_SEED = 10_000
-"""Of the runs that count; no study uses it."""
+"""Seed of the first run that counts; no study uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What one study found, and what that takes on fresh seeds."""
+    """The configuration that one study found, and its runs on fresh seeds."""
 
     side: str
     seed: int
     wall_seconds: float
-    """From the command to the prompt."""
+    """Wall-clock seconds from the command to the prompt."""
     claimed_seconds: float | None
-    """Time to target as the study itself tells it."""
+    """Time to target that the study itself reports; None if it found nothing."""
     overrides: tuple[str, ...] | None
-    """None where it found nothing: the experiment as it stands is what is left then."""
+    """The configuration found; None if the study found nothing, and the experiment's own configuration takes its place."""
     runs: tuple[RunScore, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """What a success costs on fresh seeds; infinite where no run reached the target."""
+        """Seconds that a success costs on fresh seeds; infinite if no run reached the target."""
         expected = expected_score(self.runs)
         return math.inf if expected is None else expected
 
 
 def search(overrides: Sequence[str], *, seed: int, ends_at: float) -> dict[str, Any]:
-    """Optuna as one would write it: TPE in one process, each trial capped at the best so far and told as pruned."""
+    """Search with plain Optuna: TPE in one process, with each trial capped at the best time so far and then told as pruned."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     composer = Composer(overrides)
     composed = composer.compose()
@@ -93,15 +93,15 @@ def search(overrides: Sequence[str], *, seed: int, ends_at: float) -> dict[str, 
 
 
 def _setting(arguments: argparse.Namespace) -> list[str]:
-    """What both sides compose."""
+    """The overrides that both sides compose."""
     return [f"experiment={arguments.experiment}", "device=cpu", *arguments.overrides]
 
 
 def run_own(arguments: argparse.Namespace, seed: int) -> Study:
-    """A whole study of autotune's.
+    """Run a whole study of autotune.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the study's process failed.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-plain-", ignore_cleanup_errors=True) as folder:
         command = [
@@ -125,10 +125,10 @@ def run_own(arguments: argparse.Namespace, seed: int) -> Study:
 
 
 def run_plain(arguments: argparse.Namespace, seed: int, seconds: float) -> Study:
-    """A process of plain Optuna that is given so many wall seconds.
+    """Run plain Optuna in a process of its own for ``seconds`` of wall clock.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the process failed.
     """
     began = time.time()
     command = [
@@ -150,14 +150,14 @@ def run_plain(arguments: argparse.Namespace, seed: int, seconds: float) -> Study
 
 
 def on_fresh_seeds(studies: Sequence[Study], composer: Composer, num_runs: int) -> list[Study]:
-    """Train what each study found on fresh seeds, one after the other in turns."""
-    configs = [composer.compose(each.overrides or ()).trial for each in studies]
+    """Train the configuration that each study found on fresh seeds, one run after the other, the studies in turns."""
+    configs = [composer.compose(study.overrides or ()).trial for study in studies]
     runs: list[list[RunScore]] = [[] for _ in studies]
-    for config in configs:  # not counted: what a process does only once
+    for config in configs:  # not counted: they have the work that a process does only once
         _train(config, _FIRST_SEED - 1)
     for place, number in in_turns(len(studies), num_runs):
         runs[place].append(_train(configs[place], _FIRST_SEED + number))
-    return [replace(each, runs=tuple(own)) for each, own in zip(studies, runs, strict=True)]
+    return [replace(study, runs=tuple(own)) for study, own in zip(studies, runs, strict=True)]
 
 
 def _train(config: TrialConfig, seed: int) -> RunScore:
@@ -167,7 +167,7 @@ def _train(config: TrialConfig, seed: int) -> RunScore:
 
 def ratio(studies: Sequence[Study]) -> tuple[float, float, float]:
     """Plain Optuna's expected time over autotune's: the geometric mean over pairs of studies, with a 95% interval."""
-    by_side = {side: np.log([each.seconds for each in studies if each.side == side]) for side in (OWN, PLAIN)}
+    by_side = {side: np.log([study.seconds for study in studies if study.side == side]) for side in (OWN, PLAIN)}
     differences = by_side[PLAIN] - by_side[OWN]
     count, mean = len(differences), float(differences.mean())
     reach = float(stdtrit(count - 1, 0.975)) * float(differences.std(ddof=1)) / math.sqrt(count) if count > 1 else math.inf
@@ -195,10 +195,10 @@ def main() -> int:
         own = run_own(arguments, seed)
         pair = on_fresh_seeds([own, run_plain(arguments, seed, own.wall_seconds)], composer, arguments.runs)
         studies += pair
-        for each in pair:
-            claimed = "nothing" if each.claimed_seconds is None else f"{each.claimed_seconds:.3g} s"
+        for study in pair:
+            told = "nothing" if study.claimed_seconds is None else f"{study.claimed_seconds:.3g} s"
             print(
-                f"seed {seed}: {each.side}: {each.seconds:.3g} s on fresh seeds, told {claimed}, {each.wall_seconds:.0f} s of wall clock",
+                f"seed {seed}: {study.side}: {study.seconds:.3g} s on fresh seeds, told {told}, {study.wall_seconds:.0f} s of wall clock",
                 flush=True,
             )
         mean, low, high = ratio(studies)

@@ -1,7 +1,7 @@
-"""The same training as autotune's, written as one would without it: what both benchmarks compare with.
+"""A plain PyTorch training loop, which does the same training as autotune's: benchmarks compare with it.
 
-Nothing of autotune is in its loop. The model and the data set are autotune's own, so that both sides do the same arithmetic: a
-plain training and ``autotune.training.loop.train`` of the same settings and seed end with the same weights.
+Its loop uses nothing of autotune. The model and the data set are autotune's own, so that both sides do the same arithmetic: a
+plain training and ``autotune.training.loop.train`` with the same settings and seed end with the same weights.
 """
 
 import time
@@ -19,7 +19,7 @@ _EVALUATION_BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One training of SimpleCNN by SGD."""
+    """Settings of one training of SimpleCNN by SGD."""
 
     lr: float
     momentum: float
@@ -27,7 +27,7 @@ class Settings:
     lr_schedule: str
     """``constant`` or ``cosine``."""
     norm: str
-    """Of SimpleCNN: ``batch``, ``group`` or ``none``."""
+    """Normalisation of SimpleCNN: ``batch``, ``group`` or ``none``."""
     widths: tuple[int, ...]
     batch_size: int
     epochs: int
@@ -36,10 +36,10 @@ class Settings:
 
 
 def train_plain(settings: Settings, splits: Splits, report: Callable[[float, float], None]) -> float:
-    """Train for all epochs and tell ``report`` accuracy and loss at every evaluation.
+    """Train for all epochs and call ``report`` with accuracy and loss at every evaluation.
 
     Returns:
-        Seconds of training steps, evaluating and reporting left out.
+        Seconds of the training steps, without evaluating and reporting.
     """
     torch.manual_seed(settings.seed)
     inputs, targets = splits["train"]

@@ -37,11 +37,11 @@ from benchmarks.noise import OBJECTIVE, Repeats, Training, by_former_rule, expec
 
 RECORDINGS = Path(__file__).parent / "recordings"
 _FIRST_SEED = 1000
-"""Of the trainings that are recorded."""
+"""First of the seeds of the trainings that are recorded."""
 
 
 def record(experiment: str, folder: Path, *, num_configurations: int, num_seeds: int, minutes: float) -> None:
-    """Train every configuration on every seed, seed by seed, until all are trained or the minutes are over; write the recording."""
+    """Train every configuration on every seed, seed by seed, until all are trained or the minutes are over, and write a recording."""
     composer = Composer([f"experiment={experiment}", "device=cpu"])
     composed = composer.compose()
     space = read_search_space(composed.config.search_space, composer)
@@ -59,7 +59,7 @@ def record(experiment: str, folder: Path, *, num_configurations: int, num_seeds:
                 file.flush()
             if trial % len(points) == len(points) - 1:
                 print(f"{experiment}: {len(results)} of {num_seeds * len(points)} trainings", flush=True)
-    whole = len(results) // len(points) * len(points)  # so many seeds as every configuration has
+    whole = len(results) // len(points) * len(points)  # leaves out a seed that not every configuration has
     write_recording(
         folder,
         results=[result for trial, result in results.items() if trial < whole],
@@ -94,14 +94,14 @@ def _trained(composer: Composer, trial: int, point: Suggestion, seed: int) -> Tr
 
 
 class Study:
-    """Whole studies over one recording."""
+    """Replays of whole studies over one recording."""
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.name = folder.name
         self.recording: Recording = read_recording(folder)
         self.composed = Composer([f"experiment={experiment}", "device=cpu"]).compose()
         self._numbers: dict[tuple[str, ...], int] = {}
-        """Of the configurations, by their overrides."""
+        """Number of each configuration, by its overrides."""
         trainings: dict[int, list[Training]] = {}
         for trial in self.recording.trials:
             seconds = trial.time_to_target(self.recording.target)
@@ -113,7 +113,7 @@ class Study:
         self.best_seconds = min(self.truth.values())
 
     def exported(self, seed: int) -> tuple[int, int]:
-        """Number of the configuration that a study exports: as it is, and with the rule that the race took the place of."""
+        """Numbers of the configurations that a study exports: by the race, and by the former rule that the race replaced."""
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.recording.trials))  # each study meets the draws of a configuration in an order of its own
         recording = replace(self.recording, trials=tuple(self.recording.trials[place] for place in order))
@@ -155,7 +155,7 @@ class Study:
 
 
 def studies(folders: Sequence[Path], num_seeds: int) -> Iterator[dict[str, Any]]:
-    """Whole studies over each recording; its folder is named after the experiment."""
+    """Replay whole studies over each recording, whose folder has the experiment's name, and yield the regrets."""
     for folder in folders:
         study = Study(folder, folder.name)
         regrets: dict[str, list[float]] = {"race": [], "former rule": []}
@@ -168,7 +168,7 @@ def studies(folders: Sequence[Path], num_seeds: int) -> Iterator[dict[str, Any]]
 
 
 def main() -> int:
-    """Record, or run whole studies over what was recorded; exit code 1 where what is exported is not good enough."""
+    """Record, or replay whole studies over recordings; return exit code 1 if the regret of their exports is too high."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.repeated_recordings", description=__doc__.partition("\n")[0])
     parser.add_argument("--record", metavar="EXPERIMENT", help="train the configurations of an experiment's space")
     parser.add_argument("--configurations", type=int, default=200, help="points, the baseline among them (200)")
@@ -189,7 +189,7 @@ def main() -> int:
     if not folders:
         parser.error(f"--studies {arguments.studies}: holds no recording; accepted is a folder of them, such as benchmarks/recordings")
     found = list(studies(folders, arguments.study_seeds))
-    regret = math.exp(statistics.fmean(each for study in found for each in study["logarithms"]["race"]))
+    regret = math.exp(statistics.fmean(logarithm for study in found for logarithm in study["logarithms"]["race"]))
     print(f"all: {regret:.3f}")
     print(
         write_result(

@@ -40,7 +40,7 @@ from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordi
 from benchmarks.search_peers.scores import WITHIN
 
 _DRIVER = ("suggest", "observe", "finish")
-"""What a driver does while a worker waits for it."""
+"""Methods of a policy for whose answer a worker waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,41 +51,41 @@ class Search:
     policy: str
     num_workers: int
     lost_every: float | None
-    """Best times to target between two losses of one worker, on average."""
+    """Mean time between two losses of one worker, in multiples of the best time to target; None for no losses."""
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What became of it."""
+    """The result of one replayed search."""
 
     search: Search
     wall_multiple: float
     """Seconds of the virtual clock over the best time to target."""
     idle_share: float
-    """Of the worker seconds, those in which nothing was trained."""
+    """Share of the worker seconds in which nothing was trained."""
     lost_share: float
-    """Of the worker seconds, those of stretches that were lost."""
+    """Share of the worker seconds whose training was lost."""
     num_lost: int
     num_answers: int
     mean_answer_ms: float
     median_answer_ms: float
     late_answer_ms: float
-    """The 99th percentile."""
+    """The 99th percentile of the driver's answer times, in milliseconds."""
     answers_per_training: float
-    """Answers of the driver while one worker trains for the best time to target."""
+    """Number of answers of the driver while one worker trains for the best time to target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The searches by one policy with one number of workers."""
+    """Means over the searches by one policy with one number of workers and one rate of losses."""
 
     policy: str
     num_workers: int
     lost_every: float | None
     num_searches: int
     wall_multiple: float
-    """The geometric mean; the others are means."""
+    """Geometric mean over the searches; all further fields are arithmetic means."""
     idle_share: float
     lost_share: float
     num_lost: float
@@ -114,14 +114,14 @@ def run_search(search: Search) -> Score:
 
 
 def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) -> Score:
-    wall = max(each.stopped_seconds for each in trace.stretches)
+    wall = max(stretch.stopped_seconds for stretch in trace.stretches)
     there = wall * search.num_workers
-    lost = [each for each in trace.stretches if each.outcome == Outcome.LOST]
+    lost = [stretch for stretch in trace.stretches if stretch.outcome == Outcome.LOST]
     return Score(
         search=search,
         wall_multiple=wall / best,
-        idle_share=1 - sum(each.stopped_seconds - each.started_seconds for each in trace.stretches) / there,
-        lost_share=sum(each.stopped_seconds - each.started_seconds for each in lost) / there,
+        idle_share=1 - sum(stretch.stopped_seconds - stretch.started_seconds for stretch in trace.stretches) / there,
+        lost_share=sum(stretch.stopped_seconds - stretch.started_seconds for stretch in lost) / there,
         num_lost=len(lost),
         num_answers=len(answers),
         mean_answer_ms=1e3 * float(np.mean(answers)),
@@ -132,7 +132,7 @@ def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) 
 
 
 def _timed(policy: SearchPolicy, answers: list[float]) -> SearchPolicy:
-    """The policy, which notes the seconds of each answer."""
+    """Make a policy append the seconds of each of its answers to ``answers``."""
 
     def timed(answer: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **settings: Any) -> Any:
@@ -162,16 +162,16 @@ def _composed(policy: str) -> Composed:
 def rows_of(scores: Sequence[Score]) -> list[Row]:
     """A row for each policy, number of workers and kind of losses."""
     groups: dict[tuple[str, int, float | None], list[Score]] = {}
-    for each in scores:
-        groups.setdefault((each.search.policy, each.search.num_workers, each.search.lost_every), []).append(each)
+    for score in scores:
+        groups.setdefault((score.search.policy, score.search.num_workers, score.search.lost_every), []).append(score)
     return [
         Row(
             policy=policy,
             num_workers=num_workers,
             lost_every=lost_every,
             num_searches=len(group),
-            wall_multiple=math.exp(float(np.mean([math.log(each.wall_multiple) for each in group]))),
-            **{name: float(np.mean([getattr(each, name) for each in group])) for name in _MEANS},
+            wall_multiple=math.exp(float(np.mean([math.log(score.wall_multiple) for score in group]))),
+            **{name: float(np.mean([getattr(score, name) for score in group])) for name in _MEANS},
         )
         for (policy, num_workers, lost_every), group in groups.items()
     ]
@@ -181,29 +181,29 @@ _MEANS = ("idle_share", "lost_share", "num_lost", "mean_answer_ms", "median_answ
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
-    """A table of the rows."""
+    """Print the rows as a table."""
     table = Table(title="Searches until one within 10% of the best has reached the target", title_justify="left")
     for name in ("policy", "workers", "lost every", "n", "wall", "idle", "lost", "answer ms", "median", "99%", "answers a training"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    for each in rows:
+    for row in rows:
         table.add_row(
-            each.policy,
-            str(each.num_workers),
-            "never" if each.lost_every is None else f"{each.lost_every:g}",
-            str(each.num_searches),
-            f"{each.wall_multiple:.3g}",
-            f"{each.idle_share:.1%}",
-            f"{each.lost_share:.1%}",
-            f"{each.mean_answer_ms:.3g}",
-            f"{each.median_answer_ms:.3g}",
-            f"{each.late_answer_ms:.3g}",
-            f"{each.answers_per_training:.3g}",
+            row.policy,
+            str(row.num_workers),
+            "never" if row.lost_every is None else f"{row.lost_every:g}",
+            str(row.num_searches),
+            f"{row.wall_multiple:.3g}",
+            f"{row.idle_share:.1%}",
+            f"{row.lost_share:.1%}",
+            f"{row.mean_answer_ms:.3g}",
+            f"{row.median_answer_ms:.3g}",
+            f"{row.late_answer_ms:.3g}",
+            f"{row.answers_per_training:.3g}",
         )
     console.print(table)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Replay everything, print and keep it."""
+    """Replay all searches, print and write the results, and return the exit code."""
     try:
         folders = recordings_asked_for(arguments)
     except AutotuneError as error:
@@ -226,8 +226,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 console.print(f"{number} of {len(searches)} searches")
     rows = rows_of(scores)
     print_rows(console, rows)
-    settings = {**vars(arguments), "recordings": [each.name for each in folders]}
-    path = write_result("scaling", started=started, settings=settings, result={"rows": rows, "searches": [_plain(each) for each in scores]})
+    settings = {**vars(arguments), "recordings": [folder.name for folder in folders]}
+    path = write_result("scaling", started=started, settings=settings, result={"rows": rows, "searches": [*map(_plain, scores)]})
     console.print(f"written to {path}", soft_wrap=True)
     return 0
 
@@ -250,11 +250,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def _names(text: str) -> list[str]:
-    return [each for each in text.split(",") if each]
+    return [name for name in text.split(",") if name]
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(each) for each in _names(text)]
+    return [int(number) for number in _names(text)]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from benchmarks.search_peers.scores import (
 REFERENCE = "random_cap"
 """The policy that others are compared with; it always runs."""
 CHARGED = "random"
-"""The policy whose seconds a search is charged on top that threw its last winner away."""
+"""Policy whose seconds are added to the cost of a search that threw its last winner away."""
 RECORDINGS_VARIABLE = "AUTOTUNE_RECORDINGS"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOKY_MAX_CPU_COUNT")
 
@@ -82,7 +82,7 @@ def run_search(search: Search) -> SearchScore:
     charged = 0.0
     if trace.seconds_until(recording, WITHIN) is None:
         at_random = _trace(Search(recording=search.recording, policy=CHARGED, seed=search.seed, num_workers=search.num_workers))
-        charged = at_random.seconds_until(recording, WITHIN) or 0.0  # it ends only when it has found one
+        charged = at_random.seconds_until(recording, WITHIN) or 0.0  # random search ends only when it has found a winner
     return SearchScore(
         recording=search.recording.name,
         policy=search.policy,
@@ -109,7 +109,7 @@ def _recording(folder: Path) -> Recording:
 
 
 def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[SearchScore]:
-    """Scores as searches end: in this process for 0 processes, else in so many others, of one thread each."""
+    """Yield scores as searches end; they run in this process with 0 processes, else in that many others with one thread each."""
     if num_processes == 0:
         yield from map(run_search, searches)
         return
@@ -118,13 +118,13 @@ def run_searches(searches: Sequence[Search], num_processes: int) -> Iterator[Sea
 
 
 def one_thread_processes(number: int) -> Pool:
-    """New processes of one thread each; the variables are read as the libraries are imported in them."""
+    """A pool of new processes with one thread each: libraries read the variables for that when the processes import them."""
     with mock.patch.dict(os.environ, dict.fromkeys(_THREAD_VARIABLES, "1")):
         return multiprocessing.get_context("spawn").Pool(number)
 
 
 def measure_decisions(policies: Sequence[str], limit_seconds: float) -> dict[str, list[DecisionTime | None]]:
-    """Decision times of each policy, at each of ``NUM_TRIALS``; where one is not come to, larger ones are not tried."""
+    """Decision times of each policy, at each of ``NUM_TRIALS``; after a number of trials that it does not reach, no larger one is tried."""
     quiet_optuna()
     found: dict[str, list[DecisionTime | None]] = {}
     for policy in policies:
@@ -138,21 +138,21 @@ def measure_decisions(policies: Sequence[str], limit_seconds: float) -> dict[str
 def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
     """A summary for each policy and number of workers; random with cap must be among the scores."""
     found = []
-    for num_workers in sorted({each.num_workers for each in scores}):
-        here = [each for each in scores if each.num_workers == num_workers]
-        reference = [each for each in here if each.policy == REFERENCE]
+    for num_workers in sorted({score.num_workers for score in scores}):
+        own = [score for score in scores if score.num_workers == num_workers]
+        reference = [score for score in own if score.policy == REFERENCE]
         found += [
-            summarise([each for each in here if each.policy == name], reference) for name in dict.fromkeys(each.policy for each in here)
+            summarise([score for score in own if score.policy == name], reference) for name in dict.fromkeys(score.policy for score in own)
         ]
-    return sorted(found, key=lambda each: (each.num_workers, each.geometric_mean))
+    return sorted(found, key=lambda summary: (summary.num_workers, summary.geometric_mean))
 
 
 def print_summaries(
     console: Console, summaries: Sequence[PolicySummary], scores: Sequence[SearchScore], decisions: dict[str, list[DecisionTime | None]]
 ) -> None:
-    """A table of the policies and one of the recordings, for each number of workers."""
-    for num_workers in sorted({each.num_workers for each in summaries}):
-        own = [each for each in summaries if each.num_workers == num_workers]
+    """Print a table of the policies and one of the recordings, for each number of workers."""
+    for num_workers in sorted({summary.num_workers for summary in summaries}):
+        own = [summary for summary in summaries if summary.num_workers == num_workers]
         first = own[0]
         title = f"Cost multiple, {num_workers} worker(s), {first.num_recordings} recording(s), {first.num_searches} searches a policy"
         table = Table(title=title, title_justify="left")
@@ -170,25 +170,26 @@ def print_summaries(
             "wall s",
         ):
             table.add_column(name, justify="right")
-        for each in own:
-            lost = "-" if each.lost_winners_fraction is None else f"{each.lost_winners_fraction:.1%}"
+        for summary in own:
+            times = decisions.get(summary.policy, [])
+            lost = "-" if summary.lost_winners_fraction is None else f"{summary.lost_winners_fraction:.1%}"
             table.add_row(
-                each.policy,
-                f"{each.geometric_mean:.4g} [{each.low:.3g}, {each.high:.3g}]",
-                f"{each.charged_geometric_mean:.4g}",
-                f"{each.ninetieth_percentile:.4g}",
-                f"{each.relative:.3g} [{each.relative_low:.3g}, {each.relative_high:.3g}]",
-                f"{each.worst_relative:.3g} {each.worst_recording}",
-                f"{each.threw_last_winner_away_fraction:.1%}",
+                summary.policy,
+                f"{summary.geometric_mean:.4g} [{summary.low:.3g}, {summary.high:.3g}]",
+                f"{summary.charged_geometric_mean:.4g}",
+                f"{summary.ninetieth_percentile:.4g}",
+                f"{summary.relative:.3g} [{summary.relative_low:.3g}, {summary.relative_high:.3g}]",
+                f"{summary.worst_relative:.3g} {summary.worst_recording}",
+                f"{summary.threw_last_winner_away_fraction:.1%}",
                 lost,
-                " / ".join("-" if one is None else f"{one.suggestion_milliseconds:.3g}" for one in decisions.get(each.policy, [])) or "-",
-                " / ".join("-" if one is None else f"{one.longest_milliseconds:.3g}" for one in decisions.get(each.policy, [])) or "-",
-                f"{each.wall_seconds:.2g}",
+                " / ".join("-" if decision is None else f"{decision.suggestion_milliseconds:.3g}" for decision in times) or "-",
+                " / ".join("-" if decision is None else f"{decision.longest_milliseconds:.3g}" for decision in times) or "-",
+                f"{summary.wall_seconds:.2g}",
             )
         console.print(table)
         rows = Table(title=f"Geometric mean over seeds, {num_workers} worker(s)", title_justify="left")
         rows.add_column("recording", no_wrap=True)
-        means = {each.policy: geometric_means(_of(scores, each.policy, num_workers)) for each in own}
+        means = {summary.policy: geometric_means(_of(scores, summary.policy, num_workers)) for summary in own}
         for name in means:
             rows.add_column(name, justify="right")
         for recording in means[REFERENCE]:
@@ -197,7 +198,7 @@ def print_summaries(
 
 
 def _of(scores: Sequence[SearchScore], policy: str, num_workers: int) -> list[SearchScore]:
-    return [each for each in scores if each.policy == policy and each.num_workers == num_workers]
+    return [score for score in scores if score.policy == policy and score.num_workers == num_workers]
 
 
 def _watched(searches: Sequence[Search], arguments: argparse.Namespace, console: Console) -> list[SearchScore]:
@@ -214,16 +215,16 @@ def _watched(searches: Sequence[Search], arguments: argparse.Namespace, console:
 
 
 def complete_seeds(scores: Sequence[SearchScore], num_searches: int) -> list[SearchScore]:
-    """The scores of those seeds for which there are ``num_searches``: every policy over every recording."""
-    numbers = Counter(each.seed for each in scores)
-    return [each for each in scores if numbers[each.seed] == num_searches]
+    """The scores of the seeds that have ``num_searches`` scores: those of every policy over every recording."""
+    numbers = Counter(score.seed for score in scores)
+    return [score for score in scores if numbers[score.seed] == num_searches]
 
 
 def recording_folders(root: Path, names: Sequence[str]) -> list[Path]:
-    """The recordings in a folder, in order of their names; all of them, or those that are named.
+    """The folders of all recordings in a folder in order of their names, or of those with the given names.
 
     Raises:
-        AutotuneError: there is none, or not that one.
+        AutotuneError: there is no recording, or none of a given name.
     """
     found = {path.parent.name: path.parent for path in sorted(root.glob("*/study.yaml"))}
     missing = [name for name in names if name not in found]
@@ -233,10 +234,10 @@ def recording_folders(root: Path, names: Sequence[str]) -> list[Path]:
 
 
 def recordings_asked_for(arguments: argparse.Namespace) -> list[Path]:
-    """The recordings that ``--recordings`` and ``--names`` say.
+    """The folders of the recordings that ``--recordings`` and ``--names`` select.
 
     Raises:
-        AutotuneError: there is no folder of them, or not all that are named are there.
+        AutotuneError: no folder is given, or a recording is missing.
     """
     root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
     if not root:
@@ -245,10 +246,10 @@ def recordings_asked_for(arguments: argparse.Namespace) -> list[Path]:
 
 
 def policies_to_run(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The policies to run, random with cap among them, and those that are skipped with the library that they lack.
+    """The policies to run, always with random search with cap, and the policies to skip with the library that they lack.
 
     Raises:
-        AutotuneError: a name is none of the policies.
+        AutotuneError: an unknown policy was asked for.
     """
     unknown = [name for name in asked if name not in POLICIES]
     if unknown:
@@ -259,7 +260,7 @@ def policies_to_run(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Replay everything, print and keep it."""
+    """Replay all searches, print and write the results, and return the exit code."""
     root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
     if not root:
         console.print(
@@ -306,11 +307,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "policies": summaries,
         "budgets": BUDGETS,
         "decision_times": decisions,
-        "searches": sorted(scores, key=lambda each: (each.num_workers, each.recording, each.policy, each.seed)),
+        "searches": sorted(scores, key=lambda score: (score.num_workers, score.recording, score.policy, score.seed)),
     }
     path = write_result("search", started=started, settings=settings, result=result)
     paths = [path, *write_figures(path.parent, path.stem.removeprefix("search-"), summaries)]
-    console.print("written to " + ", ".join(str(each) for each in paths), soft_wrap=True)
+    console.print("written to " + ", ".join(str(path) for path in paths), soft_wrap=True)
     return 0
 
 
@@ -333,11 +334,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def _names(text: str) -> list[str]:
-    return [each for each in text.split(",") if each]
+    return [name for name in text.split(",") if name]
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":

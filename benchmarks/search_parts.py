@@ -40,14 +40,14 @@ WHOLE = "whole"
 
 
 class NoPromotion(FreezeThawSampler):
-    """No share of the trials is trained on whatever the model says."""
+    """Freeze-thaw without promotion: no share of the trials is trained on regardless of the model."""
 
     def _promoted(self, *seen: object) -> None:
         return None
 
 
 class NoDoubt(FreezeThawSampler):
-    """The model's chances are believed, whatever came of them."""
+    """Freeze-thaw without calibration: the model's chances are believed, however often they came true."""
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         self._calibration = dict.fromkeys(self._calibration, _Trusted())  # type: ignore[arg-type]  # it has the verbs
@@ -55,7 +55,7 @@ class NoDoubt(FreezeThawSampler):
 
 
 class NoRates(FreezeThawSampler):
-    """A step takes as long at one new point as at another: the mean of those seen."""
+    """Freeze-thaw without a model of step times: every new point is expected to take the mean of those seen."""
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         self._rates = _EqualRates()  # type: ignore[assignment]  # it has the verbs
@@ -63,15 +63,15 @@ class NoRates(FreezeThawSampler):
 
 
 class NoPausing(FreezeThawSampler):
-    """A trial runs until it reaches the target or is capped; the model only proposes new points."""
+    """Freeze-thaw without pausing: a trial runs until it reaches the target or is capped; the model only proposes new points."""
 
     def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
-        """Goes on."""
+        """Observe an evaluation without allowing a pause."""
         return super().observe(number, evaluation, new=new, may_pause=False)
 
 
 class NoLearning(FreezeThawSampler):
-    """Hyperparameters stay as they are at first."""
+    """Freeze-thaw without learning: the model's hyperparameters keep their first values."""
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         self._num_learnt_of = sys.maxsize
@@ -79,34 +79,34 @@ class NoLearning(FreezeThawSampler):
 
 
 class PlainShortfall(FreezeThawSampler):
-    """The model is of the distance from the target as it is: its ratios far from the target count for nothing."""
+    """Freeze-thaw on plain shortfalls: the model predicts the distance from the target itself, so ratios far from it do not count."""
 
     def _goodness(self, shortfalls: Array, least: Array) -> Array:
         return -shortfalls
 
 
 class _Trusted:
-    """Chances that always come true."""
+    """Calibration that trusts every chance in full, and learns nothing."""
 
     share = 1.0
 
-    def expects(self, chance: float) -> None:
-        """Not noted."""
+    def add_choice(self, chance: float) -> None:
+        """Ignore the chance."""
 
-    def came_true(self) -> None:
-        """Not noted."""
+    def add_win(self) -> None:
+        """Ignore that a chance came true."""
 
 
 class _EqualRates:
-    """One rate for all points."""
+    """Model of step times that predicts the same for all points."""
 
     def fit(self, features: Array, log_rates: Array, *, learn: object) -> None:
-        """Take their mean and spread."""
+        """Take mean and spread of the logarithms of the rates."""
         self._found = float(log_rates.mean()), float(log_rates.std()) + 0.1
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """The same for each."""
-        return tuple(np.full(len(features), each) for each in self._found)  # type: ignore[return-value]  # it has two
+        """Mean and spread, the same for each point."""
+        return tuple(np.full(len(features), value) for value in self._found)  # type: ignore[return-value]  # it has two
 
 
 def _class(kind: type[FreezeThawSampler]) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "512 candidates": ("+search.sampler.num_candidates=512",),
     "half promoted": ("+search.sampler.reduction_factor=2",),
 }
-"""Overrides of ``search=freeze_thaw stopping=cap``."""
+"""Each variant's overrides of ``search=freeze_thaw stopping=cap``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def run_part(search: PartSearch) -> SearchScore:
 
 
 def run_parts(searches: Sequence[PartSearch], num_processes: int) -> Iterator[SearchScore]:
-    """Scores as searches end: in this process for 0 processes, else in so many others, of one thread each."""
+    """Yield scores as searches end; they run in this process with 0 processes, else in that many others with one thread each."""
     if num_processes == 0:
         yield from map(run_part, searches)
         return
@@ -164,33 +164,33 @@ def run_parts(searches: Sequence[PartSearch], num_processes: int) -> Iterator[Se
 
 
 def summaries_of(scores: Sequence[SearchScore]) -> list[PolicySummary]:
-    """A summary for each variant that is complete, relative to the whole search."""
-    by_variant = {name: [each for each in scores if each.policy == name] for name in VARIANTS}
+    """A summary of each variant that has all its searches, relative to the search with all parts."""
+    by_variant = {name: [score for score in scores if score.policy == name] for name in VARIANTS}
     whole = by_variant[WHOLE]
     return [summarise(own, whole) for own in by_variant.values() if own and len(own) == len(whole)]
 
 
 def print_summaries(console: Console, summaries: Sequence[PolicySummary]) -> None:
-    """One table."""
+    """Print the summaries as a table."""
     first = summaries[0]
     table = Table(title=f"{first.num_recordings} recording(s), {first.num_searches} searches a variant, 1 worker", title_justify="left")
     table.add_column("variant", no_wrap=True)
     for name in ("cost multiple", "/ whole [95%]", "90th", "worst / whole", "wall s"):
         table.add_column(name, justify="right")
-    for each in summaries:
+    for summary in summaries:
         table.add_row(
-            each.policy,
-            f"{each.geometric_mean:.4g}",
-            f"{each.relative:.3g} [{each.relative_low:.3g}, {each.relative_high:.3g}]",
-            f"{each.ninetieth_percentile:.4g}",
-            f"{each.worst_relative:.3g} {each.worst_recording}",
-            f"{each.wall_seconds:.2g}",
+            summary.policy,
+            f"{summary.geometric_mean:.4g}",
+            f"{summary.relative:.3g} [{summary.relative_low:.3g}, {summary.relative_high:.3g}]",
+            f"{summary.ninetieth_percentile:.4g}",
+            f"{summary.worst_relative:.3g} {summary.worst_recording}",
+            f"{summary.wall_seconds:.2g}",
         )
     console.print(table)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Replay everything, print and keep it; a variant that the time did not suffice for is left out."""
+    """Replay all searches, print and write the results of complete variants, and return the exit code."""
     root = arguments.recordings or os.environ.get(RECORDINGS_VARIABLE)
     unknown = [name for name in arguments.variants if name not in VARIANTS]
     if unknown or not root:
@@ -225,9 +225,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print("the time ended before the whole search had been made everywhere")
         return 2
     print_summaries(console, summaries)
-    complete = {each.policy for each in summaries}
+    complete = {summary.policy for summary in summaries}
     settings = {**vars(arguments), "recordings": [folder.name for folder in folders], "variants": variants}
-    result = {"variants": summaries, "searches": [each for each in scores if each.policy in complete]}
+    result = {"variants": summaries, "searches": [score for score in scores if score.policy in complete]}
     console.print(f"written to {write_result('search_parts', started=started, settings=settings, result=result)}", soft_wrap=True)
     return 0
 
@@ -245,7 +245,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def _names(text: str) -> list[str]:
-    return [each for each in text.split(",") if each]
+    return [name for name in text.split(",") if name]
 
 
 if __name__ == "__main__":

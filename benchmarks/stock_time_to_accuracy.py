@@ -29,13 +29,13 @@ class Training(tune.Trainable):  # type: ignore[misc]  # ray has no types
     """One trial: a step is one evaluation."""
 
     def setup(self, config: Mapping[str, Any]) -> None:
-        """Begin the first training."""
+        """Begin the training of a process's first trial."""
         from autotune.training.run import start_training  # in the worker: imports torch
 
         self._training = start_training(config["config"], num_threads=1)
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        """Begin the next one in the same process."""
+        """Begin the training of the next trial in the same process."""
         self._training.close()
         self.setup(new_config)
         return True
@@ -52,22 +52,22 @@ class Training(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
 
 class Budget(tune.Callback, tune.Stopper):  # type: ignore[misc]  # ray has no types
-    """Ends the search so many seconds after its first trial was started, as autotune's own budget does."""
+    """Ends the search ``seconds`` after its first trial started, as autotune's own time budget does."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._ends_at: float | None = None
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A worker began a trial."""
+        """Start the clock with the first trial."""
         self._ends_at = self._ends_at or time.monotonic() + self._seconds
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Whether one trial is to end: when all are."""
+        """Whether a trial is to end: when the whole search is."""
         return self.stop_all()
 
     def stop_all(self) -> bool:
-        """Whether the time is over."""
+        """Whether the search is to end: when its time is over."""
         return self._ends_at is not None and time.monotonic() >= self._ends_at
 
 
@@ -87,13 +87,13 @@ class Space:
 
     @property
     def first(self) -> list[dict[str, Any]] | None:
-        """The experiment's own configuration, where the space has it."""
+        """The experiment's own configuration, as the first point to evaluate; None if it lies outside the space."""
         baseline = self._space.point_of(self._composer.compose().lookup)
         return None if baseline is None else [self._space.params_of(baseline)]
 
 
 def search(space: Space, *, seed: int, seconds: float, num_at_once: int, folder: Path) -> dict[str, Any]:
-    """Run one search; what came of it."""
+    """Run one search; return its numbers of trials, and seconds and overrides of its best trial."""
     budget = Budget(seconds)
     results = tune.Tuner(
         tune.with_resources(Training, {"cpu": 1}),
@@ -106,9 +106,9 @@ def search(space: Space, *, seed: int, seconds: float, num_at_once: int, folder:
         ),
         run_config=tune.RunConfig(name="stock", storage_path=str(folder), callbacks=[budget], stop=budget, verbose=0),
     ).fit()
-    ended = [each.metrics for each in results if each.metrics and "train_seconds" in each.metrics]
-    reached = [each for each in ended if each["reached"]]
-    best = min(reached, key=lambda each: each["train_seconds"], default=None)
+    ended = [result.metrics for result in results if result.metrics and "train_seconds" in result.metrics]
+    reached = [metrics for metrics in ended if metrics["reached"]]
+    best = min(reached, key=lambda metrics: metrics["train_seconds"], default=None)
     return {
         "num_trials": len(ended),
         "num_reached": len(reached),
@@ -118,7 +118,7 @@ def search(space: Space, *, seed: int, seconds: float, num_at_once: int, folder:
 
 
 def main() -> None:
-    """Run one search and print what came of it."""
+    """Run one search and print its result as a line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stock_time_to_accuracy", description=__doc__.partition("\n")[0])
     parser.add_argument("--experiment", required=True)
     parser.add_argument("--seconds", type=float, required=True)

@@ -21,9 +21,9 @@ from benchmarks.plain_training import Settings, train_plain
 
 
 def trainable(config: Mapping[str, Any]) -> None:
-    """One trial: load the data, train, report each evaluation.
+    """Run one trial: load the data, train, report each evaluation.
 
-    ``training_seconds`` is all the function takes except the calls of ``tune.report`` themselves.
+    ``training_seconds`` are the seconds of this function without its calls of ``tune.report``.
     """
     began, reporting_seconds = time.perf_counter(), 0.0
 
@@ -39,29 +39,29 @@ def trainable(config: Mapping[str, Any]) -> None:
 
 
 class StampedSearch(OptunaSearch):  # type: ignore[misc]  # ray has no types
-    """OptunaSearch that notes when it was first asked."""
+    """OptunaSearch that records when it was first asked for a point."""
 
     first_asked_at: float | None = None
 
     def suggest(self, trial_id: str) -> Any:
-        """What OptunaSearch suggests."""
+        """The point that OptunaSearch suggests."""
         if self.first_asked_at is None:
             self.first_asked_at = time.time()
         return super().suggest(trial_id)
 
 
 class LastEnd(tune.Callback):  # type: ignore[misc]  # ray has no types
-    """Notes when the last trial ended."""
+    """Callback that records when the last trial ended."""
 
     ended_at = 0.0
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial ended."""
+        """Record the time at which a trial ended."""
         self.ended_at = time.time()
 
 
 def main() -> None:
-    """Run one search and print what came of it."""
+    """Run one search and print its times as a line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stock_tune", description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--concurrency", type=int, required=True)
@@ -101,7 +101,7 @@ def main() -> None:
         ),
     )
     results = tuner.fit()
-    training_seconds = [each.metrics["training_seconds"] for each in results]
+    training_seconds = [result.metrics["training_seconds"] for result in results]
     if results.errors:
         raise SystemExit(f"{len(results.errors)} trials failed; the first: {results.errors[0]}")
     print(json.dumps({"first_asked_at": search.first_asked_at, "last_ended_at": last_end.ended_at, "training_seconds": training_seconds}))

@@ -33,13 +33,13 @@ _SCHEDULES, _LENGTHS = ("lr_schedule=constant", "lr_schedule=one_cycle"), ("epoc
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """Two ways to one target: overrides of an experiment."""
+    """Two configurations with the same target, without and with a technique: overrides of an experiment."""
 
     common: tuple[str, ...]
     without: tuple[str, ...]
     having: tuple[str, ...]
     beside_rate: tuple[str, ...] = _SCHEDULES
-    """What each side may choose beside its rate."""
+    """Overrides from which each side may choose one, besides its learning rate."""
 
 
 _FROM_DIGITS = ("technique=transfer", "technique.source=digits_source")
@@ -66,70 +66,67 @@ COMPARISONS = {
 
 
 def run(config: TrialConfig, seed: int) -> RunScore:
-    """Train once, to the target or as far as it goes."""
+    """Train once, to the target or to the end of the schedule or of the time."""
     *_, last = train(replace(config, seed=seed), num_threads=1)
     return RunScore(last.warm_seconds, last.outcome is Outcome.REACHED)
 
 
 def grid(composer: Composer, overrides: Sequence[str], beside_rate: Sequence[str]) -> dict[str, TrialConfig]:
-    """The configurations of a side, by what they have besides."""
+    """The configurations of a side at all points of the grid, by the overrides of the point."""
     points = itertools.product(_RATES, beside_rate)
     return {" ".join(point): composer.compose([*overrides, *point]).trial for point in points}
 
 
 def best_of(configs: Mapping[str, TrialConfig], num_seeds: int) -> str:
-    """The point that reaches the target most often, and of those the one with the least median time."""
+    """Name of the point that reaches the target most often; among equals, of the one with the least median time."""
 
     def rank(name: str) -> tuple[int, float]:
         runs = [run(configs[name], _FIRST_PICKING_SEED + number) for number in range(num_seeds)]
-        return -sum(each.reached for each in runs), median(each.seconds or math.inf for each in runs)
+        return -sum(score.reached for score in runs), median(score.seconds or math.inf for score in runs)
 
     return min(configs, key=rank)
 
 
 def compare(without: TrialConfig, having: TrialConfig, num_pairs: int) -> dict[str, Any]:
-    """All pairs, and what they say."""
+    """Run all pairs; return the ratio of the sides, and the runs of both."""
     runs: tuple[list[RunScore], list[RunScore]] = ([], [])
     for side, config in enumerate((without, having)):
-        run(config, _FIRST_SEED - 1 - side)  # not counted: what a process does only once
+        run(config, _FIRST_SEED - 1 - side)  # not counted: it has the work that a process does only once
     for side, number in in_turns(2, num_pairs):
         runs[side].append(run((without, having)[side], _FIRST_SEED + number))
-    return {
-        "without_over_having": ratio_of_expected_scores(*runs),
-        "without": _told(runs[0]),
-        "having": _told(runs[1]),
-    }
+    return {"without_over_having": ratio_of_expected_scores(*runs), "without": _told(runs[0]), "having": _told(runs[1])}
 
 
 def _told(runs: Sequence[RunScore]) -> dict[str, Any]:
     return {
-        "num_reached": sum(each.reached for each in runs),
+        "num_reached": sum(score.reached for score in runs),
         "num_runs": len(runs),
-        "seconds_median": median(each.seconds or 0.0 for each in runs),
-        "seconds": [each.seconds for each in runs],
-        "reached": [each.reached for each in runs],
+        "seconds_median": median(score.seconds or 0.0 for score in runs),
+        "seconds": [score.seconds for score in runs],
+        "reached": [score.reached for score in runs],
     }
 
 
 def _relative(settings: Any) -> Any:
-    """Settings with the paths of this machine as seen from here."""
+    """Settings with paths relative to the current folder where they lie in it."""
     if isinstance(settings, Mapping):
-        return {key: _relative(each) for key, each in settings.items()}
+        return {key: _relative(value) for key, value in settings.items()}
     return settings.removeprefix(f"{Path.cwd()}/") if isinstance(settings, str) else settings
 
 
 def measure(name: str, *, num_pairs: int, num_picking_seeds: int) -> dict[str, Any]:
-    """One comparison: with the experiment's settings, and with each side's best."""
+    """Make one comparison twice: with the experiment's own settings, and with the best settings of each side."""
     sides, said = COMPARISONS[name], list[str]()
     composer = Composer([*sides.common, "device=cpu", "target.max_train_seconds=600"])
-    configs = {side: composer.compose(overrides).trial for side, overrides in (("without", sides.without), ("having", sides.having))}
+    overrides = {"without": sides.without, "having": sides.having}
+    configs = {side: composer.compose(own).trial for side, own in overrides.items()}
     train_missing_sources(composer, said.append)
-    told = {side: _relative(each.as_dict()) for side, each in configs.items()}
+    told = {side: _relative(config.as_dict()) for side, config in configs.items()}
     found: dict[str, Any] = {"sides": sides, "sources": said, "configs": told}
     found["same_settings"] = compare(configs["without"], configs["having"], num_pairs)
     _print(name, "same settings", found["same_settings"])
-    grids = {side: grid(composer, each, sides.beside_rate) for side, each in (("without", sides.without), ("having", sides.having))}
-    found["best"] = {side: best_of(each, num_picking_seeds) for side, each in grids.items()}
+    grids = {side: grid(composer, own, sides.beside_rate) for side, own in overrides.items()}
+    found["best"] = {side: best_of(points, num_picking_seeds) for side, points in grids.items()}
     found["best_settings"] = compare(*(grids[side][found["best"][side]] for side in ("without", "having")), num_pairs)
     _print(name, "each side's best", found["best_settings"])
     print(f"{'':40s} {found['best']['without']} | {found['best']['having']}", flush=True)
@@ -144,7 +141,7 @@ def _print(name: str, settings: str, found: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure all comparisons, print and keep them."""
+    """Measure all comparisons, print and write them, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.techniques", description=__doc__.partition("\n")[0])
     parser.add_argument("--comparisons", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
     parser.add_argument("--pairs", type=int, default=20, help="interleaved pairs to measure")

@@ -1,8 +1,8 @@
-"""A training loop as the PyTorch tutorials write it: what autotune's own is compared with.
+"""A training loop as the PyTorch tutorials write it: autotune's own loop is compared with it.
 
 ``DataLoader`` with worker processes that stay up, one sample at a time and collated; every batch copied to the device as it
-comes; running loss and accuracy read with ``.item()`` at every step; eager, float32 unless autocast is asked for. The source of
-the habits: "Training a Classifier" and "Optimizing Model Parameters" of the PyTorch tutorials.
+comes; running loss and accuracy read with ``.item()`` at every step; eager, float32 unless autocast is asked for.
+Source: "Training a Classifier" and "Optimizing Model Parameters" of the PyTorch tutorials.
 """
 
 import time
@@ -18,7 +18,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Shuffled(Sampler[int]):
-    """Samples in a new order each epoch; ``RandomSampler`` draws from its generator twice an epoch, so its order is another one."""
+    """Samples in a new order each epoch, the order of autotune's loop; ``RandomSampler`` draws twice an epoch, so its order differs."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self._num_samples = num_samples
@@ -47,10 +47,10 @@ class TextbookTraining:
     autocast_dtype: torch.dtype | None
 
     def train(self, dataset: "Dataset[Pair]") -> float:
-        """Train for all epochs, samples in the order that autotune takes them.
+        """Train for all epochs, with samples in the order of autotune's loop.
 
         Returns:
-            Seconds, from making the loader to the end of the last step.
+            Seconds from making the loader to the end of the last step.
         """
         began = time.perf_counter()
         sampler = _Shuffled(len(dataset), self.seed)  # type: ignore[arg-type]  # map-style
@@ -72,7 +72,7 @@ class TextbookTraining:
         return time.perf_counter() - began
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
-        """One step; the batch's loss and number of correct answers, read at once."""
+        """Take one step; return the batch's loss and number of correct answers, which waits for the device."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             outputs = self.model(inputs)
@@ -84,12 +84,12 @@ class TextbookTraining:
         return loss.item(), int((outputs.argmax(dim=1) == targets).sum().item())
 
     def accuracy(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """Fraction of samples that the model gets right."""
+        """Fraction of samples that the model classifies correctly."""
         self.model.eval()
         with torch.no_grad():
             right = [
-                (self.model(each.to(self.device)).argmax(dim=1).cpu() == wanted).sum()
-                for each, wanted in zip(inputs.split(1000), targets.split(1000), strict=True)
+                (self.model(batch.to(self.device)).argmax(dim=1).cpu() == wanted).sum()
+                for batch, wanted in zip(inputs.split(1000), targets.split(1000), strict=True)
             ]
         self.model.train()
         return float(sum(right)) / len(targets)

@@ -43,7 +43,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One textbook training and one of autotune's, back to back."""
+    """One training by the textbook's loop and one by autotune's, back to back."""
 
     textbook_first: bool
     textbook_seconds: float
@@ -53,7 +53,7 @@ class Pair:
 
 
 def train_textbook(config: TrialConfig, num_workers: int) -> tuple[float, float]:
-    """Seconds and test accuracy of the textbook's loop."""
+    """Train by the textbook's loop; return its seconds and test accuracy."""
     data, device = load_data(config), pick_device(config.device)
     assert data.test is not None
     seed_everything(config.seed)
@@ -75,7 +75,7 @@ def train_textbook(config: TrialConfig, num_workers: int) -> tuple[float, float]
 
 
 def train_own(config: TrialConfig, num_threads: int) -> tuple[float, float]:
-    """Prepare and train seconds, and test accuracy, of autotune's loop."""
+    """Train by autotune's loop; return its prepare and train seconds, and its test accuracy."""
     training = train(config, num_threads=num_threads, score_test=True)
     last = next(training)  # the only one: at the end
     try:
@@ -101,13 +101,13 @@ def measure_pair(config: TrialConfig, *, num_workers: int, num_threads: int, tex
 
 
 def measure(workload: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All pairs of a workload, and what they claim."""
+    """Measure all pairs of a workload; return them with the ratio and the difference of accuracies."""
     endless = ["target.value=2", "target.max_train_seconds=36000", "evaluate_every_samples=1000000000"]
     root = [f"data.root={arguments.data_root}"] if workload != "digits" else []
     composer = Composer([*WORKLOADS[workload], *root, *endless, f"device={arguments.device}", *arguments.overrides])
     threads = torch.get_num_threads()
     pairs = []
-    for number in range(-1, arguments.pairs):  # the first is not counted: what a process does only once
+    for number in range(-1, arguments.pairs):  # the first is not counted: it has the work that a process does only once
         config = composer.compose([f"seed={max(number, 0)}"]).trial
         torch.set_num_threads(threads)
         pair = measure_pair(config, num_workers=arguments.workers, num_threads=threads, textbook_first=number % 2 == 0)
@@ -131,7 +131,7 @@ def measure(workload: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure all pairs, print and keep them, and return the exit code."""
+    """Measure all pairs, print and write them, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training_speed", description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["digits"], help="the others read --data-root")
     parser.add_argument("--data-root", default="data", help="folder of the official files")

@@ -53,13 +53,13 @@ class Search:
     recording: Path
     earlier: tuple[Path, ...]
     kind: str
-    """Cold, or one of ``KINDS``."""
+    """``COLD`` for no earlier studies, or one of ``KINDS``."""
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a search cost."""
+    """The cost of one search."""
 
     recording: str
     kind: str
@@ -67,16 +67,16 @@ class Score:
     cost_multiple: float
     num_trials: int
     wall_seconds: float
-    """Of the computer that replayed it."""
+    """Seconds that the replay itself took."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Cold over warm, the geometric mean over recordings and seeds with its 95% interval: above 1, earlier studies helped."""
+    """Cost without earlier studies over that with them: geometric mean over recordings and seeds, 95% interval; above 1, they helped."""
 
     kind: str
     group: str
-    """What the recordings' names begin with, or all."""
+    """Beginning of the recordings' names, or ``all``."""
     num_searches: int
     ratio: float
     low: float
@@ -105,7 +105,7 @@ def run_search(search: Search) -> Score:
         kind=search.kind,
         seed=search.seed,
         cost_multiple=seconds / best,
-        num_trials=len({each.trial for each in trace.stretches}),
+        num_trials=len({stretch.trial for stretch in trace.stretches}),
         wall_seconds=time.perf_counter() - began,
     )
 
@@ -116,29 +116,29 @@ def _earlier(folder: Path, kind: str, recording: Recording, rng: np.random.Gener
 
 
 def changed(found: Recording, kind: str, recording: Recording, rng: np.random.Generator) -> list[RecordedTrial]:
-    """The trials of an earlier study as its kind has them, for a search over ``recording``."""
+    """The trials of the earlier study ``found``, changed as ``kind`` says for a search over ``recording``."""
     trials = list(found.trials)
     if kind == "thinned":
         winners = _winners(recording)
-        others = [each for each in trials if each.suggestion not in winners]
+        others = [trial for trial in trials if trial.suggestion not in winners]
         return [others[place] for place in sorted(rng.choice(len(others), min(_NUM_THINNED, len(others)), replace=False))]
     if kind == "shuffled":
-        return [_with_curve(each, trials[place]) for each, place in zip(trials, rng.permutation(len(trials)), strict=True)]
+        return [_with_curve(trial, trials[place]) for trial, place in zip(trials, rng.permutation(len(trials)), strict=True)]
     if kind == "inverted":
-        ranked = sorted(trials, key=lambda each: _rank(each, found))
-        return [_with_curve(each, other) for each, other in zip(ranked, reversed(ranked), strict=True)]
+        ranked = sorted(trials, key=lambda trial: _rank(trial, found))
+        return [_with_curve(trial, other) for trial, other in zip(ranked, reversed(ranked), strict=True)]
     return trials
 
 
 def _winners(recording: Recording) -> list[Any]:
-    times = {each.number: each.time_to_target(recording.target) for each in recording.trials}
+    times = {trial.number: trial.time_to_target(recording.target) for trial in recording.trials}
     enough = (1 + WITHIN) * (recording.best_seconds or math.inf)
-    return [each.suggestion for each in recording.trials if (seconds := times[each.number]) is not None and seconds <= enough]
+    return [trial.suggestion for trial in recording.trials if (seconds := times[trial.number]) is not None and seconds <= enough]
 
 
 def _rank(trial: RecordedTrial, recording: Recording) -> tuple[float, float]:
     seconds = trial.time_to_target(recording.target)
-    least = min((recording.target.shortfall(each) for each in trial.metrics if math.isfinite(each)), default=math.inf)
+    least = min((recording.target.shortfall(metric) for metric in trial.metrics if math.isfinite(metric)), default=math.inf)
     return (math.inf if seconds is None else seconds, least)
 
 
@@ -157,11 +157,11 @@ def _composed() -> Composed:
 
 
 def searches_over(folders: Sequence[Path], kinds: Sequence[str], num_earlier: int, num_seeds: int) -> list[Search]:
-    """All searches, seed by seed; a recording that is alone in its search space has none."""
+    """All searches, seed by seed; none for a recording whose search space no other recording has."""
     searches = []
     for seed in range(num_seeds):
         for folder in folders:
-            alike = [each for each in folders if _recording(each).space == _recording(folder).space]
+            alike = [other for other in folders if _recording(other).space == _recording(folder).space]
             place = alike.index(folder)
             others = tuple((alike[place + 1 :] + alike[:place])[:num_earlier])
             searches += [
@@ -172,14 +172,14 @@ def searches_over(folders: Sequence[Path], kinds: Sequence[str], num_earlier: in
 
 
 def ratios_of(scores: Sequence[Score]) -> list[Ratio]:
-    """Cold over each kind of warm, for all recordings and for those whose names begin alike."""
-    costs = {(each.kind, each.recording, each.seed): math.log(each.cost_multiple) for each in scores}
-    names, seeds = sorted({each.recording for each in scores}), sorted({each.seed for each in scores})
+    """Ratios of cost for each kind of earlier studies: over all recordings, and over those whose names begin alike."""
+    costs = {(score.kind, score.recording, score.seed): math.log(score.cost_multiple) for score in scores}
+    names, seeds = sorted({score.recording for score in scores}), sorted({score.seed for score in scores})
     groups = {"all": names} | {
         begin: [name for name in names if name.startswith(begin)] for name in names for begin in [name.split("_")[0]]
     }
     found = []
-    for kind in dict.fromkeys(each.kind for each in scores if each.kind != COLD):
+    for kind in dict.fromkeys(score.kind for score in scores if score.kind != COLD):
         for group, members in groups.items():
             logs = np.array([[costs[COLD, name, seed] - costs[kind, name, seed] for seed in seeds] for name in members])
             low, high = interval(logs)
@@ -200,29 +200,30 @@ def ratios_of(scores: Sequence[Score]) -> list[Ratio]:
 
 
 def print_ratios(console: Console, ratios: Sequence[Ratio], scores: Sequence[Score]) -> None:
-    """A table of the ratios, and one of the recordings."""
+    """Print a table of the ratios, and one of the recordings."""
     table = Table(title="Cost multiple without earlier studies over that with them", title_justify="left")
     for name in ("earlier studies", "recordings"):
         table.add_column(name, no_wrap=True)
     for name in ("ratio [95%]", "n", "worst recording"):
         table.add_column(name, justify="right")
-    for each in ratios:
-        worst = f"{each.worst_ratio:.2f} {each.worst_recording}"
-        table.add_row(each.kind, each.group, f"{each.ratio:.2f} [{each.low:.2f}, {each.high:.2f}]", str(each.num_searches), worst)
+    for ratio in ratios:
+        worst = f"{ratio.worst_ratio:.2f} {ratio.worst_recording}"
+        table.add_row(ratio.kind, ratio.group, f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]", str(ratio.num_searches), worst)
     console.print(table)
-    kinds = list(dict.fromkeys(each.kind for each in scores))
+    kinds = list(dict.fromkeys(score.kind for score in scores))
     rows = Table(title="Cost multiple, geometric mean over seeds", title_justify="left")
     rows.add_column("recording", no_wrap=True)
     for kind in kinds:
         rows.add_column(kind, justify="right")
-    for name in sorted({each.recording for each in scores}):
-        costs = {kind: [math.log(each.cost_multiple) for each in scores if (each.kind, each.recording) == (kind, name)] for kind in kinds}
-        rows.add_row(name, *(f"{math.exp(float(np.mean(each))):.4g}" for each in costs.values()))
+    for name in sorted({score.recording for score in scores}):
+        own = [score for score in scores if score.recording == name]
+        costs = {kind: [math.log(score.cost_multiple) for score in own if score.kind == kind] for kind in kinds}
+        rows.add_row(name, *(f"{math.exp(float(np.mean(logs))):.4g}" for logs in costs.values()))
     console.print(rows)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Replay everything, print and keep it."""
+    """Replay all searches, print and write the results, and return the exit code."""
     try:
         folders = recordings_asked_for(arguments)
     except AutotuneError as error:
@@ -237,15 +238,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 2
     ratios = ratios_of(scores)
     print_ratios(console, ratios, scores)
-    settings = {**vars(arguments), "recordings": [each.name for each in folders]}
-    ordered = sorted(scores, key=lambda each: (each.recording, each.kind, each.seed))
+    settings = {**vars(arguments), "recordings": [folder.name for folder in folders]}
+    ordered = sorted(scores, key=lambda score: (score.recording, score.kind, score.seed))
     path = write_result("warm_start", started=started, settings=settings, result={"ratios": ratios, "searches": ordered})
     console.print(f"written to {path}", soft_wrap=True)
     return 0
 
 
 def _watched(searches: Sequence[Search], arguments: argparse.Namespace, console: Console) -> Iterator[Score]:
-    """Scores as searches end, or of those that end in time; progress is printed."""
+    """Yield scores as searches end, until the time is over; print progress."""
     began = time.monotonic()
     with one_thread_processes(arguments.processes) as pool:
         for number, score in enumerate(pool.imap(run_search, searches), 1):
@@ -257,9 +258,9 @@ def _watched(searches: Sequence[Search], arguments: argparse.Namespace, console:
 
 
 def _whole_seeds(scores: Sequence[Score], num_searches: int) -> list[Score]:
-    """The scores of those seeds for which there are all searches."""
-    numbers = Counter(each.seed for each in scores)
-    return [each for each in scores if numbers[each.seed] == num_searches]
+    """The scores of the seeds for which all ``num_searches`` searches were made."""
+    numbers = Counter(score.seed for score in scores)
+    return [score for score in scores if numbers[score.seed] == num_searches]
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -276,7 +277,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def _names(text: str) -> list[str]:
-    return [each for each in text.split(",") if each]
+    return [name for name in text.split(",") if name]
 
 
 if __name__ == "__main__":

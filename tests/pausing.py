@@ -45,7 +45,7 @@ class PausesAtFirst:
     def rejected(self, suggestion: Suggestion) -> None:
         pass
 
-    def repeats_where(self, can_repeat: Callable[[Suggestion], bool]) -> None:
+    def restrict_repeats(self, can_repeat: Callable[[Suggestion], bool]) -> None:
         pass
 
     def expected_scores(self) -> dict[int, float]:

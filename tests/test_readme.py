@@ -45,7 +45,7 @@ def command_after(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("mark", ["own model", "own training", "own loop"])
+@pytest.mark.parametrize("mark", ["own training", *(pytest.param(mark, marks=pytest.mark.slow) for mark in ("own model", "own loop"))])
 def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) -> None:
     name = mark.replace(" ", "-")
     command = [*command_after(mark), f"study.name={name}", "search.num_trials=6", "confirm=quick"]

@@ -140,7 +140,7 @@ def test_an_evaluation_at_the_target_that_did_not_count_is_not_the_time_to_targe
     write_recording(tmp_path, results=results, target=TARGET, space=SPACE, source="pruning")
     reached, capped = read_recording(tmp_path).trials
     assert reached.time_to_target(TARGET) == results[0].time_to_target_seconds == 3.5
-    assert reached.place_of_target(TARGET) == 1
+    assert reached.index_of_target(TARGET) == 1
     assert capped.time_to_target(TARGET) is None
 
 

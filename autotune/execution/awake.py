@@ -1,9 +1,9 @@
-"""CPUs that are kept awake while short trainings are timed.
+"""Processes that keep idle CPUs awake while short trainings are timed.
 
-A CPU that has idled may be slow for a while: its clock was turned down, or a hypervisor has to find it a core again. Trainings of
-a fraction of a second, each in a new process, leave pauses in which CPUs idle, and some of them would be timed as slow. So a process of
-Linux's policy ``SCHED_IDLE`` computes on each CPU meanwhile: it runs only while nothing else wants to, and the kernel takes the CPU from
-it at once when something does. ``benchmarks/README.md`` has what that changes.
+A CPU that has idled may be slow for a while: its clock was turned down, or a hypervisor has to find it a core again. Trainings that take a
+fraction of a second, each in a new process, leave pauses in which CPUs idle, and some trainings would then be timed as slow. So meanwhile
+one process on each CPU computes under Linux's scheduling policy ``SCHED_IDLE``: it runs only while nothing else wants the CPU, and the
+kernel takes the CPU from it at once when something does. ``benchmarks/README.md`` has the measured effect.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _MOST_CPUS = 4
-"""Where there are more, one that trains alone is faster than when all compute: their clocks share a budget of power (not measured here)."""
+"""No CPU is kept awake on a machine with more: busy CPUs share a power budget, so a lone training would be slower (not measured here)."""
 _MAIN = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -27,7 +27,7 @@ while os.getppid() == int(sys.argv[2]):
 
 @contextmanager
 def kept_awake() -> Iterator[None]:
-    """Keep the CPUs of this process awake, where they are few and nothing limits how much of them it may use."""
+    """Keep the CPUs of this process awake while the context lasts, if they are few and no quota limits their use."""
     processes = [
         subprocess.Popen(  # noqa: S603  # our own interpreter and code
             [sys.executable, "-I", "-S", "-c", _MAIN, str(cpu), str(os.getpid())],
@@ -48,12 +48,12 @@ def kept_awake() -> Iterator[None]:
 
 
 def gives_way(process: int) -> bool:
-    """Whether a process has the policy ``SCHED_IDLE``, and so makes no other one wait."""
+    """Whether a process has the scheduling policy ``SCHED_IDLE``, and so makes no other process wait for a CPU."""
     if sys.platform != "linux":
         return False
     try:
         return os.sched_getscheduler(process) == os.SCHED_IDLE
-    except OSError:  # it is gone, or somebody else's
+    except OSError:  # the process has ended, or belongs to another user
         return False
 
 
@@ -65,13 +65,13 @@ def _cpus() -> list[int]:
 
 
 def _has_quota(root: Path, membership: Path) -> bool:
-    """Whether a control group of this process has a quota of CPU time, which computing for nothing would use up.
+    """Whether a control group of this process has a quota of CPU time, which processes that keep CPUs awake would use up.
 
     Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control", cpu.cfs_quota_us.
     """
-    own = next((line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), "")
-    folder = root / own.strip("/")
-    limits = [_text(each / "cpu.max").split()[:1] for each in (folder, *folder.parents) if each.is_relative_to(root)]
+    control_group = next((line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), "")
+    folder = root / control_group.strip("/")
+    limits = [_text(level / "cpu.max").split()[:1] for level in (folder, *folder.parents) if level.is_relative_to(root)]
     return any(limit not in ([], ["max"]) for limit in limits) or _text(root / "cpu" / "cpu.cfs_quota_us").strip() not in ("", "-1")
 
 

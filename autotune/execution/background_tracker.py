@@ -1,4 +1,4 @@
-"""A tracker in a process of its own: what MLflow does to import, to make a database and to write takes no time from deciding."""
+"""A tracker in a process of its own: importing MLflow, creating its database and writing to it take no time from the driver."""
 
 import contextlib
 import importlib
@@ -29,9 +29,9 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Trac
 logger = logging.getLogger(__name__)
 
 MOST_HELD_SECONDS = 60.0
-"""How late the process is told at most, while something is timed."""
+"""Upper limit in seconds on how long a message to the tracker's process is held back while runs are timed."""
 _NICENESS = 10
-"""Of the process once its tracker is open: trainings and decisions go first where CPUs are few."""
+"""Niceness added to the tracker's process once its tracker is open: trainings and the driver go first where CPUs are few."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -43,32 +43,32 @@ serve(Connection(int(sys.argv[1])), sys.argv[3])
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerOpening:
-    """What a tracker is made of."""
+    """Everything that opening a tracker needs; sent to the tracker's process."""
 
     node: Mapping[str, Any]
-    """The configuration's ``tracking``."""
+    """The ``tracking`` node of the configuration."""
     allowed_targets: tuple[str, ...]
     log_path: Path
-    """Where what it logs goes."""
+    """File that the tracker's log messages are appended to."""
     info: StudyInfo
     finished: tuple[FinishedRun, ...] = ()
-    """Runs that ended before this process began."""
+    """Runs that ended before this process began, for the tracker to fill in."""
 
     def open(self) -> Tracker:
-        """The tracker.
+        """Make the tracker that the configuration names.
 
         Raises:
-            ConfigError: it cannot be opened.
+            ConfigError: the tracker cannot be opened.
         """
-        made = build_partial(self.node, self.allowed_targets, "tracking")
-        return call(made, "tracking", self.info, finished=self.finished)  # type: ignore[no-any-return]  # the contract of tracking:
+        factory = build_partial(self.node, self.allowed_targets, "tracking")
+        return call(factory, "tracking", self.info, finished=self.finished)  # type: ignore[no-any-return]  # the contract of tracking:
 
 
 class TrackerProcess:
-    """The process that a tracker will be opened in, which imports meanwhile what takes seconds to import.
+    """The process that a tracker will be opened in; it imports what takes seconds to import before the tracker is opened.
 
     Args:
-        node: the configuration's ``tracking``.
+        node: the ``tracking`` node of the configuration.
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -84,12 +84,12 @@ class TrackerProcess:
         self.connection = Connection(ours.detach())
 
     def wait(self) -> None:
-        """Wait until it has ended; it does once its tracker is closed, or the connection to it."""
+        """Close the connection and wait until the process has ended."""
         self.connection.close()
         self._process.wait()
 
     def close(self) -> None:
-        """End it as it stands: what was opened in it was closed before."""
+        """Kill the process; a tracker that was opened in it must have been closed before."""
         self._process.kill()
         self.wait()
 
@@ -98,8 +98,8 @@ class BackgroundTracker:
     """A tracker in a process of its own, closed once, however the study ends.
 
     Args:
-        opening: what it is made of; called in a thread of its own.
-        process: that it is opened in.
+        opening: returns what the tracker is made of; called in a separate thread.
+        process: the process that the tracker is opened in.
     """
 
     def __init__(self, opening: Callable[[], TrackerOpening], process: TrackerProcess) -> None:
@@ -113,34 +113,34 @@ class BackgroundTracker:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it is open, before anything is trained.
+        """Wait until the tracker is open; called before anything is trained.
 
         Raises:
-            ConfigError: it cannot be opened.
+            ConfigError: the tracker cannot be opened.
         """
         self._opened.result()
 
     def start(self, trial: TrackedTrial) -> None:
-        """See ``Tracker``."""
+        """Pass on ``Tracker.start`` without waiting for it."""
         self._tell("start", trial)
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        """See ``Tracker``."""
+        """Pass on ``Tracker.evaluate`` without waiting for it."""
         self._tell("evaluate", name, evaluation)
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """See ``Tracker``."""
+        """Pass on ``Tracker.finish`` without waiting for it."""
         self._tell("finish", trial, result, score)
 
     def hold(self) -> None:
-        """From now on what is told waits a while, until ``held`` has ended or the tracker is closed."""
+        """Hold back all messages to the tracker from now on, each for ``MOST_HELD_SECONDS`` at most, until ``held`` or the tracker ends."""
         self._may_write.clear()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While short runs are timed: what is told waits a while, since writing it would take CPUs from them.
+        """Hold back messages to the tracker while short runs are timed, since writing would take CPUs from the runs.
 
-        What the process was told before it goes on writing: the end of a search is told once it is held, see ``hold``.
+        The process still writes what it was told before; to hold back the end of a search as well, call ``hold`` earlier.
         """
         self.hold()
         try:
@@ -149,10 +149,10 @@ class BackgroundTracker:
             self._may_write.set()
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Close the tracker now, with what came of the study.
+        """Close the tracker with the study's results, and wait until it has written everything.
 
         Raises:
-            ConfigError: it could not be opened.
+            ConfigError: the tracker could not be opened.
         """
         self._is_closed = True
         self._may_write.set()
@@ -161,7 +161,7 @@ class BackgroundTracker:
         self._opened.result()
 
     def close_if_open(self, *, is_interrupt: bool) -> None:
-        """Close it as ended by the user or as failed, where the study did not come to close it."""
+        """Close the tracker with status KILLED or FAILED, unless it is already closed or could not be opened."""
         if not self._is_closed and self._opened.exception() is None:
             self.close(status="KILLED" if is_interrupt else "FAILED", metrics={}, tags={}, artifacts=[])
 
@@ -169,11 +169,11 @@ class BackgroundTracker:
         self._queue.put((time.monotonic(), (verb, arguments, named)))
 
     def _work(self, opening: Callable[[], TrackerOpening], connection: Connection) -> None:
-        """In a thread: have the process open the tracker, and pass on what that is told."""
+        """Have the process open the tracker, then send it the queued messages; runs in the thread."""
         try:
             connection.send(opening())
             error = connection.recv()
-        except Exception as fault:  # noqa: BLE001  # whoever tells it something meets it
+        except Exception as fault:  # noqa: BLE001  # raised again in the callers of wait and close
             error = ConfigError("tracking: its process ended") if isinstance(fault, EOFError | OSError) else fault
         if error is not None:
             self._opened.set_exception(error)
@@ -196,20 +196,21 @@ class BackgroundTracker:
 
 
 def serve(connection: Connection, target: str) -> None:
-    """Open a tracker and tell it what comes, until it is closed; ends at once where the study's own process is gone.
+    """Open a tracker in this process and carry out the messages from the connection, until the tracker is closed.
 
-    ``target`` is the tracker's ``_target_``: one of our own has its module's ``preload`` called before anything is said.
+    The process exits at once if the study's own process is gone. ``target`` is the tracker's ``_target_``: if it is one of autotune's
+    own, the ``preload`` of its module is called before the first message is read.
     """
     try:
         module, _, _ = target.rpartition(".")
         if module.startswith("autotune.tracking."):
-            with contextlib.redirect_stderr(io.StringIO()):  # what is wrong shows again when it is opened
+            with contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
                 getattr(importlib.import_module(module), "preload", lambda: None)()
         opening: TrackerOpening = connection.recv()
         with log_file(opening.log_path):
             try:
                 tracker = opening.open()
-            except Exception as error:  # noqa: BLE001  # whoever opens it meets it
+            except Exception as error:  # noqa: BLE001  # raised again in the study's process
                 connection.send(error)
                 return
             connection.send(None)
@@ -220,4 +221,4 @@ def serve(connection: Connection, target: str) -> None:
                 getattr(tracker, verb)(*arguments, **named)
             connection.send(None)
     except (EOFError, OSError):
-        os._exit(1)  # a thread of the tracker's may be writing still
+        os._exit(1)  # without waiting for a thread of the tracker that may still be writing

@@ -1,7 +1,7 @@
-"""The weights of what a study exports: those of the winner's first confirmation run that reached the target.
+"""The weights that a study exports: those of the best arm's first confirmation run that reached the target.
 
-Workers write them into the study's folder, where their machine has it too; the first of each arm is kept until it is known which
-arm is the best, and the best one's for as long as the study.
+Workers write weights into the study's folder if their machine has that folder. The first weights of each arm are kept until the best
+arm is known; the best arm's weights are kept as long as the study.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ _FOLDER = ".weights"
 
 
 def run_path(study_folder: Path, run: str) -> Path:
-    """Where a confirmation run leaves its weights."""
+    """File that a confirmation run leaves its weights in."""
     return study_folder / _FOLDER / f"{run}.safetensors"
 
 
 def keep_first(study_folder: Path, run: str, result: TrialResult) -> None:
-    """Keep the weights that a run left where it is its arm's first to reach the target, and drop them otherwise."""
-    left, kept = run_path(study_folder, run), _arm_path(study_folder, result.trial)
-    with contextlib.suppress(FileNotFoundError):  # it ended early, or on a machine that has not this folder
+    """Keep the weights of a run if it is the first of its arm to reach the target; delete them otherwise."""
+    run_weights, kept = run_path(study_folder, run), _arm_path(study_folder, result.trial)
+    with contextlib.suppress(FileNotFoundError):  # the run ended early, or on a machine without this folder
         if result.outcome is Outcome.REACHED and not kept.exists():
-            left.replace(kept)
+            run_weights.replace(kept)
         else:
-            left.unlink()
+            run_weights.unlink()
 
 
 def keep_best(study_folder: Path, best_trial: int) -> None:
-    """Give the best arm's weights their name, and drop the others'; none are there where no worker could leave them."""
+    """Name the best arm's weights ``best.safetensors``, if a worker could write them, and delete those of all other arms."""
     best, kept = study_folder / BEST_WEIGHTS, _arm_path(study_folder, best_trial)
     best.unlink(missing_ok=True)
     for path in (study_folder / _FOLDER).glob("*.safetensors"):
@@ -41,7 +41,7 @@ def keep_best(study_folder: Path, best_trial: int) -> None:
     if kept.is_file():
         try:
             os.link(kept, best)
-        except OSError:  # a file system without links
+        except OSError:  # the file system has no hard links
             shutil.copyfile(kept, best)
 
 

@@ -1,4 +1,4 @@
-"""Connecting to Ray: a local one started for the study, or a running cluster."""
+"""Connecting to Ray: to a local instance started for the study, or to a running cluster."""
 
 import contextlib
 import logging
@@ -28,27 +28,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSize:
-    """What the cluster holds in all, or its machines of one kind."""
+    """Total resources of the cluster, or of its machines with one kind of GPU."""
 
     num_cpus: int
     num_gpus: int
     num_nodes: int
 
     def holds(self, tasks: Sequence[TrialTask]) -> bool:
-        """Whether these fit side by side; of those that take several workers only one counts as sure to, where there are several nodes."""
-        if self.num_nodes > 1 and len(tasks) > 1 and any(each.num_workers > 1 for each in tasks):
+        """Whether tasks surely fit side by side; on several nodes a task of several workers surely fits only by itself."""
+        if self.num_nodes > 1 and len(tasks) > 1 and any(task.num_workers > 1 for task in tasks):
             return False
-        return sum(each.num_cpus for each in tasks) <= self.num_cpus and sum(each.num_gpus for each in tasks) <= self.num_gpus
+        return sum(task.num_cpus for task in tasks) <= self.num_cpus and sum(task.num_gpus for task in tasks) <= self.num_gpus
 
 
 class Room:
-    """Whether the cluster has room for another trial, asked with the tasks of those that are being trained.
+    """Whether the cluster has room for another trial beside those that are being trained.
 
     Args:
-        num_cpus, num_gpus: of a trial.
-        accelerator_type: of the machines that count; None for all machines.
-        most: trials at once; None for as many as fit.
-        can_grow: whether so many are asked for even where they do not fit now, as a cluster that grows on demand wants to see.
+        num_cpus, num_gpus: resources that one trial takes.
+        accelerator_type: kind of GPU of the machines that count; None counts all machines.
+        most: upper limit on trials at a time; None means as many as fit.
+        can_grow: whether ``most`` trials are started even if they do not fit now, since an elastic cluster grows when it is asked for more.
     """
 
     def __init__(self, *, num_cpus: int, num_gpus: int, accelerator_type: str | None, most: int | None, can_grow: bool) -> None:
@@ -60,7 +60,7 @@ class Room:
         self._asked_at = -math.inf
 
     def __call__(self, tasks: Sequence[TrialTask]) -> bool:
-        """Whether another one fits."""
+        """Whether another trial fits beside the tasks that are being trained."""
         if not tasks:
             return True
         if self._most is not None and len(tasks) >= self._most:
@@ -68,11 +68,11 @@ class Room:
         if self._can_grow:
             return True
         cpus, gpus = self._resources()
-        taken = sum(each.num_cpus for each in tasks), sum(each.num_gpus for each in tasks)
-        return taken[0] + self._num_cpus <= cpus and taken[1] + self._num_gpus <= gpus
+        taken_cpus, taken_gpus = sum(task.num_cpus for task in tasks), sum(task.num_gpus for task in tasks)
+        return taken_cpus + self._num_cpus <= cpus and taken_gpus + self._num_gpus <= gpus
 
     def _resources(self) -> tuple[int, int]:
-        """CPUs and GPUs of the machines that are there now; nodes come and go."""
+        """Numbers of CPUs and GPUs of the machines that are alive now; asked again every few seconds, since nodes come and go."""
         if time.monotonic() - self._asked_at > _ASK_AGAIN_SECONDS:
             size = _size_of(_machines(self._accelerator_type))
             self._size, self._asked_at = (size.num_cpus, size.num_gpus), time.monotonic()
@@ -83,23 +83,23 @@ _ASK_AGAIN_SECONDS = 2.0
 
 
 def cluster_capabilities(config: ClusterConfig) -> "Capabilities":
-    """What the machines of a running cluster can run, as one of its GPU nodes tells it where it has GPUs.
+    """What the machines of a running cluster can run, measured by a worker on one of its nodes: a GPU node if it has any.
 
     Raises:
-        ClusterError: the cluster does not answer, or no worker came up on it.
+        ClusterError: the cluster does not answer, or no worker started on it.
     """
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
 
     with connected(config) as size:
-        import ray  # noqa: PLC0415  # as in connected
+        import ray  # noqa: PLC0415  # only after connected() has set the environment
 
-        wanted = {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": config.accelerator_type}
-        probe = ray.remote(local_capabilities).options(**wanted).remote()
+        resources = {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": config.accelerator_type}
+        probe = ray.remote(local_capabilities).options(**resources).remote()
         try:
-            found: Capabilities = ray.get(probe, timeout=_PROBE_SECONDS)
+            node_capabilities: Capabilities = ray.get(probe, timeout=_PROBE_SECONDS)
         except (ray.exceptions.RayError, ImportError) as error:
             raise ClusterError(f"cluster.address: {config.address}: no worker came up ({_first_line(error)})") from error
-        return replace(found, num_cpus=size.num_cpus, num_gpus=size.num_gpus)
+        return replace(node_capabilities, num_cpus=size.num_cpus, num_gpus=size.num_gpus)
 
 
 _PROBE_SECONDS = 60.0
@@ -107,7 +107,7 @@ _PROBE_SECONDS = 60.0
 
 @contextlib.contextmanager
 def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
-    """Ray, while the context lasts; a local one ends with it, and where it has no GPU the CPUs are kept awake for it.
+    """Connect to Ray while the context lasts. A local Ray is shut down at the end, and if it has no GPU the CPUs are kept awake meanwhile.
 
     Raises:
         ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
@@ -124,8 +124,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     try:
         with _kept_handler(signal.SIGTERM):
             if address is None:
-                os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they would be timed while they wait for all else here
-                for name in ("authentication", "worker"):  # that a Ray of our own wants a token, and minds no SIGTERM, is no news
+                os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets timed workers wait for all other processes
+                for name in ("authentication", "worker"):  # mute: our own Ray wants a token, and its SIGTERM handler is not installed
                     logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
                 ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
             else:
@@ -146,9 +146,9 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
 
 
 class Connection:
-    """Ray, connected in a thread of its own, so that starting it takes no one else's time.
+    """A connection to Ray that is made in a thread of its own, so that the driver does not wait while Ray starts.
 
-    The thread stays as long as Ray does: what it has started would else end with it, by the kernel's hand.
+    The thread lives as long as Ray does: otherwise the kernel would end the processes that it started together with the thread.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -158,25 +158,25 @@ class Connection:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to connect, if that was not begun before."""
+        """Begin to connect, unless that has begun already."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._hold, name="ray", daemon=True)
             self._thread.start()
 
     def size(self) -> ClusterSize:
-        """What the cluster holds, once it is connected.
+        """Wait for the connection and return the cluster's resources.
 
         Raises:
             ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
         """
         self.start()
         size = self._size.result()
-        if threading.current_thread() is threading.main_thread():  # Ray's own handler, in C++, has taken the place of Python's
+        if threading.current_thread() is threading.main_thread():  # Ray's own handler, in C++, has replaced Python's
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         return size
 
     def close(self) -> None:
-        """Disconnect, and wait until that is done: Ray ends a process that lets go of anything of Ray's meanwhile."""
+        """Disconnect and wait until that is done: Ray ends a process that frees a Ray object meanwhile."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
@@ -186,7 +186,7 @@ class Connection:
             with connected(self._config) as size:
                 self._size.set_result(size)
                 self._is_over.wait()
-        except BaseException as error:  # whoever waits meets it
+        except BaseException as error:  # raised again in size()
             if self._size.done():
                 logger.exception("Ray did not end as it should")
             else:
@@ -195,32 +195,32 @@ class Connection:
 
 @contextlib.contextmanager
 def _kept_handler(number: signal.Signals) -> Iterator[None]:
-    """A signal does afterwards what it did before: ``ray.init`` puts a handler of its own there, which ends the process as it stands."""
+    """Restore a signal's handler after the context: ``ray.init`` installs one of its own, which ends the process at once."""
     handler = signal.getsignal(number)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # in others neither Ray nor we may
+        if threading.current_thread() is threading.main_thread():  # in other threads neither Ray nor we may set a handler
             signal.signal(number, handler)
 
 
 def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
-    """Resources of each machine that is there now and has GPUs of this kind; None for all machines."""
-    import ray  # noqa: PLC0415  # as in connected
+    """Resources of each machine that is alive and has GPUs of the given kind; None selects all machines."""
+    import ray  # noqa: PLC0415  # only after connected() has set the environment
 
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [each for each in resources if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in each]
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [resources for resources in alive if accelerator_type is None or f"{ACCELERATOR}{accelerator_type}" in resources]
 
 
 def _size_of(machines: Sequence[Mapping[str, float]]) -> ClusterSize:
-    cpus, gpus = (sum(int(each.get(name, 0)) for each in machines) for name in ("CPU", "GPU"))
+    cpus, gpus = (sum(int(resources.get(name, 0)) for resources in machines) for name in ("CPU", "GPU"))
     return ClusterSize(num_cpus=cpus, num_gpus=gpus, num_nodes=len(machines))
 
 
 def _check_has(accelerator_type: str | None) -> None:
     if accelerator_type is None or _machines(accelerator_type):
         return
-    kinds = sorted({name.removeprefix(ACCELERATOR) for each in _machines(None) for name in each if name.startswith(ACCELERATOR)})
+    kinds = sorted({name.removeprefix(ACCELERATOR) for machine in _machines(None) for name in machine if name.startswith(ACCELERATOR)})
     accepted = f"accepted are null and {', '.join(kinds)}" if kinds else "accepted is null, since Ray knows of no GPU's kind there"
     raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
 
@@ -241,35 +241,35 @@ _QUIET = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "30",
     "TUNE_WARN_THRESHOLD_S": "5",
 }
-"""Ray keeps quiet (that a worker died is told as its trial's outcome), keeps no state of its own, and leaves the working
-folder alone: the study's storage is what resumes. Workers start all at once: ``Room`` says how many there are."""
+"""Environment variables that keep Ray quiet, make it keep no state of its own and leave the working folder alone: a study resumes from
+its storage, and a worker's death is its trial's outcome. Ray may start any number of workers at once: ``Room`` limits their number."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:
-    """Refuse an address at which no Ray head answers: Ray itself would try for minutes, and say so in many lines.
+    """Refuse an address at which no Ray head answers: Ray itself would try for minutes and print many lines.
 
-    It is asked with ``ray status``, in a process of its own that can be given up. Where RAY_AUTH_MODE says nothing, a cluster
-    that wants a token gets the one that lies on this machine: Ray gives it to a cluster it starts, but not to its own clients.
+    The address is asked with ``ray status`` in a separate process, which can be ended after the timeout. If RAY_AUTH_MODE is not set, a
+    cluster that wants a token gets this machine's: Ray gives that token to a cluster that it starts, but not to its own clients.
     """
     if address != "auto":
         _check_listens(address, timeout_seconds)
-    said = ""
+    first_error = ""
     for mode in [None] if _AUTH_MODE in os.environ else [None, "token"]:
         environment = {**os.environ, **({_AUTH_MODE: mode} if mode else {})}
         command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
         try:
-            asked = subprocess.run(  # noqa: S603  # our own interpreter, and an address that the user gave
+            status = subprocess.run(  # noqa: S603  # our own interpreter, and an address that the user gave
                 command, env=environment, capture_output=True, text=True, timeout=timeout_seconds, start_new_session=True, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise ClusterError(f"cluster.address: {address} is no Ray head (no answer in {timeout_seconds:g} s); {_ACCEPTED}") from error
-        if asked.returncode == 0:
+        if status.returncode == 0:
             os.environ.update({_AUTH_MODE: mode} if mode else {})
             return
-        said = said or asked.stderr
-        if "AuthenticationError" not in said:
+        first_error = first_error or status.stderr
+        if "AuthenticationError" not in first_error:
             break
-    reason = said.strip().rpartition("\n")[2].partition(". ")[0]
+    reason = first_error.strip().rpartition("\n")[2].partition(". ")[0]
     raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}")
 
 
@@ -283,13 +283,13 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
         raise ClusterError(f"cluster.address: found {address!r}, accepted are null, auto and HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
-    except (OSError, OverflowError) as error:  # the latter for a port above 65535
+    except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
         reason = getattr(error, "strerror", None) or error
         raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}") from error
 
 
 def _log_to_autotune(name: str) -> None:
-    """What a library logs goes to autotune's log file, not to the terminal."""
+    """Send a library's log messages to autotune's log file, not to the terminal."""
     logger = logging.getLogger(name)
     logger.handlers.clear()
     logger.propagate = True

@@ -1,4 +1,4 @@
-"""What a comparison is going to do, settled and checked before a device is taken: its sides, seeds, resources."""
+"""The plan of a comparison, complete and checked before a device is used: its sides, seeds and resources."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,8 @@ from autotune.config.schema import FIXED_KEYS, ClusterConfig, Config, TrialConfi
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ConfigError
 from autotune.execution.cluster import cluster_capabilities
-from autotune.execution.plan import check_cluster, deadline_seconds, resources_of, study_name, workload_of
+from autotune.execution.plan import deadline_seconds, resources_of, workload_of
+from autotune.execution.settings import check_cluster, study_name
 from autotune.measurement import Target
 from autotune.objective import Objective, check_measured
 from autotune.search.seeds import derived_seed
@@ -24,48 +25,48 @@ from autotune.training.sources import train_missing_sources
 
 SIDE_NAMES = ("a", "b")
 VERBS = {"comparison": "compare", "scaling": "scale"}
-"""What is done, by kind of plan: its folder's name begins so, and its runs' phase is called so."""
+"""The verb of each kind of plan: the plan's folder name begins with it, and the phase of its tracked runs is called so."""
 _SHARED_KEYS = FIXED_KEYS - {"experiment"}
 _SAME_VALUES = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study")
-"""What experiments that are compared with each other must agree on."""
+"""Configuration keys whose values must be the same on both sides of a comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the configurations."""
+    """One of the configurations that a comparison or a scaling runs."""
 
     name: str
     overrides: tuple[str, ...]
-    """What it has beside what all have."""
+    """Overrides of this side alone, beside those that all sides share."""
     composer: Composer
     composed: Composed
     cap_seconds: float = math.inf
-    """Of training, after which a run ends."""
+    """Seconds of training after which a run of this side ends."""
 
     @property
     def trial(self) -> TrialConfig:
-        """What it trains, but for the seed."""
+        """The configuration that the side's runs train, except for the seed."""
         return self.composed.trial
 
     @property
     def experiment(self) -> str:
-        """The experiment's name."""
+        """Name of the experiment that the side is composed from."""
         return self.composed.choices["experiment"]
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The overrides that say what is trained, by config key."""
+        """The side's overrides that say what is trained: group choices and values, by config key."""
         groups, values = split_overrides(self.composer, self.overrides)
         return {**groups, **values}
 
     def seeded(self, seed: int) -> TrialConfig:
-        """What one run trains."""
+        """The configuration that the run with this seed trains."""
         return self.composer.compose_suggestion(Suggestion({}), seed=seed).trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPlan:
-    """A comparison, checked: of two sides, or of one configuration on several numbers of workers."""
+    """A checked plan of runs: of two sides, or of one configuration on several numbers of workers."""
 
     kind: str
     """``comparison`` or ``scaling``."""
@@ -78,52 +79,52 @@ class ComparisonPlan:
 
     @property
     def config(self) -> Config:
-        """The configuration of all that the sides share."""
+        """The configuration of everything that the sides share, such as the cluster and the tracker."""
         return self.sides[0].composed.config
 
     @property
     def experiment(self) -> str:
-        """The experiment's name; all names where the sides are different experiments."""
+        """The experiment's name; all names joined by `` and `` if the sides come from different experiments."""
         return " and ".join(dict.fromkeys(side.experiment for side in self.sides))
 
     @property
     def workload(self) -> str:
-        """What is trained on what; the first side's, where they differ."""
+        """Model and data set of the first side, such as ``simple_cnn-digits``."""
         return workload_of(self.sides[0].composed)
 
     @property
     def target(self) -> Target:
-        """What all sides train to."""
+        """The target that all sides train to."""
         return self.sides[0].trial.target
 
     @property
     def run_deadline_seconds(self) -> float:
-        """Wall seconds after which a run counts as hung."""
+        """Wall seconds after which a run of any side counts as hung."""
         return max(deadline_seconds(side.composed) for side in self.sides)
 
     @property
     def missing_sources(self) -> tuple[Source, ...]:
-        """The experiments that have to be trained first, since a side starts from them."""
+        """Experiments that must be trained first: a side starts from their checkpoints, which do not exist yet."""
         return tuple(dict.fromkeys(source for side in self.sides for source in side.composer.missing_sources))
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
-        """CPUs and GPUs of one run: whole GPUs, since it is timed."""
+        """Numbers of CPUs and GPUs that one run takes: whole GPUs, since the run is timed."""
         return resources_of(config, self.config.cluster, self.capabilities)
 
     def seed(self, index: int) -> int:
-        """The seed of a round of runs, one of each side."""
+        """The seed that all runs of a round share; a round has one run of each side."""
         return derived_seed(self.config.study.seed, f"compare {index}")
 
 
 def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]], config_dirs: Sequence[str]) -> tuple[Side, Side]:
-    """Both sides' configurations, composed and found to be comparable.
+    """Compose the configurations of both sides and check that they can be compared.
 
     Args:
-        common: overrides of both.
-        overrides: those of side a and of side b, by name.
+        common: overrides that both sides share.
+        overrides: overrides of each side alone, by the side's name.
 
     Raises:
-        ConfigError: a side cannot be composed, or the two cannot be compared; the message names the side where it is its own.
+        ConfigError: a side cannot be composed, or the two cannot be compared; the message names the side if only one is at fault.
     """
     for name in SIDE_NAMES:
         for override in overrides[name]:
@@ -132,7 +133,7 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
                 raise ConfigError(f"{name}: {override}: is shared by both sides; accepted is {key}=... beside a and b")
     one, other = (_side_or_error(name, common, overrides[name], config_dirs) for name in SIDE_NAMES)
     if isinstance(one, ConfigError) and isinstance(other, ConfigError) and str(one) == str(other):
-        raise one  # it is in what both have
+        raise one  # the fault lies in the common overrides
     for name, side in zip(SIDE_NAMES, (one, other), strict=True):
         if isinstance(side, ConfigError):
             raise ConfigError(f"{name}: {side}") from side
@@ -152,10 +153,10 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
 def compose_side(
     name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str], *, cap_seconds: float = math.inf
 ) -> Side:
-    """A side's configuration.
+    """Compose the configuration of one side.
 
     Raises:
-        ConfigError: it cannot be composed.
+        ConfigError: the configuration cannot be composed.
     """
     composer = Composer([*common, *overrides], config_dirs)
     composer.refuse_sweeps()
@@ -172,10 +173,10 @@ def _side_or_error(name: str, common: Sequence[str], overrides: Sequence[str], c
 
 
 def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "comparison") -> ComparisonPlan:
-    """Settle a comparison and check its settings.
+    """Plan the runs of the sides and check the settings and machines that they need.
 
     Raises:
-        AutotuneError: these machines cannot run a side, or a setting cannot be run with.
+        AutotuneError: these machines cannot run a side, or a setting has a value that is not accepted.
     """
     cluster = sides[0].composed.config.cluster
     capabilities = local_capabilities() if _is_local(cluster) else cluster_capabilities(cluster)
@@ -205,26 +206,26 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "com
 
 
 def check_comparison(plan: ComparisonPlan, say: Callable[[str], None]) -> None:
-    """Train what a side starts from, where that is not there yet, and make the parts of all sides once.
+    """Train the checkpoints that a side starts from and that do not exist yet; then make the components of every side once, as a check.
 
     Args:
-        say: told a line where something is trained.
+        say: called with a line of text when a checkpoint is trained.
 
     Raises:
-        AutotuneError: a part cannot be made, the data set is not there, or a source cannot be trained.
+        AutotuneError: a component cannot be made, the data set is missing, or a checkpoint cannot be trained.
     """
     for side in plan.sides:
         try:
             train_missing_sources(side.composer, say)
-            if _is_local(plan.config.cluster):  # elsewhere the data set need not lie here
+            if _is_local(plan.config.cluster):  # with a remote cluster, this machine need not have the data set
                 check_training(side.trial)
         except AutotuneError as error:
             raise type(error)(f"{side.name}: {error}") from error
 
 
 def describe_comparison(plan: ComparisonPlan) -> list[str]:
-    """The plan as lines for a reader: sides, target, runs, resources."""
-    target, have = plan.target, plan.capabilities
+    """The plan as lines of text for the terminal: sides, target, runs and resources."""
+    target, capabilities = plan.target, plan.capabilities
     lines = [
         f"{plan.kind:<10} {plan.name} -> {plan.folder}",
         f"target     {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}, "
@@ -235,7 +236,7 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
         lines.append(f"{side.name:<10} {_shown(side)}: {cpus} CPU and {gpus} GPU a run")
     lines.append(f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process; those of a round share their seed")
     lines += [f"first      {source.experiment} is trained, once, for {source.path}" for source in plan.missing_sources]
-    lines.append(f"machines   {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name})")
+    lines.append(f"machines   {capabilities.num_cpus} CPU and {capabilities.num_gpus} GPU ({capabilities.device_name})")
     return lines
 
 
@@ -248,7 +249,7 @@ def _shown(side: Side) -> str:
 
 
 def _difference(one: Any, other: Any, where: str = "") -> str:
-    """The first value in which two configurations differ."""
+    """The first value in which two configurations differ, as text: its keys and both values."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
         return _difference(one.get(key), other.get(key), f"{where}{key} ")

@@ -1,4 +1,4 @@
-"""What a study came to: its files, its summary, and the experiment it exports."""
+"""The end of a study: its result files, its printed summary and the experiment file that it exports."""
 
 import math
 import shlex
@@ -32,10 +32,10 @@ from autotune.training.versions import versions
 
 
 def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
-    """Write the study's files, close its run in the tracker and say what came of it.
+    """Write the study's result files, close its tracker and print the result.
 
     Returns:
-        The exit code: 0 confirmed, 3 nothing reached the target.
+        The exit code: 0 where a trial reached the target (in confirmation, unless that is off), 3 where none did.
     """
     plan, policy = live.plan, live.policy
     best = confirmation.best if confirmation else None
@@ -64,7 +64,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 
 
 def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
-    """All files of the study's folder; those that a tracker keeps."""
+    """Write all result files into the study's folder, and return those that the tracker keeps."""
     folder, results = plan.folder, list(policy.results.values())
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
@@ -82,7 +82,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
-    from autotune.report.figures import write_figures  # noqa: PLC0415  # matplotlib is wanted once, at the end
+    from autotune.report.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
     figures = write_figures(
         folder / "figures",
@@ -99,11 +99,11 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
 
 
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
-    """What a study found, for programs."""
+    """Content of ``best.json``: the study's result as plain data, for programs."""
     assert confirmation.best is not None
     best, speed_up = confirmation.best, None if confirmation.is_baseline_best else confirmation.speed_up
-    own_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
-    tests = [run.test_metric for run in own_runs if run.test_metric is not None]
+    best_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
+    test_metrics = [run.test_metric for run in best_runs if run.test_metric is not None]
     target, scale = plan.trial.target, score_format_of(plan.objective)
     return {
         "study": plan.name,
@@ -113,22 +113,22 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "overrides": best.suggestion.as_overrides(),
         "objective": {"quantity": scale.quantity, "unit": scale.unit},
         "baseline": arm_json(confirmation.scores[confirmation.arms[0].trial]),
-        "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": tests},
+        "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": test_metrics},
         "speed_up": asdict(speed_up) if speed_up else None,
         "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]],
-        "config_dirs": [str(Path(each).absolute()) for each in plan.composer.config_dirs],
+        "config_dirs": [str(Path(folder).absolute()) for folder in plan.composer.config_dirs],
         "allowed_targets": list(plan.composer.allowed_targets),
         "outcomes": _outcomes(policy.results.values()),
         "num_trials": len(policy.results),
         "train_seconds_spent": _train_seconds(policy.results.values()),
         "wall_seconds": busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
-        "device": own_runs[0].fingerprint.get("device"),
+        "device": best_runs[0].fingerprint.get("device"),
         "versions": versions(),
     }
 
 
 def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> str:
-    """What a study found, as an experiment file; checked to compose to the trial's own configuration.
+    """Content of ``best.yaml``: an experiment file, checked to compose to the configuration of the best trial.
 
     Raises:
         ConfigError: the configuration cannot be written as an experiment.
@@ -158,8 +158,8 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         exported_file = Path(folder) / "experiment" / "autotune_exported.yaml"
         exported_file.parent.mkdir()
         exported_file.write_text(text, encoding="utf-8")
-        again = Composer([f"experiment={exported_file.stem}", *allowed], [folder, *map(str, composer.config_dirs)]).compose()
-    check_exported(again.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
+        recomposed = Composer([f"experiment={exported_file.stem}", *allowed], [folder, *map(str, composer.config_dirs)]).compose()
+    check_exported(recomposed.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
     return text
 
 
@@ -173,8 +173,8 @@ def _outcomes(results: Iterable[TrialResult]) -> dict[str, int]:
 
 def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
     baseline, chosen = confirmation.arms[0], confirmation.chosen
-    first = [baseline] if chosen is None else [baseline, chosen]
-    ordered = [*first, *(arm for arm in confirmation.arms if arm not in first)]
+    compared = [baseline] if chosen is None else [baseline, chosen]
+    ordered = [*compared, *(arm for arm in confirmation.arms if arm not in compared)]
     return ConfirmationFigures(arms=[_labelled(confirmation, arm) for arm in ordered], speed_up=confirmation.speed_up)
 
 
@@ -186,7 +186,7 @@ def _labelled(confirmation: Confirmation, arm: Arm) -> ArmScores:
 
 
 def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
-    """One candidate of the race, for programs."""
+    """One candidate of the confirmation race, as plain data for ``best.json``."""
     why = "chosen" if arm is confirmation.chosen and arm.trial not in confirmation.reasons else None
     return {
         "trial": arm.trial,
@@ -227,12 +227,12 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
 
 
 def _notes(runs: Sequence[TrialResult]) -> list[tuple[str, str]]:
-    """How a training function of the user's own was called first, and how many runs something else on the machine has spoilt."""
+    """Notes for the summary: how a user's training function was first called, and how many runs are marked because of spoilt times."""
     first_calls = Counter(str(run.fingerprint["first_call"]) for run in runs if "first_call" in run.fingerprint)
     notes = [("calls", f"{count} {text}") for text, count in first_calls.most_common()]
-    marked = [run.contention for run in runs if run.contention is not None]
-    if marked:
-        notes.append(("marked", f"{len(marked)} of {len(runs)} runs, such as: {marked[-1]}"))
+    contentions = [run.contention for run in runs if run.contention is not None]
+    if contentions:
+        notes.append(("marked", f"{len(contentions)} of {len(runs)} runs, such as: {contentions[-1]}"))
     return notes
 
 
@@ -243,9 +243,9 @@ _ADVICE = (
 
 
 def _export_commands(plan: StudyPlan) -> list[tuple[str, str]]:
-    """How what was found is exported and trained again, with the folders and the permissions that the study itself had."""
+    """Commands that export the best configuration and train it again, with the study's own config folders and allowed targets."""
     exported = f"{plan.experiment}_best"
-    folders = [shown_path(Path(each).absolute()) for each in plan.composer.config_dirs] or ["my_conf"]
+    folders = [shown_path(Path(folder).absolute()) for folder in plan.composer.config_dirs] or ["my_conf"]
     elsewhere = [] if plan.folder.parent == Path("outputs").absolute() else [f"folder={shown_path(plan.folder.parent)}"]
     export = ["python", "-m", "autotune", "export", f"study={plan.name}", f"as={exported}", *elsewhere, "--config-dir", folders[0]]
     return [
@@ -255,13 +255,13 @@ def _export_commands(plan: StudyPlan) -> list[tuple[str, str]]:
 
 
 def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confirmation: Confirmation | None) -> None:
-    """What came closest, and what to do about it."""
+    """Print that nothing reached the target, the trial that came closest, and what to try next."""
     target = live.plan.trial.target
     sign = 1 if target.mode == "max" else -1
-    measured = [(each.last.metric * sign, each) for each in results if each.last is not None and math.isfinite(each.last.metric)]
+    measured = [(result.last.metric * sign, result) for result in results if result.last is not None and math.isfinite(result.last.metric)]
     _say(live, f"nothing reached {target.metric} {target.value:g}" + (" again on fresh seeds" if confirmation else ""))
     if measured and confirmation is None:
-        metric, closest = max(measured, key=lambda each: each[0])
+        metric, closest = max(measured, key=lambda pair: pair[0])
         _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {' '.join(closest.overrides)}")
     _say(
         live,

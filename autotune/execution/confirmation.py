@@ -1,7 +1,7 @@
-"""Confirming: the best configurations and the baseline run again on fresh seeds, in fresh processes, in turns.
+"""Confirmation: the best configurations and the baseline are run again on fresh seeds, in fresh processes, in turns.
 
-A search trial's own time is never the claim: the best of many equal configurations looks faster than it is. Which configuration runs
-next, which one is chosen, and which runs its claim is made of is the race's to say (``autotune.race``).
+A search trial's own time is never the claimed result: the best of many equal configurations looks faster than it is. The race
+(``autotune.race``) decides which configuration runs next, which one is chosen, and which runs its claim is based on.
 """
 
 import math
@@ -24,15 +24,15 @@ BASELINE = "baseline"
 _LEAST_RUN_SECONDS = 1e-3
 
 Runs = Mapping[tuple[int, int], TrialResult]
-"""Confirmation runs, by trial number of the arm and number of the round."""
+"""Confirmation runs, by (trial number of the arm, number of the round)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A configuration to confirm."""
+    """A configuration that is confirmed: the baseline or a candidate."""
 
     trial: int
-    """Number of the search trial it is from."""
+    """Number of the search trial that the configuration comes from."""
     label: str
     suggestion: Suggestion
     entrant: Entrant
@@ -40,19 +40,19 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRace:
-    """A race as it is kept in a study's storage: what its course depends on, besides its runs."""
+    """A race as it is kept in a study's storage: everything that determines its course, except its runs."""
 
     num_trials: int
-    """Trials that had ended when it was planned: a search that has gone on since wants another race."""
+    """Number of trials that had ended when the race was planned; a search that has gone on since then needs a new race."""
     first_round: int
-    """Number of its first round in the study: no other race had runs on its seeds."""
+    """Number of the race's first round within the study; each race of a study has rounds, and so seeds, of its own."""
     arms: tuple[Arm, ...]
-    """The baseline first."""
+    """The arms that race, the baseline first."""
     train_seconds: float
-    """Seconds of training that the search took."""
+    """Training time of all search trials together, in seconds."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The race as plain data for the storage; see ``from_dict``."""
         entrants = [{**asdict(arm.entrant), "expected_score": _finite(arm.entrant.expected_score)} for arm in self.arms]
         return {
             "num_trials": self.num_trials,
@@ -63,20 +63,20 @@ class PlannedRace:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], baseline: Suggestion, results: Mapping[int, TrialResult]) -> "PlannedRace":
-        """The race that ``as_dict`` gave."""
+        """Restore a race from what ``as_dict`` returned."""
         arms = tuple(
             _arm(
-                each["arm"],
-                Suggestion(results[each["arm"]].values) if place else baseline,
-                Entrant(**{**each, "expected_score": math.inf if each["expected_score"] is None else each["expected_score"]}),
-                is_baseline=place == 0,
+                entrant["arm"],
+                Suggestion(results[entrant["arm"]].values) if index else baseline,
+                Entrant(**{**entrant, "expected_score": math.inf if entrant["expected_score"] is None else entrant["expected_score"]}),
+                is_baseline=index == 0,
             )
-            for place, each in enumerate(fields["entrants"])
+            for index, entrant in enumerate(fields["entrants"])
         )
         return cls(num_trials=fields["num_trials"], first_round=fields["first_round"], arms=arms, train_seconds=fields["train_seconds"])
 
     def standing(self, runs: Runs, limits: RaceLimits, objective: Objective) -> Standing:
-        """Where it stands, rounds numbered from its own first one."""
+        """State of the race after the study's confirmation runs so far; its rounds are numbered from the race's own first round."""
         known = {
             (trial, number - self.first_round): Run(run_score(run, objective), _train_seconds(run))
             for (trial, number), run in self.runs(runs).items()
@@ -85,27 +85,27 @@ class PlannedRace:
         return standing(baseline, candidates, limits, known)
 
     def runs(self, runs: Runs) -> Runs:
-        """Those of the study's confirmation runs that are its own."""
+        """The runs of this race, out of all confirmation runs of the study."""
         return {key: run for key, run in runs.items() if key[1] >= self.first_round}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """What confirmation measured."""
+    """The result of a confirmation race."""
 
     arms: tuple[Arm, ...]
-    """The baseline first."""
+    """The arms that raced, the baseline first."""
     runs: Runs
     chosen: Arm | None
-    """The candidate that won the race; None where there was none."""
+    """The candidate that won the race; None if no candidate has won."""
     best: Arm | None
-    """The arm to export: the chosen one, or the baseline where that is better; None where no run of either reached the target."""
+    """The arm to export: the chosen arm, or the baseline if that is better; None if no run of either reached the target."""
     speed_up: Ratio | None
-    """The baseline's expected score over the chosen arm's, by runs that had no part in choosing it; None where neither reached."""
+    """The baseline's expected score over the chosen arm's, from runs that had no part in choosing it; None if neither reached."""
     scores: Mapping[int, ArmScores]
-    """By trial number of the arm: of the baseline and the chosen arm only the runs that the claim is made of."""
+    """Scores of each arm, by its trial number; for the baseline and the chosen arm only of the runs that the claim is based on."""
     reasons: Mapping[int, str] = field(default_factory=dict)
-    """Why the other candidates left the race, by trial number."""
+    """Why candidates left the race or were not exported, by trial number."""
 
     @property
     def is_baseline_best(self) -> bool:
@@ -123,68 +123,66 @@ def plan_race(
     num_candidates: int,
     first_round: int,
 ) -> PlannedRace:
-    """The baseline and the configurations that the search expects most of, each once."""
-    spent = {number: _train_seconds(result) for number, result in results.items()}
-    order = sorted(expected_scores, key=lambda number: expected_scores[number])
-    first = min((number for number in (baseline_trial, *order) if number in results), default=baseline_trial)
-    seconds = spent.get(baseline_trial, spent.get(first, 0.0))
+    """Plan a race of the baseline and the distinct configurations with the best expected scores."""
+    train_seconds = {number: _train_seconds(result) for number, result in results.items()}
+    best_first = sorted(expected_scores, key=lambda number: expected_scores[number])
+    first = min((number for number in (baseline_trial, *best_first) if number in results), default=baseline_trial)
+    seconds = train_seconds.get(baseline_trial, train_seconds.get(first, 0.0))
     least = run_score(results[baseline_trial], objective).score if baseline_trial in results else None
     expected = expected_scores.get(baseline_trial, math.inf)
     entrant = replace(_entrant(baseline_trial, expected, seconds), least_score=least or 0.0)
     arms = [_arm(baseline_trial, baseline, entrant, is_baseline=True)]
     keys = {number: Suggestion(result.values).key for number, result in results.items()}
     num_reached = Counter(keys[number] for number, result in results.items() if result.outcome is Outcome.REACHED)
-    raced = {baseline.key, keys.get(baseline_trial, baseline.key)}  # lr=1, and lr=1.0 as its trial has it
-    for number in order:
-        if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced:
-            raced.add(keys[number])
-            entrant = replace(_entrant(number, expected_scores[number], spent[number]), num_runs=num_reached[keys[number]])
+    raced_keys = {baseline.key, keys.get(baseline_trial, baseline.key)}  # both forms, such as lr=1, and lr=1.0 in the baseline's trial
+    for number in best_first:
+        if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced_keys:
+            raced_keys.add(keys[number])
+            entrant = replace(_entrant(number, expected_scores[number], train_seconds[number]), num_runs=num_reached[keys[number]])
             arms.append(_arm(number, Suggestion(results[number].values), entrant, is_baseline=False))
-    total = math.fsum(spent.values())
+    total = math.fsum(train_seconds.values())
     return PlannedRace(num_trials=len(results), first_round=first_round, arms=tuple(arms), train_seconds=total)
 
 
 def confirmation_seed(study_seed: int, number: int) -> int:
-    """The fresh seed of a round: the same for all arms, and no search trial's."""
+    """The seed that all arms share in a round of confirmation; no search trial has that seed."""
     return derived_seed(study_seed, f"confirm {number}")
 
 
 def conclude(race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objective) -> Confirmation:
-    """What a race says, finished or interrupted."""
-    now = race.standing(runs, limits, objective)
-    claim = [number + race.first_round for number in now.claim_rounds]
+    """The result of a race that is finished or was interrupted."""
+    standing_now = race.standing(runs, limits, objective)
+    claim_rounds = [number + race.first_round for number in standing_now.claim_rounds]
     baseline = race.arms[0]
-    chosen = next((arm for arm in race.arms[1:] if arm.trial == now.winner), None)
-    own = {
+    chosen = next((arm for arm in race.arms[1:] if arm.trial == standing_now.winner), None)
+    run_scores = {
         arm.trial: [
-            run
+            run_score(run, objective)
             for (trial, number), run in sorted(race.runs(runs).items())
-            if trial == arm.trial and (number in claim or arm not in (baseline, chosen))
+            if trial == arm.trial and (number in claim_rounds or arm not in (baseline, chosen))
         ]
         for arm in race.arms
     }
     scale = score_format_of(objective)
-    scores = {
-        arm.trial: ArmScores(label=arm.label, runs=[run_score(run, objective) for run in own[arm.trial]], scale=scale) for arm in race.arms
-    }
+    scores = {arm.trial: ArmScores(label=arm.label, runs=run_scores[arm.trial], scale=scale) for arm in race.arms}
     speed_up = None
     if chosen is not None:
-        rounds = [number for number in claim if (baseline.trial, number) in runs and (chosen.trial, number) in runs]
+        rounds = [number for number in claim_rounds if (baseline.trial, number) in runs and (chosen.trial, number) in runs]
         speed_up = ratio_of_expected_scores(
             [run_score(runs[baseline.trial, number], objective) for number in rounds],
             [run_score(runs[chosen.trial, number], objective) for number in rounds],
         )
     reaching = [arm for arm in (chosen, baseline) if arm is not None and scores[arm.trial].num_reached > 0]
-    reasons = dict(now.reasons)
-    if chosen is not None and (rate := _reach_rate(scores[chosen.trial])) < limits.min_reach_rate and not now.pending:
+    reasons = dict(standing_now.reasons)
+    if chosen is not None and (rate := _reach_rate(scores[chosen.trial])) < limits.min_reach_rate and not standing_now.pending:
         reasons[chosen.trial] = f"reached in {rate:.0%} of the runs of its claim, confirm.min_reach_rate is {limits.min_reach_rate:g}"
-    is_baseline_better = baseline in reaching and (now.is_baseline_better or (chosen is not None and chosen.trial in reasons))
+    is_baseline_better = baseline in reaching and (standing_now.is_baseline_better or (chosen is not None and chosen.trial in reasons))
     best = baseline if is_baseline_better else next(iter(reaching), None)
     return Confirmation(arms=race.arms, runs=race.runs(runs), chosen=chosen, best=best, speed_up=speed_up, scores=scores, reasons=reasons)
 
 
 def run_score(run: TrialResult, objective: Objective) -> RunScore:
-    """The score of a run that reached the target; for any other what it had spent, None where that is not known."""
+    """The score of a run if it reached the target, else the lower bound of its score: what it had spent, None if that is unknown."""
     score = None
     if run.outcome is Outcome.REACHED:
         score = objective.score(run)

@@ -1,12 +1,12 @@
-"""A process that forks one process for each training or worker: it has imported all that they need, and has never trained.
+"""The fork server: a process that has imported everything trainings need, has never trained, and forks a process for each client.
 
 A new Python process takes seconds to import torch; a forked one begins at once, and shares with its parent only what imports leave.
-The fork server is a new process all the same (started by ``exec``, not a fork of the driver or the Ray worker that it belongs to): it
-has no threads of theirs and no CUDA context, which is why its children may train on a GPU.
+The fork server itself is started by ``exec``, not forked from the driver or Ray worker that owns it: it has none of their threads and no
+CUDA context, which is why its children may train on a GPU.
 
-Whoever knows its address has a process by connecting: the one that is forked answers on that connection, and the fork server says
-there how it ended. Who ends with whom: a forked process with its connection, or with the fork server, by the kernel's own hand; what it
-has started itself with it, by its process group; the fork server when its owner is gone, whatever became of that.
+A client gets a process by connecting to the fork server's address: the forked process answers on that connection, and the fork server
+reports there how the process ended. A forked process is ended when its connection closes, or by the kernel when the fork server ends;
+the processes that it has started end with it, as one process group. The fork server ends when its owner is gone, however that ended.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it
 from autotune.training.preload import fork_fault, one_blas_thread, preload, usual_blas_threads
 
 LOOK_EVERY_SECONDS = 0.2
-"""For an interrupt, while waiting for a training."""
+"""Seconds between two looks for an interrupt while waiting for a training."""
 _END_SECONDS = 10.0
-"""What a training's process may take to end once the training has, and a fork server to end what it has forked; then it is killed."""
+"""Seconds that a process may take to end after its training, or a fork server to end its processes; then it is killed."""
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[3])
@@ -47,30 +47,30 @@ from autotune.execution.fork_server import serve
 serve(Connection(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))
 """
 CAN_FORK = sys.platform == "linux"
-"""Elsewhere torch does not stand a fork, and no process can be tied to its parent."""
+"""Whether fork servers work on this system: outside Linux torch does not survive a fork, and no process can be tied to its parent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Died:
-    """In place of a training's last report: its process was gone before it said how the training ended."""
+    """Sent in place of a training's last report if its process ended before it reported how the training ended."""
 
     reason: str
-    """By what the process ended."""
+    """How the process ended, such as by which signal."""
 
 
 class ForkServer:
-    """A fork server as the process that started it sees it.
+    """A fork server, as seen by the process that starts and owns it.
 
-    The process is started at once and imports in the background; ``fault`` waits for it.
+    The fork server's process is started at once and imports in the background; ``fault`` waits until it is ready.
 
     Args:
-        is_quiet: what is printed in it and in what it forks goes nowhere.
+        is_quiet: discard what the fork server and its forked processes print.
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        self._folder = tempfile.mkdtemp(prefix="autotune-")  # nobody else may open it
+        self._folder = tempfile.mkdtemp(prefix="autotune-")  # no other user may open it
         self.address = str(Path(self._folder) / "fork_server")
-        """Of processes on this machine that want one forked, see ``ForkedProcess``."""
+        """Path of the socket that processes on this machine connect to for a forked process, see ``ForkedProcess``."""
         ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
@@ -90,7 +90,7 @@ class ForkServer:
         self._checks: ForkedProcess | None = None
 
     def fault(self, interrupt: Callable[[], bool] = lambda: False) -> str | None:
-        """Why no process can be forked, once it is ready; None where they can, and once ``interrupt`` says so."""
+        """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` returns true."""
         if self._process.poll() is not None:
             return f"it {_ended_by(self._process.returncode)}"
         try:
@@ -105,9 +105,9 @@ class ForkServer:
         return None
 
     def train(self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False) -> Iterator[WorkerReport | Died]:
-        """Fork a process that trains a task: all reports as they come, and the last one, or that it died, when the process is gone.
+        """Train a task in a forked process and yield its reports; the last report, or ``Died``, comes when the process is gone.
 
-        Fewer come once ``interrupt`` says so; the process ends then.
+        Once ``interrupt`` returns true, the process is ended and no further report comes.
         """
         try:
             process = ForkedProcess(self.address, share_of(task))
@@ -118,23 +118,23 @@ class ForkServer:
             yield from process.train(task, interrupt)
 
     def check(self, config: TrialConfig) -> None:
-        """``training.run.check_training`` in a forked process, so that the driver need not import what trainings do.
+        """Run ``training.run.check_training``, in a forked process where possible: the driver then need not import what trainings import.
 
         Raises:
-            ConfigError: as there, or its process ended.
-            DataError: as there.
+            ConfigError: a component is not allowed, not there, or refuses its values; or the forked process ended.
+            DataError: the data set is missing, unreadable or of the wrong form.
         """
         if self.fault() is not None:
             check_in_this_process(config)
             return
         if self._checks is None:
             self._checks = ForkedProcess(self.address, {})
-        said = self._checks.call("check", config)
-        if isinstance(said, Died):
-            raise ConfigError(f"the parts of a configuration cannot be made: {said.reason}")
+        answer = self._checks.call("check", config)
+        if isinstance(answer, Died):
+            raise ConfigError(f"the parts of a configuration cannot be made: {answer.reason}")
 
     def close(self) -> None:
-        """End the process, and with it what it has forked."""
+        """End the fork server and all processes that it has forked."""
         self._connection.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -145,11 +145,11 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A process forked by a fork server, as the one that asked for it sees it.
+    """A process forked by a fork server, as seen by the process that asked for it.
 
     Args:
-        address: of the fork server.
-        share: environment variables of the process, see ``share_of``.
+        address: path of the fork server's socket.
+        share: environment variables to set in the forked process, see ``share_of``.
 
     Raises:
         OSError: the fork server is gone.
@@ -159,28 +159,28 @@ class ForkedProcess:
         self._connection = Client(address, family="AF_UNIX")
         self._connection.send(dict(share))
         self.is_gone = False
-        """It has ended by itself."""
+        """Whether the process has ended by itself."""
 
     def close(self) -> None:
-        """End it, and with it whatever it still trains."""
+        """End the process, and the training that it still runs."""
         self._connection.close()
 
     def train(self, task: TrialTask, interrupt: Callable[[], bool]) -> Iterator[WorkerReport | Died]:
-        """See ``ForkServer.train``; the process serves for nothing else then."""
+        """Train a task as ``ForkServer.train`` does; the process ends with it and trains nothing else."""
         last: WorkerReport | None = None
         try:
             self._connection.send(("train", task))
             while last is None:
-                if not self._says_something(interrupt):
+                if not self._wait_for_message(interrupt):
                     return
-                said: WorkerReport | Died = self._connection.recv()
-                if isinstance(said, Died):
-                    yield said
+                report: WorkerReport | Died = self._connection.recv()
+                if isinstance(report, Died):
+                    yield report
                     return
-                if said.outcome is None:
-                    yield said
+                if report.outcome is None:
+                    yield report
                 else:
-                    last = said
+                    last = report
             if self._connection.poll(_END_SECONDS):
                 self._connection.recv()
         except (EOFError, OSError):
@@ -191,23 +191,23 @@ class ForkedProcess:
             yield last
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of ``_Trials`` returns in the process, ``Died`` where that ended.
+        """Call a method of ``_Trials`` in the process and return its result, or ``Died`` if the process ended.
 
         Raises:
             Exception: what the method raised.
         """
         try:
             self._connection.send((method, *arguments))
-            said = self._connection.recv()
+            answer = self._connection.recv()
         except (EOFError, OSError):
-            said = Died(reason=_SERVER_DIED)
-        self.is_gone = self.is_gone or isinstance(said, Died)
-        if isinstance(said, BaseException):
-            raise said
-        return said
+            answer = Died(reason=_SERVER_DIED)
+        self.is_gone = self.is_gone or isinstance(answer, Died)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
-    def _says_something(self, interrupt: Callable[[], bool]) -> bool:
-        """Wait until it does, or ``interrupt`` says that nobody wants to know any more."""
+    def _wait_for_message(self, interrupt: Callable[[], bool]) -> bool:
+        """Wait for a message from the process; False once ``interrupt`` returns true."""
         while not self._connection.poll(LOOK_EVERY_SECONDS):
             if interrupt():
                 return False
@@ -215,7 +215,7 @@ class ForkedProcess:
 
 
 class ForkedRun:
-    """One training in a forked process, as ``TaskRun`` is one in this process; further ones may follow it there."""
+    """One training in a forked process, with the interface of ``TaskRun``; the process may run further trainings afterwards."""
 
     num_workers = 1
 
@@ -225,24 +225,23 @@ class ForkedRun:
         self._process.call("begin", task)
 
     def next_report(self) -> WorkerReport:
-        """Train to the next evaluation, or to the training's end; that its process ended is an end, too."""
-        said = self._process.call("next_report")
-        if isinstance(said, Died):
-            outcome, why = how_it_died(self._task, seconds=time.time() - self._began_at, reason=said.reason)
-            return WorkerReport(evaluation=None, outcome=outcome, error=why)
-        report: WorkerReport = said
+        """Train to the next evaluation or to the training's end; if the process died, the report says so."""
+        report: WorkerReport | Died = self._process.call("next_report")
+        if isinstance(report, Died):
+            outcome, error = how_it_died(self._task, seconds=time.time() - self._began_at, reason=report.reason)
+            return WorkerReport(evaluation=None, outcome=outcome, error=error)
         return report
 
     def keep(self) -> None:
-        """Write the training's state to the task's folder, for another process to go on from.
+        """Write the training's state to the task's state folder, for another process to continue from.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the state cannot be written.
         """
         self._process.call("keep")
 
     def close(self) -> None:
-        """End the training where it stands and free what it holds."""
+        """End the training where it stands and free its resources."""
         self._process.call("close")
 
 
@@ -250,19 +249,19 @@ _SERVER_DIED = "the worker died: its fork server was ended"
 
 
 def share_of(task: TrialTask) -> dict[str, str]:
-    """What Ray lets an actor of the task's size see, such as this process where it is one: GPUs, and as many OpenMP threads as CPUs."""
+    """Environment variables as Ray sets them for an actor of the task's size: its GPUs, and as many OpenMP threads as CPUs."""
     share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(task.num_cpus))}
     if task.num_gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        own = visible[: task.num_gpus] if visible[0] else [str(index) for index in range(task.num_gpus)]
-        share["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        gpus = visible[: task.num_gpus] if visible[0] else [str(index) for index in range(task.num_gpus)]
+        share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return share
 
 
 def serve(owner: Connection, listener: socket.socket) -> None:
-    """Fork a process for each connection that comes, until the owner's end of its own is gone.
+    """Run the fork server in this process: fork a process for each connection to the listener, until the owner's connection closes.
 
-    The owner is sent why this process cannot be forked, None where it can, as soon as all is imported.
+    Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can.
     """
     preload()
     with contextlib.suppress(EOFError, OSError):
@@ -275,9 +274,9 @@ class _Child:
     process: BaseProcess
     connection: Connection
     gone: int
-    """A file descriptor that can be read once the process has ended."""
+    """A pidfd: a file descriptor that becomes readable when the process has ended."""
     num_killed: int
-    """Processes that the kernel had killed for memory when it was forked."""
+    """Number of processes that the kernel had killed for memory before this one was forked."""
 
 
 class _Children:
@@ -286,17 +285,17 @@ class _Children:
     def __init__(self, owner: Connection, listener: socket.socket) -> None:
         self._owner, self._listener = owner, listener
         self._children: dict[int, _Child] = {}
-        """By the file descriptors of each: that of its connection, and that of its end."""
+        """Each child twice, by both of its file descriptors: that of its connection and its pidfd."""
         self._poll = select.poll()
         self._poll.register(owner.fileno(), select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Fork and bury, until the owner is gone."""
+        """Fork processes and clean up after them, until the owner is gone."""
         try:
             while True:
                 for fd, _ in self._poll.poll():
-                    if fd == self._owner.fileno():  # it says nothing: so it is gone
+                    if fd == self._owner.fileno():  # the owner sends nothing, so it is gone
                         return
                     if fd == self._listener.fileno():
                         self._fork()
@@ -308,7 +307,7 @@ class _Children:
 
     def _fork(self) -> None:
         connection = Connection(self._listener.accept()[0].detach())
-        others = [self._owner, self._listener, *(each.connection for each in self._children.values())]
+        others = [self._owner, self._listener, *(child.connection for child in self._children.values())]
         num_killed = _num_killed_for_memory()
         process = multiprocessing.get_context("fork").Process(target=_serve_trainings, args=(connection, others, os.getpid()))
         process.start()
@@ -316,20 +315,20 @@ class _Children:
         _lead_a_group(process.pid)
         child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid), num_killed=num_killed)
         self._children |= {connection.fileno(): child, child.gone: child}
-        self._poll.register(connection.fileno(), select.POLLRDHUP)  # what is said there is said to the child
+        self._poll.register(connection.fileno(), select.POLLRDHUP)  # only its end: messages there are for the child
         self._poll.register(child.gone, select.POLLIN)
 
     def _end(self, child: _Child, *, is_gone: bool) -> None:
-        """A process has ended, or nobody wants it any more."""
-        _kill(child.process)  # with what it has started
+        """Clean up after a child that has ended, or kill one whose client has closed the connection."""
+        _kill(child.process)  # and the processes that it has started
         if not is_gone:
             self._poll.unregister(child.connection.fileno())
             return
         child.process.join()
         was_low = _num_killed_for_memory() > child.num_killed and child.process.exitcode == -signal.SIGKILL
-        last_word = ", while this machine was low on memory" if was_low else ""
+        memory_note = ", while this machine was low on memory" if was_low else ""
         with contextlib.suppress(OSError):
-            child.connection.send(Died(reason=f"the worker died: it {_ended_by(child.process.exitcode)}{last_word}"))
+            child.connection.send(Died(reason=f"the worker died: it {_ended_by(child.process.exitcode)}{memory_note}"))
         for fd in (child.connection.fileno(), child.gone):
             with contextlib.suppress(KeyError):
                 self._poll.unregister(fd)
@@ -339,11 +338,11 @@ class _Children:
 
 
 def _serve_trainings(connection: Connection, others: list[Connection | socket.socket], parent: int) -> None:
-    """Train what is asked for on the connection, in this process, which was forked for it."""
+    """Carry out the requests on a connection; runs in the process that was forked for that connection."""
     _lead_a_group(0)
     _die_with(parent)
-    for each in others:
-        each.close()
+    for other in others:
+        other.close()
     share: Mapping[str, str] = connection.recv()
     os.environ.update(share)
     usual_blas_threads()
@@ -355,25 +354,25 @@ def _serve_trainings(connection: Connection, others: list[Connection | socket.so
                 for report in trials.train(*arguments):
                     connection.send(report)
                 return
-            connection.send(_said(getattr(trials, method), *arguments))
+            connection.send(_result_or_error(getattr(trials, method), *arguments))
 
 
-def _said(method: Callable[..., Any], *arguments: Any) -> Any:
+def _result_or_error(method: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return method(*arguments)
-    except Exception as error:  # noqa: BLE001  # whoever called it meets it
+    except Exception as error:  # noqa: BLE001  # raised again in the client, by ForkedProcess.call
         return error
 
 
 def check_in_this_process(config: TrialConfig) -> None:
-    """``training.run.check_training``, which imports what trainings do."""
+    """Run ``training.run.check_training`` in this process, which then imports what trainings import."""
     from autotune.training.run import check_training  # noqa: PLC0415  # imports torch
 
     check_training(config)
 
 
 class _Trials:
-    """One training after another in a forked process."""
+    """The trainings of a forked process, one after another; its methods are called by ``ForkedProcess.call``."""
 
     def __init__(self) -> None:
         self._run: TaskRun | None = None
@@ -397,7 +396,7 @@ class _Trials:
             self._run.close()
 
     def train(self, task: TrialTask) -> Iterator[WorkerReport]:
-        """All reports of one training; nothing of it is left when the last one comes."""
+        """Yield all reports of one training; its resources are freed before the last report."""
         self.begin(task)
         report = self.next_report()
         while report.outcome is None:
@@ -408,9 +407,9 @@ class _Trials:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process as soon as its parent is gone."""
+    """Have the kernel kill this process as soon as its parent has ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # the parent had ended before
         os._exit(1)
 
 
@@ -419,20 +418,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _lead_a_group(process: int) -> None:
-    """Make a process group of a process and of all that it will start; both the process and its parent do, whoever comes first."""
+    """Make a process the leader of a group that its children will join; called in the process and in its parent, in either order."""
     with contextlib.suppress(OSError):
         os.setpgid(process, process)
 
 
 def _kill(process: BaseProcess) -> None:
-    """Kill a process with its group; what of it has ended is left as it is."""
+    """Kill a process and all others of its process group, if any are still alive."""
     with contextlib.suppress(ProcessLookupError):
         assert process.pid, "it was started"
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ended_by(exit_code: int | None) -> str:
-    """How a process ended, as Python tells it: the negative number of a signal, or what it ended itself with."""
+    """Describe how a process ended by its exit code, which Python gives as a negative signal number if a signal ended the process."""
     if exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-exit_code).name}"
@@ -440,7 +439,7 @@ def _ended_by(exit_code: int | None) -> str:
 
 
 def _num_killed_for_memory() -> int:
-    """Processes that this machine's kernel has killed because memory ran out; 0 where it does not say."""
+    """Number of processes that this machine's kernel has killed because memory ran out; 0 if the kernel does not report it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             name, _, number = line.partition(" ")

@@ -1,8 +1,8 @@
-"""Single trainings in processes that never trained, for confirmation and comparisons: nothing of an earlier one can have a part in them.
+"""Single trainings in fresh processes, for confirmation and comparisons: no earlier training in the process can influence a run.
 
-A process that never trained need not import torch anew: a Ray actor for each size of a training holds its resources, and a fork server
-(``execution/fork_server.py``) that forks a process for each run. Trainings of several workers, which Ray's own processes make up, start
-in actors that are new each time; so do all where the fork server cannot fork.
+A fresh process, one that has never trained, need not import torch anew: for each size of task a Ray actor holds the resources, and its fork
+server (``execution/fork_server.py``) forks a process for each run. A training of several workers consists of Ray's own processes, so it
+starts in new actors each time; so does every training if the fork server cannot fork.
 """
 
 import logging
@@ -29,37 +29,37 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 _START_SECONDS = 300.0
-"""What new processes may take to start before the cluster counts as out of order."""
+"""Seconds that new processes may take to start before the cluster counts as broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreshRun:
-    """One training to be made in a process of its own."""
+    """One training that is to run in a fresh process."""
 
     task: TrialTask
     trial: int
     values: Mapping[str, Any]
     overrides: tuple[str, ...]
     on_start: Callable[[], None]
-    """Called when its process begins to train; once, however often the run is taken."""
+    """Called when the run's process begins to train; only once, even if the run is repeated."""
     on_evaluation: Callable[[Evaluation], None]
-    """Called with each evaluation, as it is heard of; the training does not wait for it."""
+    """Called with each evaluation when it arrives; the training does not wait for the call."""
 
 
 class FreshProcesses(AbstractContextManager["FreshProcesses"]):
-    """Trains single runs, each in a process that never trained, one after another.
+    """Trains runs one after another, each in a fresh process.
 
-    The actor of a size, with its fork server, stays until another size needs its room or the context ends; all runs of a size are
-    made on the same machine. A run of several workers has new actors, which import torch anew: they meet by Ray, and a forked process
-    is none of Ray's. For the same reason code that is trained here cannot call on Ray.
+    The actor for a size of task, with its fork server, stays until another size needs its resources or the context ends; all runs of one
+    size are made on the same machine. A run of several workers gets new actors, which import torch anew: workers find each other through
+    Ray, and forked processes are not Ray's. For the same reason code that is trained here cannot call Ray.
 
     Args:
-        fit: whether actors of these tasks fit into the cluster side by side.
-        interrupt: ends the run that is under way, and lets no further one begin.
-        max_retakes: how often a run is made again whose times something else on the machine has spoilt. Where that did not help, none of
-            the next ones is, until one comes out unspoilt: the machine is just so.
-        can_fork: whether processes are forked; else all runs have new actors.
-        fork_server: one of the driver's own, where Ray holds this machine alone: it takes the actors' place.
+        fit: whether actors for the given tasks fit into the cluster side by side.
+        interrupt: when set, ends the current run and lets no further run begin.
+        max_retakes: how often a run is repeated if its times were spoilt by something else on the machine. Once that did not help, runs are
+            not repeated until one comes out unspoilt: the machine is always that busy.
+        can_fork: whether to fork processes; otherwise every run gets new actors.
+        fork_server: the driver's own fork server, used instead of actors; given only if Ray has no machine but this one.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         self._fork_server = fork_server
         self._fit = fit
         self._interrupt = interrupt
-        self._workers: dict[_Size, _Worker | _OwnWorker] = {}
-        """Of the sizes that were asked for, the latest last."""
+        self._workers: dict[_Size, _Worker | _DriverWorker] = {}
+        """A worker for each size of task that is kept ready, the most recently used last."""
         self._max_retakes = max_retakes
         self._is_always_busy = False
         self._can_fork = can_fork
@@ -85,13 +85,13 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             self._end(size)
 
     def train(self, run: FreshRun) -> TrialResult | None:
-        """Train a run to its end; again where something else wanted the machine too much, and what is kept then says so.
+        """Train a run to its end, and repeat it if its times were spoilt; a result that is still spoilt then is kept with the reason.
 
         Returns:
-            What became of it; None where it was interrupted.
+            The result of the last repeat; None if it was interrupted.
 
         Raises:
-            ClusterError: a process did not start, or was not a new one.
+            ClusterError: a process did not start, or had trained before.
         """
         max_retakes = 0 if self._is_always_busy else self._max_retakes
         for number in range(max_retakes + 1):
@@ -102,7 +102,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             again = "it is taken again" if number < max_retakes else "it is kept, and marked"
             logger.info("%s: %s; %s", run.task.name, result.contention, again)
         else:
-            self._is_always_busy = self._is_always_busy or max_retakes > 0  # that did not help
+            self._is_always_busy = self._is_always_busy or max_retakes > 0  # repeating did not help
         return result
 
     def _train_once(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
@@ -111,22 +111,22 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             return None
         if is_first:
             run.on_start()
-        is_fit = False
+        is_reusable = False
         try:
-            result, is_fit = _train(run, worker.reports(run.task, self._interrupt))
+            result, is_reusable = _train(run, worker.reports(run.task, self._interrupt))
         finally:
-            if not (is_fit and worker.forks):
+            if not (is_reusable and worker.forks):
                 self._end(_Size.of(run.task))
         return result
 
-    def _ready_worker(self, task: TrialTask) -> "_Worker | _OwnWorker | None":
-        """The actor for runs of the task's size, with all that a training needs imported; None where that was interrupted."""
+    def _ready_worker(self, task: TrialTask) -> "_Worker | _DriverWorker | None":
+        """The worker for runs of the task's size, once it has imported all that a training needs; None if interrupted meanwhile."""
         size = _Size.of(task)
         worker = self._workers.pop(size, None)
         if worker is not None:
             self._workers[size] = worker
             return worker
-        while self._workers and not self._fit([*(each.task for each in self._workers.values()), task]):
+        while self._workers and not self._fit([*(other.task for other in self._workers.values()), task]):
             self._end(next(iter(self._workers)))
         worker = self._workers[size] = self._new_worker(task)
         try:
@@ -142,12 +142,12 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         self._end(size)
         return self._ready_worker(task)
 
-    def _new_worker(self, task: TrialTask) -> "_Worker | _OwnWorker":
+    def _new_worker(self, task: TrialTask) -> "_Worker | _DriverWorker":
         if task.num_workers > 1 or not self._can_fork:
             return _Worker(task, forks=False)
         if self._fork_server is not None and self._fork_server.fault(self._interrupt.is_set) is not None:
             self._fork_server = None
-        return _Worker(task, forks=True) if self._fork_server is None else _OwnWorker(task, self._fork_server)
+        return _Worker(task, forks=True) if self._fork_server is None else _DriverWorker(task, self._fork_server)
 
     def _end(self, size: "_Size") -> None:
         worker = self._workers.pop(size, None)
@@ -157,7 +157,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """What actors for runs must have in common."""
+    """Resources that a task takes: tasks of equal size can share an actor."""
 
     num_workers: int
     num_cpus: int
@@ -177,11 +177,11 @@ class _Size:
 
 
 class _Worker:
-    """An actor in a placement group of its own.
+    """A Ray actor that runs tasks of one size, in a placement group of its own.
 
     Args:
-        task: one of those that it is for.
-        forks: whether it forks a process for each run, or is itself the process of one run.
+        task: any task of that size.
+        forks: whether the actor forks a process for each run, or is itself the process of a single run.
     """
 
     def __init__(self, task: TrialTask, *, forks: bool) -> None:
@@ -190,42 +190,42 @@ class _Worker:
         self._actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(**_resources(task, self._group)).remote()
 
     def fault(self, interrupt: threading.Event) -> str | None:
-        """Why it cannot fork, once it is ready to train; None where it can, and once ``interrupt`` is set.
+        """Wait until the actor is ready to train and return why it cannot fork; None if it can, or once ``interrupt`` is set.
 
         Raises:
-            ray.exceptions.GetTimeoutError: it is not ready in time.
-            ray.exceptions.RayActorError: it ended.
+            ray.exceptions.GetTimeoutError: the actor is not ready in time.
+            ray.exceptions.RayActorError: the actor ended.
         """
         until = time.monotonic() + _START_SECONDS
-        coming = self._actor.fault.remote()
-        while not ray.wait([coming], timeout=LOOK_EVERY_SECONDS)[0]:
+        pending = self._actor.fault.remote()
+        while not ray.wait([pending], timeout=LOOK_EVERY_SECONDS)[0]:
             if interrupt.is_set():
                 return None
             if time.monotonic() > until:
                 break
-        fault: str | None = ray.get(coming, timeout=0)
+        fault: str | None = ray.get(pending, timeout=0)
         return fault
 
     def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-        """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
-        coming = self._actor.run.options(num_returns="streaming").remote(task)
+        """Train a task and yield its reports up to the one with the outcome, or ``Died``; ends early once ``interrupt`` is set."""
+        stream = self._actor.run.options(num_returns="streaming").remote(task)
         while True:
-            while not ray.wait([coming], timeout=LOOK_EVERY_SECONDS)[0]:
+            while not ray.wait([stream], timeout=LOOK_EVERY_SECONDS)[0]:
                 if interrupt.is_set():
                     return
-            report: WorkerReport | Died = ray.get(next(coming))
+            report: WorkerReport | Died = ray.get(next(stream))
             yield report
             if isinstance(report, Died) or report.outcome is not None:
                 return
 
     def end(self) -> None:
-        """End the process, and with it whatever it still trains; its room is free."""
+        """End the actor and any training that it still runs, and free its resources."""
         ray.kill(self._actor)
         remove_placement_group(self._group)
 
 
-class _OwnWorker:
-    """A fork server of the driver's own, in an actor's place: nothing else is trained on this machine, and so it holds no resources."""
+class _DriverWorker:
+    """The driver's own fork server in place of an actor; it reserves no resources, since nothing else is trained on this machine."""
 
     forks = True
 
@@ -234,43 +234,43 @@ class _OwnWorker:
         self._server = server
 
     def fault(self, interrupt: threading.Event) -> str | None:
-        """Why it cannot fork, once it is ready; None where it can, and once ``interrupt`` is set."""
+        """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` is set."""
         return self._server.fault(interrupt.is_set)
 
     def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
-        """A training's reports up to the one that has its outcome, or that it died; fewer once ``interrupt`` is set."""
+        """Train a task and yield its reports up to the one with the outcome, or ``Died``; ends early once ``interrupt`` is set."""
         return self._server.train(task, interrupt.is_set)
 
     def end(self) -> None:
-        """Nothing is left of a training that has ended; the server serves others, too."""
+        """Do nothing: trainings leave nothing behind, and the fork server has other users."""
 
 
 def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
-    """Of the first worker: it starts the others in the same placement group."""
-    own = bundles(task)[0]
-    where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True)
-    return {"num_cpus": own["CPU"], "num_gpus": own.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": where}
+    """Ray options of a task's first worker, which starts the others in the same placement group."""
+    bundle = bundles(task)[0]
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True)
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": strategy}
 
 
-def _train(run: FreshRun, coming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, bool]:
-    """What became of a run whose reports come, None where it was interrupted; and whether its worker may take another one."""
+def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, bool]:
+    """The result of a run, by its reports as they come, None if it was interrupted; and whether its worker may take another run."""
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
-    died: str | None = None
+    death: str | None = None
     try:
-        for report in coming:
+        for report in incoming:
             if isinstance(report, Died):
-                died = report.reason
+                death = report.reason
                 break
             reports.append(report)
             say_niceness(task, report)
             if report.evaluation is not None:
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:
-        died = str(error)
-    if died is not None:
-        outcome, why = how_it_died(task, seconds=time.time() - started_at, reason=died)
-        reports.append(WorkerReport(evaluation=None, outcome=outcome, error=why))
+        death = str(error)
+    if death is not None:
+        outcome, message = how_it_died(task, seconds=time.time() - started_at, reason=death)
+        reports.append(WorkerReport(evaluation=None, outcome=outcome, error=message))
     if not reports or reports[-1].outcome is None:
         return None, False
     if not reports[0].is_first_in_process:
@@ -289,40 +289,40 @@ def _train(run: FreshRun, coming: Iterator[WorkerReport | Died]) -> tuple[TrialR
         test_metric=reports[-1].test_metric,
         contention=_contention(reports),
     )
-    return result, died is None
+    return result, death is None
 
 
 def _contention(reports: Sequence[WorkerReport]) -> str | None:
-    """Why the times of a training that has ended say little."""
-    found = next((report.contention for report in reversed(reports) if report.contention is not None), None)
+    """Why the times of a training that has ended say little about its configuration; None if they are to be trusted."""
+    contention = next((report.contention for report in reversed(reports) if report.contention is not None), None)
     is_timed = reports[-1].outcome is not None and reports[-1].outcome.is_timed
-    return found.reason if found is not None and is_timed else None
+    return contention.reason if contention is not None and is_timed else None
 
 
 class _ForkingWorker:
-    """Holds the resources of runs of one size, and the fork server that trains them."""
+    """A Ray actor that holds the resources of runs of one size and forks a process for each run."""
 
     def __init__(self) -> None:
         self._fork_server = ForkServer()
 
     def fault(self) -> str | None:
-        """Why no run can be forked, once the fork server is ready; None where they can."""
+        """Wait until the fork server is ready and return why it cannot fork; None if it can."""
         return self._fork_server.fault()
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport | Died]:
-        """All reports of a training in a forked process; when the last one comes, the process is gone."""
+        """Yield all reports of a training in a forked process; the process is gone when the last report comes."""
         yield from self._fork_server.train(task)
 
 
 class _NewWorker:
-    """A worker that runs one task and is then ended."""
+    """A Ray actor that trains one task itself and is then ended."""
 
     def fault(self) -> None:
-        """Nothing is wrong, once all that a training needs is imported."""
+        """Import all that a training needs; there is no fault to report."""
         import_training()
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport]:
-        """All reports of the training, each sent on its way without waiting for anyone to take it."""
+        """Yield all reports of the training, without waiting until anyone receives them."""
         group = WorkerGroup()
         run = TaskRun(task, group.meet)
         report = group.next_report(run)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one ends a study in good order, the second one at once."""
+"""Handling of Ctrl-C and SIGTERM: the first one ends a study in good order, the second one at once."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from types import FrameType
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second one raises KeyboardInterrupt."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets; the second one raises KeyboardInterrupt."""
     event = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -20,9 +20,9 @@ def interruptible() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield event  # only the main thread may handle signals
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield event
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""A study that is open: its storage, its policy, its tracker, and what a person sees of it."""
+"""An open study: its storage, policy, tracker and terminal display."""
 
 import contextlib
 import math
@@ -36,7 +36,7 @@ from autotune.training.progress import is_kept
 
 @dataclass(frozen=True, kw_only=True)
 class LiveStudy:
-    """A planned study with all that running it needs."""
+    """A planned study with everything that running it needs."""
 
     plan: StudyPlan
     study: Study
@@ -45,18 +45,18 @@ class LiveStudy:
     display: StudyDisplay
     console: Console
     code_folders: tuple[str, ...]
-    """Where modules of the user's own may lie."""
+    """Folders that may hold Python modules of the user's own."""
     command: tuple[str, ...]
-    """The arguments that it was started with."""
+    """Command-line arguments that the study was started with."""
 
     @property
     def resume_command(self) -> str:
-        """What goes on with this study."""
+        """Command line that resumes this study."""
         return self._command_with({})
 
     @property
     def further_command(self) -> str:
-        """What searches on, with twice the budget."""
+        """Command line that continues the search with twice the budget."""
         search = self.plan.config.search
         doubled: dict[str, object] = {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
         if search.time_budget_seconds is not None:
@@ -65,34 +65,34 @@ class LiveStudy:
 
     def _command_with(self, values: Mapping[str, object]) -> str:
         replaced = {"study.name": self.plan.name, **values}
-        kept = [each for each in self.command if each.partition("=")[0] not in {*replaced, "dry_run"}]
-        shown = [without_password(each) for each in kept]
+        kept = [argument for argument in self.command if argument.partition("=")[0] not in {*replaced, "dry_run"}]
+        shown = [without_password(argument) for argument in kept]
         return shlex.join(["python", "-m", "autotune", *shown, *(f"{key}={value}" for key, value in replaced.items())])
 
     @property
     def seconds_left(self) -> float | None:
-        """What the time budget of searching has left; None for no limit."""
+        """Seconds of the search's time budget that are left; None means no limit."""
         budget = self.plan.config.search.time_budget_seconds
         return None if budget is None else budget - busy_seconds(list(self.policy.results.values()))
 
     @property
     def has_search_budget(self) -> bool:
-        """Whether a trial may still be started."""
+        """Whether the search may still start a trial."""
         seconds = self.seconds_left
         return self.policy.num_trials_left != 0 and (seconds is None or seconds > 0) and self.policy.error is None
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether there is something to confirm at all, and it is wanted."""
+        """Whether the study has a confirmation: some trial has a score, and ``confirm.max_runs`` is above 0."""
         return bool(self.policy.scores) and self.plan.config.confirm.max_runs > 0
 
     def planned_race(self) -> PlannedRace:
-        """How the search's best are confirmed: as planned when the search ended, in whichever process that was."""
+        """The confirmation race, loaded from the storage if it was planned since the last trial ended; else planned now and stored."""
         plan, policy = self.plan, self.policy
         baseline = plan.baseline or Suggestion({})
-        kept = stored_race(self.study)
-        if kept is not None and kept["num_trials"] == len(policy.results):
-            return PlannedRace.from_dict(kept, baseline, policy.results)
+        stored = stored_race(self.study)
+        if stored is not None and stored["num_trials"] == len(policy.results):
+            return PlannedRace.from_dict(stored, baseline, policy.results)
         race = plan_race(
             baseline_trial=policy.baseline_trial,
             baseline=baseline,
@@ -106,7 +106,7 @@ class LiveStudy:
         return race
 
     def race_limits(self, race: PlannedRace) -> RaceLimits:
-        """What a race may cost."""
+        """Limits on the runs and the training seconds that a race may take."""
         confirm = self.plan.config.confirm
         fraction = math.inf if confirm.budget_fraction is None else confirm.budget_fraction
         return RaceLimits(
@@ -118,7 +118,7 @@ class LiveStudy:
 
     @property
     def is_work_left(self) -> bool:
-        """Whether workers are needed at all: a study that has all its runs is only reported again."""
+        """Whether workers are needed at all; a study that already has all its runs is only reported again."""
         if self.has_search_budget or self.policy.error is not None:
             return self.policy.error is None
         if not self.is_confirmed:
@@ -137,7 +137,7 @@ class LiveStudy:
         weights_path: Path | None = None,
         fork_server: str | None = None,
     ) -> TrialTask:
-        """What a worker needs to run one training of this study."""
+        """Make the task that a worker needs to run one training of this study."""
         num_cpus, num_gpus = self.plan.resources(config)
         return TrialTask(
             name=name,
@@ -162,10 +162,10 @@ class LiveStudy:
 def opened(
     plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console, tracker_process: TrackerProcess
 ) -> Iterator[LiveStudy]:
-    """The study, taken up where an earlier process left it; its tracker is closed however the context ends.
+    """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
 
     Raises:
-        StudyError: another process runs it, or it was made for something else.
+        StudyError: another process runs the study, or the stored study has another definition.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
@@ -191,7 +191,7 @@ def opened(
 
 
 def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, number: int, *, started_at: float = 0.0) -> TrackedTrial:
-    """One confirmation run, as a tracker knows it."""
+    """The record by which a tracker knows one confirmation run; ``number`` is that of its round."""
     config = confirmation_config(plan, suggestion, number)
     return TrackedTrial(
         name=f"confirm-{trial}-{number}",
@@ -206,14 +206,14 @@ def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, nu
 
 
 def confirmation_config(plan: StudyPlan, suggestion: Suggestion, number: int) -> TrialConfig:
-    """What the confirmation run of a round trains."""
+    """The configuration that a confirmation run trains; ``number`` is that of its round, which sets the seed."""
     return plan.composer.compose_suggestion(suggestion, seed=confirmation_seed(plan.config.study.seed, number)).trial
 
 
 def busy_seconds(results: Sequence[TrialResult]) -> float:
-    """Seconds during which at least one of the runs was under way."""
+    """Wall seconds during which at least one of the runs was under way."""
     total, until = 0.0, float("-inf")
-    for result in sorted(results, key=lambda each: each.started_at):
+    for result in sorted(results, key=lambda run: run.started_at):
         total += max(0.0, result.stopped_at - max(until, result.started_at))
         until = max(until, result.stopped_at)
     return total
@@ -280,7 +280,7 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tra
 
 
 def _kept_machine(folder: Path) -> Mapping[str, object]:
-    """What the machine of this process is, kept in the study's folder too."""
+    """Describe this process's machine, and write the description to ``machine.yaml`` in the study's folder."""
     machine = this_machine().as_dict()
     (folder / "machine.yaml").write_text(yaml.safe_dump(machine, sort_keys=False), encoding="utf-8")
     return machine

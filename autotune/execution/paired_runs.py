@@ -1,7 +1,7 @@
-"""Runs of several configurations in turns, each in a fresh process, one at a time: what confirmation, comparisons and scaling measure by.
+"""Runs of several configurations in turns, one at a time, each in a fresh process: how confirmation, comparison and scaling measure.
 
-The runs of a round share their seed and are neighbours in time, so that what the machine does to one it does to the others. Which run
-comes next may depend on what the ones before it came to.
+The runs of a round share a seed and follow each other directly, so that disturbances of the machine affect them alike. Which run comes
+next may depend on the results of earlier runs.
 """
 
 import threading
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedRun:
-    """A run that is to be made."""
+    """A run to make: one arm in one round."""
 
     arm: int
-    """Of the arms that take turns."""
+    """Identifier of the arm that the run belongs to: a trial's number in confirmation, a side's index in a comparison."""
     number: int
-    """Of the round."""
+    """Number of the round."""
     task: TrialTask
     tracked: TrackedTrial
     on_start: Callable[[], None]
-    """Called when its process begins to train."""
+    """Called when the run's process begins to train."""
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None
 
 
@@ -51,14 +51,14 @@ def run_in_turns(
     """Make runs one after another until there are no more, or ``interrupt`` is set.
 
     Args:
-        tracker: told of each run, once all are over or a minute has passed: writing would take CPUs from those that are timed.
-        max_retakes: how often a run is made again whose times something else on the machine has spoilt.
-        fork_server: the driver's own, where Ray holds this machine alone.
-        runs: each is asked for once ``on_end`` has returned for the one before it.
-        on_end: called with each run and what became of it, before the tracker hears of that.
+        runs: the next run is taken from it only after ``on_end`` has returned for the previous one.
+        tracker: receives each run once all runs are over or a minute has passed: writing would take CPUs from runs that are timed.
+        max_retakes: how often a run is repeated if its times were spoilt by something else on the machine.
+        fork_server: the driver's own fork server; given only if Ray has no machine but this one.
+        on_end: called with each run and its result, before the tracker receives the result.
 
     Raises:
-        ClusterError: a process did not start, or was not a new one.
+        ClusterError: a process did not start, or had trained before.
     """
     from autotune.execution.fresh import FreshProcesses, FreshRun  # noqa: PLC0415  # imports ray
 

@@ -1,8 +1,6 @@
-"""What a study is going to do, settled and checked before a device is taken: space, baseline, budget, resources."""
+"""The plan of a study, complete and checked before a device is used: search space, baseline, budget and resources."""
 
 import json
-import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,11 +8,10 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
-from autotune.config.schema import ClusterConfig, Config, ConfirmConfig, TrialConfig
-from autotune.config.space_files import check_space, read_search_space
+from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
+from autotune.execution.settings import StudySettings, check_settings
 from autotune.objective import Objective, check_measured
-from autotune.race import LEAST_PAIRS
 from autotune.report.score_format import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.factory import make_sampler, make_stopping
@@ -26,7 +23,7 @@ from autotune.training.device import Capabilities, unsupported, uses_cuda
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """A study, checked."""
+    """A checked plan of a study."""
 
     name: str
     folder: Path
@@ -34,17 +31,17 @@ class StudyPlan:
     composer: Composer
     composed: Composed
     space: SearchSpace
-    """Less what these machines cannot run."""
+    """The search space without the options that these machines cannot run."""
     probes: tuple[tuple[str, Suggestion], ...]
-    """A point of every branch of the space, with the option it opens."""
+    """Points that together open every branch of the space, each with the option that it opens (``key=value``, or empty)."""
     dropped: tuple[str, ...]
-    """What was taken out of the space and why, a line each."""
+    """A line for each option that was removed from the space, with the reason."""
     baseline: Suggestion | None
-    """The point that the experiment itself stands for, None where the space does not contain it."""
+    """The experiment's own configuration as a point of the space; None if the space does not contain it."""
     objective: Objective
     capabilities: Capabilities
     earlier: tuple[EarlierStudy, ...] = ()
-    """Studies that this one learns from."""
+    """Earlier studies that this one learns from."""
 
     @property
     def config(self) -> Config:
@@ -58,7 +55,7 @@ class StudyPlan:
 
     @property
     def workload(self) -> str:
-        """What is trained on what."""
+        """Model and data set, such as ``simple_cnn-digits``."""
         return workload_of(self.composed)
 
     @property
@@ -67,11 +64,11 @@ class StudyPlan:
         return deadline_seconds(self.composed)
 
     def resources(self, config: TrialConfig) -> tuple[int, int]:
-        """CPUs and GPUs of one trial: whole GPUs, since it is timed."""
+        """Numbers of CPUs and GPUs that one trial takes: whole GPUs, since the trial is timed."""
         return resources_of(config, self.config.cluster, self.capabilities)
 
     def definition(self) -> dict[str, Any]:
-        """What makes two commands the same study, as plain JSON."""
+        """Settings that must be equal for two commands to mean the same study, as plain JSON."""
         trial = {key: value for key, value in self.trial.as_dict().items() if key not in ("seed", "allowed_targets")}
         content = {
             "experiment": self.experiment,
@@ -83,22 +80,22 @@ class StudyPlan:
         return dict(json.loads(json.dumps(content, default=str)))
 
     def state_folder(self, trial: int) -> Path:
-        """Where the state of a trial is kept while it is paused."""
+        """Folder that holds the training state of a trial while the trial is paused."""
         return self.folder / "paused" / f"trial-{trial}"
 
     def stopping(self) -> StoppingRule:
-        """A stopping rule of this study's own.
+        """Make a new stopping rule for this study.
 
         Raises:
-            ConfigError: it cannot be made, or has no ``observe``.
+            ConfigError: the stopping rule cannot be made, or has no ``observe``.
         """
         return make_stopping(self.config.stopping, self.trial.allowed_targets, self.objective)
 
     def sampler(self, seed: int) -> object:
-        """A sampler of this study's own.
+        """Make a new sampler for this study.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: the sampler cannot be made.
         """
         node, allowed = self.config.search.sampler, self.trial.allowed_targets
         return make_sampler(
@@ -107,7 +104,7 @@ class StudyPlan:
 
 
 def workload_of(composed: Composed) -> str:
-    """What is trained on what, such as ``simple_cnn-digits``."""
+    """Model and data set, such as ``simple_cnn-digits``; for a training function of the user's own its ``_target_``."""
     if composed.trial.training is not None:
         return str(composed.trial.training["_target_"])
     return f"{composed.choices['model']}-{composed.choices['data']}"
@@ -119,38 +116,34 @@ def deadline_seconds(composed: Composed) -> float:
 
 
 def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, int]:
-    """CPUs and GPUs of one training: whole GPUs, since it is timed."""
+    """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
     num_workers = config.parallelism["num_workers"]
     num_gpus = num_workers if uses_cuda(config, capabilities) else 0
     return num_workers * cluster.cpus_per_worker, num_gpus
 
 
-def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
-    """Settle and check a study; every branch of its space is composed.
+def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySettings | None = None) -> StudyPlan:
+    """Plan a study and check it against the machines that it will run on.
+
+    Args:
+        settings: what ``check_settings`` made of the composer, if that was called before.
 
     Raises:
-        AutotuneError: anything that cannot be run, in one line.
+        AutotuneError: the study cannot be run; the message is one line.
     """
-    composed = composer.compose()
+    settings = settings or check_settings(composer)
+    composed = settings.composed
     config, trial = composed.config, composed.trial
-    if not config.search_space and not composer.sweeps:
-        raise ConfigError(
-            "search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)"
-        )
-    _check_budget(config)
     reason = unsupported(trial, capabilities)
     if reason is not None:
         raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
-    space = read_search_space(config.search_space, composer)
-    probes = check_space(space, composer)
-    space, dropped = _without_unsupported(space, probes, composer, capabilities)
+    space, dropped = _without_unsupported(settings.space, settings.probes, composer, capabilities)
     objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
-    places = dict.fromkeys([trial.device, *(point.values.get("device", trial.device) for _, _, point in space.probes())])
-    check_measured(objective, [capabilities.device_of(replace(trial, device=each)) for each in places])
-    name = study_name(config, composed.choices["experiment"])
+    devices = dict.fromkeys([trial.device, *(point.values.get("device", trial.device) for _, _, point in space.probes())])
+    check_measured(objective, [capabilities.device_of(replace(trial, device=device)) for device in devices])
     plan = StudyPlan(
-        name=name,
-        folder=(Path(config.study.folder) / name).absolute(),
+        name=settings.name,
+        folder=settings.folder,
         experiment=composed.choices["experiment"],
         composer=composer,
         composed=composed,
@@ -168,19 +161,19 @@ def plan_study(composer: Composer, capabilities: Capabilities) -> StudyPlan:
 
 
 def _earlier(config: Config, space: SearchSpace) -> Iterator[EarlierStudy]:
-    """The studies that ``warm_start`` names, as far as they fit the space."""
+    """The earlier studies that ``warm_start`` names, reduced to the trials that fit the search space."""
     for name, recording in earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri")):
         yield earlier_study(name, recording, space)
 
 
 def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -> None:
-    """Make the baseline's parts, and those of every branch of the space, once, and train nothing.
+    """Make the components of the baseline and of one point in each branch of the space, without training anything.
 
     Args:
-        check_training: makes those of one configuration.
+        check_training: makes the components of one configuration.
 
     Raises:
-        AutotuneError: a part cannot be made, or the data set is not there.
+        AutotuneError: a component cannot be made, or the data set is missing.
     """
     check_training(plan.trial)
     for option, point in plan.probes:
@@ -194,7 +187,7 @@ def check_plan(plan: StudyPlan, check_training: Callable[[TrialConfig], None]) -
 
 
 def describe_plan(plan: StudyPlan) -> list[str]:
-    """The plan as lines for a reader: space, baseline, budget, resources."""
+    """The plan as lines of text for the terminal: space, baseline, budget and resources."""
     config, target = plan.config, plan.trial.target
     lines = [
         f"study     {plan.name} -> {plan.folder}",
@@ -213,8 +206,8 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     limits = [f"{config.search.num_trials} trials"] if config.search.num_trials is not None else []
     limits += [f"{config.search.time_budget_seconds:g} s"] if config.search.time_budget_seconds is not None else []
     confirm = config.confirm
-    share = "" if confirm.budget_fraction is None else f", within {confirm.budget_fraction:g} of the search's training time"
-    race = f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at most {confirm.max_runs} runs{share}"
+    time_limit = "" if confirm.budget_fraction is None else f", within {confirm.budget_fraction:g} of the search's training time"
+    race = f"a race of the best {confirm.num_candidates}, and its winner against the baseline: at most {confirm.max_runs} runs{time_limit}"
     lines.append(f"budget    {', '.join(limits)}; to confirm, {race if confirm.max_runs else 'nothing'}")
     cpus, gpus = plan.resources(plan.trial)
     have = plan.capabilities
@@ -229,62 +222,8 @@ def _describe_domain(domain: Any) -> str:
         return ", ".join(override_text(value) for value, _ in domain.options)
     settings = {key: value for key, value in asdict(domain).items() if value is not None and value is not False}
     low, high = settings.pop("low"), settings.pop("high")
-    rest = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
-    return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *rest])
-
-
-def check_cluster(cluster: ClusterConfig) -> None:
-    """Refuse a layout of workers that Ray does not know, and a size for machines that are there already.
-
-    Raises:
-        ConfigError: with what was found.
-    """
-    if cluster.placement not in _PLACEMENTS:
-        raise ConfigError(f"cluster.placement: found {cluster.placement!r}, accepted are {', '.join(_PLACEMENTS)}")
-    for key, value in (("num_cpus", cluster.num_cpus), ("num_gpus", cluster.num_gpus)):
-        if value is not None and cluster.address not in (None, "local"):
-            raise ConfigError(
-                f"cluster.{key}: found {value}, accepted with cluster.address={cluster.address} is null: what a machine of a running "
-                f"cluster gives is said there, by ray start --{key.replace('_', '-')}"
-            )
-
-
-_PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
-
-
-def _check_budget(config: Config) -> None:
-    search, confirm = config.search, config.confirm
-    check_cluster(config.cluster)
-    if search.num_trials is None and search.time_budget_seconds is None:
-        raise ConfigError("search: num_trials and time_budget_seconds are both null; accepted is a limit on one of them")
-    for key, value in (
-        ("search.num_trials", search.num_trials),
-        ("search.time_budget_seconds", search.time_budget_seconds),
-        ("search.max_concurrent_trials", search.max_concurrent_trials),
-        ("search.trial_deadline_seconds", search.trial_deadline_seconds),
-        ("search.max_errors_in_a_row", search.max_errors_in_a_row),
-        ("cluster.cpus_per_worker", config.cluster.cpus_per_worker),
-    ):
-        if value is not None and not value > 0:
-            raise ConfigError(f"{key}: found {value}, accepted is above 0")
-    if search.max_retries < 0:
-        raise ConfigError(f"search.max_retries: found {search.max_retries}, accepted is a whole number from 0")
-    if confirm.max_runs:
-        _check_confirm(confirm)
-
-
-def _check_confirm(confirm: ConfirmConfig) -> None:
-    for key, value in (("num_candidates", confirm.num_candidates), ("num_seeds", confirm.num_seeds)):
-        if value is not None and value < 1:
-            raise ConfigError(f"confirm.{key}: found {value}, accepted is a whole number from 1, or confirm=none")
-    least = 2 * (confirm.num_seeds or LEAST_PAIRS)
-    if confirm.max_runs < least:
-        pairs = "num_seeds" if confirm.num_seeds else f"{LEAST_PAIRS}"
-        raise ConfigError(f"confirm.max_runs: found {confirm.max_runs}, accepted is from {least}: {pairs} pairs of runs, or confirm=none")
-    if confirm.budget_fraction is not None and not confirm.budget_fraction > 0:
-        raise ConfigError(f"confirm.budget_fraction: found {confirm.budget_fraction:g}, accepted is above 0, or null for no such limit")
-    if not 0 <= confirm.min_reach_rate <= 1:
-        raise ConfigError(f"confirm.min_reach_rate: found {confirm.min_reach_rate:g}, accepted is 0 to 1")
+    shown = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
+    return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *shown])
 
 
 def _without_unsupported(
@@ -293,8 +232,7 @@ def _without_unsupported(
     dropped: list[str] = []
     for name, value, point in probes:
         reason = unsupported(composer.compose_suggestion(point, seed=0).trial, capabilities) if name else None
-        alone = reason and _is_to_blame(name, value, point, probes, composer, capabilities)
-        if reason is not None and alone:
+        if reason is not None and _is_to_blame(name, value, point, probes, composer, capabilities):
             space = space.without(name, value)
             dropped.append(f"{name}={override_text(value)}: {reason}")
     return space, dropped
@@ -303,24 +241,12 @@ def _without_unsupported(
 def _is_to_blame(
     name: str, value: Any, point: Suggestion, probes: list[tuple[str, Any, Suggestion]], composer: Composer, capabilities: Capabilities
 ) -> bool:
-    """Whether an option is what cannot run, and not another choice's first option that its probe merely carries."""
+    """Whether an option itself cannot run, rather than another choice's first option, which the option's probe also contains."""
     key = name.rpartition("/")[2]
-    for other, another, alternative in probes:
-        if other == name and another != value:
-            values = {each: point.values.get(each, value) for each, value in alternative.values.items()}  # those that the other opens
-            swapped = replace(point, values={**values, key: alternative.values[key]})
+    for other_name, other_value, other_point in probes:
+        if other_name == name and other_value != value:
+            values = {opened: point.values.get(opened, default) for opened, default in other_point.values.items()}
+            swapped = replace(point, values={**values, key: other_point.values[key]})
             if unsupported(composer.compose_suggestion(swapped, seed=0).trial, capabilities) is None:
                 return True
     return False
-
-
-def study_name(config: Config, prefix: str) -> str:
-    """The name that was given, else one of ``prefix`` and the time.
-
-    Raises:
-        ConfigError: a name that is no folder's.
-    """
-    name = config.study.name or f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise ConfigError(f"study.name: found {name!r}, accepted are letters, digits, '_', '-' and '.'")
-    return name

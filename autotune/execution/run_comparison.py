@@ -1,6 +1,6 @@
-"""A whole comparison: two configurations in pairs of runs, each in a fresh process, one at a time; its files and its runs in a tracker.
+"""Running a whole comparison: two configurations in pairs of runs, one run at a time in fresh processes, then files, figures and tracker.
 
-Everything measured is on disk after each run, so an interrupted comparison keeps what it has.
+All results are written to disk after each run, so an interrupted comparison keeps its runs so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ from autotune.report.comparison_terminal import print_comparison
 
 
 def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Comparison:
-    """Run a planned comparison and write, track and print what came of it.
+    """Run a planned comparison, then write, track and print its result.
 
-    The first Ctrl-C ends it after no further run, and what was measured until then is told; see ``Comparison.is_complete``.
+    The first Ctrl-C ends the comparison without a further run, and the runs so far are reported; see ``Comparison.is_complete``.
 
     Args:
-        command: the arguments that started it, kept in its files.
-        code_folders: where modules of the user's own may lie.
+        command: command-line arguments that started the comparison, kept in its files.
+        code_folders: folders that may hold Python modules of the user's own.
 
     Raises:
-        AutotuneError: it cannot be run, in one line.
+        AutotuneError: the comparison cannot be run; the message is one line.
         WorkerError: several runs of a side in a row failed in the user's own code.
     """
     results: Results = {}
@@ -46,13 +46,13 @@ def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders
 
 
 def _comparison(plan: ComparisonPlan, results: Results) -> Comparison:
-    one, other = compared_sides(plan, results)
-    return Comparison(name=plan.name, experiment=plan.experiment, target=plan.target, num_seeds=plan.num_seeds, sides=(one, other))
+    side_a, side_b = compared_sides(plan, results)
+    return Comparison(name=plan.name, experiment=plan.experiment, target=plan.target, num_seeds=plan.num_seeds, sides=(side_a, side_b))
 
 
 def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, Any], tracker: BackgroundTracker) -> None:
-    """Write the files and figures, and close the tracker with them."""
-    from autotune.report.comparison_figures import write_comparison_figures  # noqa: PLC0415  # matplotlib is wanted once, at the end
+    """Write the comparison's files and figures, and close the tracker with them."""
+    from autotune.report.comparison_figures import write_comparison_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
     files = write_comparison(plan.folder, comparison, facts)
     figures = write_comparison_figures(plan.folder / "figures", comparison)

@@ -1,7 +1,7 @@
-"""How a training scales: one configuration on several numbers of workers, in turns, strongly and weakly.
+"""Measuring strong and weak scaling: one configuration is trained on several numbers of workers, in turns.
 
-Strong scaling keeps the batch size: more workers share the same work. Weak scaling keeps what each worker has of it, so that the batch
-grows with them. What a step would take if nothing had to be exchanged is measured, too: one worker by itself, on its part of the batch.
+Strong scaling keeps the batch size: more workers share the same work. Weak scaling keeps each worker's part of the batch, so that the batch
+grows with the number of workers. One worker alone on its part of the batch is timed too: what a step would take without communication.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from autotune.training.components import make_strategy
 _ALONE = ("parallelism=single",)
 _DEFAULT_STRATEGY = "ddp"
 _PART_SECONDS = 5.0
-"""Of training one worker's part by itself: enough to time a step."""
+"""Seconds for which one worker trains its part of a batch alone: enough to time a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class _Point:
     num_workers: int
     side: Side
     part: Side | None
-    """One worker by itself on its part of the batch."""
+    """One worker alone on its part of the batch; None if a single worker is not among the numbers of workers."""
     share_of_part: float
-    """What of that part is one worker's: workers that share layers share it."""
+    """Fraction of the part's work that one worker does: workers that split the model's layers share a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingPlan:
-    """What is going to be run, checked."""
+    """A checked plan of a scaling measurement."""
 
     runs: ComparisonPlan
     strategy: str
@@ -47,27 +47,27 @@ class ScalingPlan:
 def plan_scaling(
     overrides: Sequence[str], *, workers: Sequence[int], modes: Sequence[Mode], num_seeds: int, config_dirs: Sequence[str]
 ) -> ScalingPlan:
-    """Compose every number of workers and check it.
+    """Compose and check the configuration of every number of workers.
 
     Args:
-        overrides: of the configuration; its ``parallelism`` is the strategy, ``ddp`` where that is ``single``.
-        workers: rising, each once.
-        modes: which kinds of scaling.
+        overrides: overrides of the configuration; its ``parallelism`` option is the strategy, or ``ddp`` if that is ``single``.
+        workers: distinct numbers of workers, in rising order.
+        modes: kinds of scaling to measure.
 
     Raises:
         AutotuneError: a configuration cannot be composed, or this machine cannot run it.
     """
-    parallel = [each for each in overrides if each.partition("=")[0].partition(".")[0] == "parallelism"]
-    common = [each for each in overrides if each not in parallel]
-    asked = compose_side("workers", overrides, (), config_dirs).composed.choices["parallelism"]
-    strategy = _DEFAULT_STRATEGY if asked == "single" else asked
-    own = [each for each in parallel if each.partition("=")[0] not in ("parallelism", "parallelism.num_workers")]
+    parallel = [override for override in overrides if override.partition("=")[0].partition(".")[0] == "parallelism"]
+    common = [override for override in overrides if override not in parallel]
+    chosen = compose_side("workers", overrides, (), config_dirs).composed.choices["parallelism"]
+    strategy = _DEFAULT_STRATEGY if chosen == "single" else chosen
+    settings = [override for override in parallel if override.partition("=")[0] not in ("parallelism", "parallelism.num_workers")]
 
     def composed(name: str, num_workers: int, batch_size: int | None) -> Side:
-        several = (f"parallelism={strategy}", *own, f"parallelism.num_workers={num_workers}")
+        parallelism = (f"parallelism={strategy}", *settings, f"parallelism.num_workers={num_workers}")
         size = () if batch_size is None else (f"batch_size={batch_size}",)
         try:
-            return compose_side(name, common, (*(_ALONE if num_workers == 1 else several), *size), config_dirs)
+            return compose_side(name, common, (*(_ALONE if num_workers == 1 else parallelism), *size), config_dirs)
         except ConfigError as error:
             raise ConfigError(f"workers={num_workers}: {error}") from error
 
@@ -90,30 +90,30 @@ def plan_scaling(
 
 
 def _part(sides: dict[str, Side], name: str, common: Sequence[str], config_dirs: Sequence[str]) -> tuple[Side | None, float]:
-    """One worker by itself on what it has of a side's batch, and how much of that is its own; it is added to the sides."""
-    whole = sides[name].trial
-    strategy = make_strategy(whole)
+    """The side with one worker alone on its part of a named side's batch, added to ``sides`` if new, and the ``share_of_part``."""
+    trial = sides[name].trial
+    strategy = make_strategy(trial)
     num_parts = strategy.part_of_batch(0)[1]
-    if whole.batch_size % num_parts:
+    if trial.batch_size % num_parts:
         raise ConfigError(
-            f"batch_size: found {whole.batch_size}, accepted with {num_parts} workers that share a batch is a multiple of that"
+            f"batch_size: found {trial.batch_size}, accepted with {num_parts} workers that share a batch is a multiple of that"
         )
-    size = whole.batch_size // num_parts
-    known = next((each for each in sides.values() if each.trial.batch_size == size and each.trial.parallelism["num_workers"] == 1), None)
-    if known is None:
+    size = trial.batch_size // num_parts
+    part = next((side for side in sides.values() if side.trial.batch_size == size and side.trial.parallelism["num_workers"] == 1), None)
+    if part is None:
         label = f"alone-{size}"
-        known = compose_side(label, common, (*_ALONE, f"batch_size={size}"), config_dirs, cap_seconds=_PART_SECONDS)
-        sides[label] = known
-    return known, num_parts / strategy.num_workers
+        part = compose_side(label, common, (*_ALONE, f"batch_size={size}"), config_dirs, cap_seconds=_PART_SECONDS)
+        sides[label] = part
+    return part, num_parts / strategy.num_workers
 
 
 def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Scaling:
-    """Make the runs and write, track and print what came of them.
+    """Make the runs of a planned scaling measurement, then write, track and print the result.
 
-    The first Ctrl-C ends it after no further run, and what was measured until then is told.
+    The first Ctrl-C ends the measurement without a further run, and the runs so far are reported.
 
     Raises:
-        AutotuneError: it cannot be run, in one line.
+        AutotuneError: the runs cannot be made; the message is one line.
         WorkerError: several runs of one number of workers in a row failed in the user's own code.
     """
     results: Results = {}
@@ -125,7 +125,7 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
     with interruptible() as interrupt, opened(plan.runs) as tracker:
         make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
         scaling = _scaling(plan, results)
-        from autotune.report.scaling_figure import write_scaling_figure  # noqa: PLC0415  # matplotlib is wanted once, at the end
+        from autotune.report.scaling_figure import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
         files = write_scaling(plan.runs.folder, scaling, {**facts, "device": device_of(results)})
         figure = write_scaling_figure(plan.runs.folder / "figures", scaling)
@@ -143,14 +143,14 @@ def _scaling(plan: ScalingPlan, results: Results) -> Scaling:
     sides: dict[str, ComparedSide] = {side.name: side for side in compared_sides(plan.runs, results)}
     points = [
         ScalingPoint(
-            mode=each.mode,
-            num_workers=each.num_workers,
-            batch_size=each.side.trial.batch_size,
-            side=sides[each.side.name],
-            part=None if each.part is None else sides[each.part.name],
-            share_of_part=each.share_of_part,
+            mode=point.mode,
+            num_workers=point.num_workers,
+            batch_size=point.side.trial.batch_size,
+            side=sides[point.side.name],
+            part=None if point.part is None else sides[point.part.name],
+            share_of_part=point.share_of_part,
         )
-        for each in plan.points
+        for point in plan.points
     ]
     runs = plan.runs
     return Scaling(

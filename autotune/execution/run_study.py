@@ -1,7 +1,7 @@
-"""A whole study: search, confirm, export, report.
+"""Running a whole study: search, confirmation, export and report.
 
-``run_study`` passes values on; what must outlive the process is in the study's storage, and every file in the study's folder is
-derived from it, so the same command goes on wherever an earlier one stood.
+Everything that must outlive the process is in the study's storage, and every file in the study's folder is derived from the storage, so
+the same command resumes a study wherever an earlier process stopped.
 """
 
 import logging
@@ -46,22 +46,22 @@ def run_study(
     tracker_process: TrackerProcess,
     fork_server: ForkServer | None = None,
 ) -> int:
-    """Run a planned study, or go on with it where an earlier process stood.
+    """Run a planned study, or resume it where an earlier process stopped.
 
     Args:
-        command: the arguments that started it, for the command that resumes it.
-        code_folders: where modules of the user's own may lie.
-        connection: to Ray; closed as soon as no worker is needed any more.
-        tracker_process: that the tracker is opened in.
-        fork_server: the driver's own, for trials and confirmation on this machine.
+        command: command-line arguments that started the study, from which the command that resumes it is made.
+        code_folders: folders that may hold Python modules of the user's own.
+        connection: connection to Ray; closed as soon as no worker is needed any more.
+        tracker_process: process that the tracker is opened in.
+        fork_server: the driver's own fork server, for trials and confirmation runs on this machine.
 
     Returns:
-        The exit code: 0 confirmed, 3 nothing reached the target, 130 interrupted.
+        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted.
 
     Raises:
-        AutotuneError: the study cannot be run, in one line.
+        AutotuneError: the study cannot be run; the message is one line.
         WorkerError: several trials in a row failed in the user's own code.
-        ConfigError: a worker did not measure what the objective needs.
+        ConfigError: a worker did not measure a quantity that the objective needs.
     """
     with (
         interruptible() as interrupt,
@@ -71,7 +71,7 @@ def run_study(
         confirmation = None
         try:
             confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
-        except KeyboardInterrupt:  # a second Ctrl-C ends at once what the first one was to end
+        except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
         if interrupt.is_set():
             console.print(
@@ -86,17 +86,17 @@ def run_study(
 def _search_and_confirm(
     live: LiveStudy, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None
 ) -> Confirmation | None:
-    """Search while there is budget, then confirm; ends early once ``interrupt`` is set."""
+    """Search while there is budget, then confirm; return early, with None, once ``interrupt`` is set."""
     plan, policy = live.plan, live.policy
     if not live.is_work_left:
-        return _conclude_known(live)
+        return _conclude_stored(live)
     connection.start()
     try:
         with live.console.status("starting Ray"):
-            import autotune.execution.search  # noqa: F401, PLC0415  # imports ray, while it starts
+            import autotune.execution.search  # noqa: F401, PLC0415  # imports ray.tune while Ray starts
 
             size = connection.size()
-            live.tracker.wait()  # what is wrong with it is told before anything is trained
+            live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")
@@ -109,26 +109,27 @@ def _search_and_confirm(
             _confirm(live, size, interrupt, fork_server)
     finally:
         connection.close()
-    return _conclude_known(live)
+    return _conclude_stored(live)
 
 
 def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer | None) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
-    from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # with ray
+    from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # only a search needs it
 
     plan, policy = live.plan, live.policy
     table = TrialsTable(
         plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores, score_format_of(plan.objective).unit
     )
-    trace = TraceFile(plan.folder / "trace.csv", began_at=min((each.started_at for each in policy.results.values()), default=time.time()))
+    began_at = min((result.started_at for result in policy.results.values()), default=time.time())
+    trace = TraceFile(plan.folder / "trace.csv", began_at=began_at)
     num_cpus, num_gpus = plan.resources(plan.trial)
     fault = fork_server.fault(interrupt.is_set) if fork_server is not None else None
     if fault is not None:
         logger.warning("each worker imports torch itself, since the process that was to fork them cannot: %s", fault)
     address = fork_server.address if fork_server is not None and fault is None else None
 
-    def hold() -> None:
-        if live.is_confirmed:  # the next runs are timed
+    def hold_tracker() -> None:
+        if live.is_confirmed:  # confirmation runs come next, and they are timed
             live.tracker.hold()
 
     trial_manager = TrialManager(
@@ -150,11 +151,11 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
-        on_no_more=hold,
+        on_no_more=hold_tracker,
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
     run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt)
-    if trial_manager.is_finished:  # else trials are still paused, and have their states there
+    if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
     if trial_manager.refusal is not None:
         raise trial_manager.refusal
@@ -168,9 +169,9 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, for
     run_path(plan.folder, "").parent.mkdir(exist_ok=True)
 
     def runs() -> Iterator[PairedRun]:
-        while (now := race.standing(known := confirmations(live.study), limits, plan.objective)).pending:
+        while (now := race.standing(stored := confirmations(live.study), limits, plan.objective)).pending:
             trial, number = now.pending[0][0], now.pending[0][1] + race.first_round
-            arm, num_made = arms[trial], len(race.runs(known))
+            arm, num_made = arms[trial], len(race.runs(stored))
             tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
             path = run_path(plan.folder, tracked.name)
             config = confirmation_config(plan, arm.suggestion, number)
@@ -200,8 +201,8 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, for
     )
 
 
-def _conclude_known(live: LiveStudy) -> Confirmation | None:
-    """What the study's confirmation runs say; None where it has none."""
+def _conclude_stored(live: LiveStudy) -> Confirmation | None:
+    """Conclude the race from the confirmation runs in the storage; None if the study has no confirmation."""
     if not live.is_confirmed:
         return None
     race = live.planned_race()

@@ -1,6 +1,6 @@
-"""Running the search on Ray Tune: its searcher asks the policy, its scheduler tells it, and Ray runs the workers.
+"""Running the search on Ray Tune: the searcher asks the policy for trials, the scheduler tells it of reports, and Ray runs the workers.
 
-Ray's own experiment state, loggers and signal handling are off: the study's storage is what resumes.
+Ray's own experiment state, loggers and signal handling are off: a study resumes from its storage.
 """
 
 import shutil
@@ -24,10 +24,10 @@ from autotune.search.stopping import Decision
 
 
 def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threading.Event) -> None:
-    """Run trials until the policy suggests no more, or ``interrupt`` is set; what then still runs is given up.
+    """Run trials until the policy suggests no more, or ``interrupt`` is set; trials that still run then are given up.
 
     Args:
-        folder: where Ray writes what it must; emptied before and after.
+        folder: folder for the files that Ray cannot do without; deleted before and after the search.
     """
     shutil.rmtree(folder, ignore_errors=True)
     _leave_mlflow_out()
@@ -47,7 +47,7 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
             raise_on_failed_trial=False,
             verbose=0,
         )
-    except TuneError as error:  # Ray's wrapper about what the policy or the storage raised
+    except TuneError as error:  # Ray wraps errors that the policy or the storage raised
         if isinstance(error.__context__, Exception):
             raise error.__context__ from None
         raise
@@ -57,41 +57,41 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
 
 
 def _leave_mlflow_out() -> None:
-    """Have Ray's own integration, imported to count callbacks, do without MLflow: that takes seconds to import, and nobody uses it here."""
-    known = sys.modules.get("mlflow")
-    sys.modules["mlflow"] = None  # type: ignore[assignment]  # what Python itself takes as: there is none
+    """Import Ray's MLflow integration without MLflow: Ray imports it to count callbacks, and MLflow, unused here, takes seconds."""
+    mlflow = sys.modules.get("mlflow")
+    sys.modules["mlflow"] = None  # type: ignore[assignment]  # None makes Python's import of it fail
     try:
-        import ray.air.integrations.mlflow  # noqa: F401, PLC0415  # while there is none
+        import ray.air.integrations.mlflow  # noqa: F401, PLC0415  # while MLflow cannot be imported
     finally:
         del sys.modules["mlflow"]
-        if known is not None:
-            sys.modules["mlflow"] = known
+        if mlflow is not None:
+            sys.modules["mlflow"] = mlflow
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
-    """Asks the policy for Ray Tune's trials, when there is a worker for one: Ray itself would ask one trial ahead."""
+    """Asks the policy for Ray Tune's next trial, but only when a worker is free for it: Ray itself would ask one trial ahead."""
 
     def __init__(self, trial_manager: TrialManager) -> None:
         super().__init__()
         self._trial_manager = trial_manager
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial's task; None where there is none now, or that there is no more."""
+        """The task of the next trial; None if there is none at the moment, ``Searcher.FINISHED`` if there will be no more."""
         task = self._trial_manager.next_task(trial_id)
         if task is not None:
             return {"task": task}
         return Searcher.FINISHED if self._trial_manager.is_finished else None
 
     def save(self, checkpoint_path: str) -> None:
-        """Write nothing: the study's storage is what resumes."""
+        """Write nothing: the study resumes from its storage."""
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        """A trial that ended here has ended for the policy already, unless Ray ended it with the whole search."""
+        """Give up a trial that Ray ended together with the whole search; the policy knows of any other trial's end already."""
         self._trial_manager.interrupted(trial_id)
 
 
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
-    """Passes workers' reports to the policy and its decisions back, and takes paused trials up when the policy says so."""
+    """Passes workers' reports to the policy and its decisions to Ray, and resumes paused trials when the policy says so."""
 
     def __init__(self, trial_manager: TrialManager) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         self._new: list[Any] = []
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """A new trial, that no worker is being started for yet."""
+        """Note a new trial, for which no worker is being started yet."""
         self._new.append(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """A paused trial that is to go on, with its new task, else the first new one; paused ones that have ended leave Ray too.
+        """A paused trial that is to be resumed, with its new task, else the first new trial; also stops paused trials that have ended.
 
-        Ray gives a worker that is free to the trial chosen here, and stops the one that is being started for it: so that is never one of
-        those that wait for theirs, or short trials would run on one worker for ever. Ray starts workers for the other new ones itself.
+        Ray gives a free worker to the trial chosen here, and stops the worker that is being started for that trial. So a trial whose worker
+        is starting is never chosen, or short trials would run on one worker for ever. Ray starts workers for the other new trials itself.
         """
         new, self._new = self._new, []
         for key, trial in list(self._paused.items()):
@@ -118,14 +118,14 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         if resumed is not None:
             key, task = resumed
             trial = self._paused[key]
-            if trial.status == Trial.PAUSED:  # else its state is still being written
+            if trial.status == Trial.PAUSED:  # otherwise its state is still being written
                 trial.set_config({"task": task})
             if trial.status in (Trial.PAUSED, Trial.PENDING):
                 return trial
         return next((trial for trial in new if trial.status == Trial.PENDING), None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        """Whether the trial goes on. An unfit worker is asked once more, which ends its process."""
+        """Ray's decision on a trial after a report: go on, pause or stop. An unfit worker is asked once more, which ends its process."""
         report = result["report"]
         decision = self._trial_manager.reported(trial.trial_id, report)
         if decision is Decision.PAUSE:
@@ -134,16 +134,16 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         return str(TrialScheduler.CONTINUE if decision is Decision.CONTINUE or result["is_unfit"] else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """A worker is gone: for a trial that had not ended, that is its end."""
-        self._trial_manager.died(trial.trial_id, _why(trial))
+        """Tell the trial manager that a trial's worker is gone, which ends a trial that had not ended."""
+        self._trial_manager.died(trial.trial_id, _death_reason(trial))
 
 
-def _why(trial: Any) -> str:
-    """What Ray wrote of a worker's end, less its own heading."""
+def _death_reason(trial: Any) -> str:
+    """Why a worker died: the text of Ray's error file without its heading."""
     path = Path(trial.error_file or "")
     text = path.read_text(errors="replace") if path.is_file() else ""
-    said = text.partition("\n")[2].strip()
-    return f"the worker died: {said}" if said else "the worker died"
+    reason = text.partition("\n")[2].strip()
+    return f"the worker died: {reason}" if reason else "the worker died"
 
 
 class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
@@ -154,7 +154,7 @@ class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
         self._trial_manager.started(trial.trial_id)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """Leave each trial the file of results that Ray reads at the end, and would warn of: it is empty, as Ray's loggers are off."""
+        """Create each trial's file of results, empty since Ray's loggers are off: Ray reads it at the end, and warns if it is missing."""
         for trial in trials:
             results = Path(trial.storage.trial_fs_path) / EXPR_RESULT_FILE
             results.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
 
 
 class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
-    """Ends all trials at once on an interrupt, or when the search met an error that every trial would meet."""
+    """Stops all trials on an interrupt, or after an error that every trial would meet."""
 
     def __init__(self, trial_manager: TrialManager, interrupt: threading.Event) -> None:
         self._trial_manager = trial_manager
@@ -172,7 +172,7 @@ class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray writes its experiment state with it, and nothing reads that
+        return {}  # Ray pickles the stopper into its experiment state, which nothing reads
 
     def stop_all(self) -> bool:
         return self._interrupt.is_set() or self._trial_manager.refusal is not None

@@ -1,4 +1,4 @@
-"""The sides of a comparison or a scaling, run in turns: their tasks, their display, their tracker and what their files say."""
+"""Running the sides of a comparison or a scaling in turns: their tasks, display and tracker, and the facts that their files state."""
 
 import contextlib
 import threading
@@ -29,7 +29,7 @@ from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from autotune.training.versions import versions
 
 Results = dict[tuple[str, int], TrialResult]
-"""Runs that ended, by side and number of the round."""
+"""Results of the runs that have ended, by (name of the side, number of the round)."""
 
 
 def make_runs(
@@ -42,18 +42,18 @@ def make_runs(
     code_folders: Sequence[str],
     console: Console,
 ) -> None:
-    """Make the runs in turns; the first Ctrl-C ends them after no further one.
+    """Make the runs of all sides in turns; the first Ctrl-C ends this without a further run.
 
     Args:
-        results: holds each as soon as it has ended.
-        write: called then, to have it on disk.
-        code_folders: where modules of the user's own may lie.
+        results: the result of each run is added to it as soon as the run has ended.
+        write: called after each run, to write the results to disk.
+        code_folders: folders that may hold Python modules of the user's own.
 
     Raises:
-        AutotuneError: they cannot be made, in one line.
+        AutotuneError: the runs cannot be made; the message is one line.
         WorkerError: several runs of a side in a row failed in the user's own code.
     """
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:  # a second one ends at once what the first was to end
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:  # a second Ctrl-C ends the runs at once
         with console.status("starting Ray"):
             size = stack.enter_context(connected(plan.config.cluster))
             tracker.wait()
@@ -69,14 +69,14 @@ def make_runs(
         )
 
         def runs() -> Iterator[PairedRun]:
-            for number, pair in in_turns(len(plan.sides), plan.num_seeds):
-                side = plan.sides[number]
+            for index, number in in_turns(len(plan.sides), plan.num_seeds):
+                side = plan.sides[index]
                 yield PairedRun(
-                    arm=number,
-                    number=pair,
-                    task=_task(plan, side, pair, code_folders),
-                    tracked=_tracked(plan, side, pair),
-                    on_start=partial(display.run_started, side.name, plan.seed(pair)),
+                    arm=index,
+                    number=number,
+                    task=_task(plan, side, number, code_folders),
+                    tracked=_tracked(plan, side, number),
+                    on_start=partial(display.run_started, side.name, plan.seed(number)),
                     on_evaluation=display.evaluated,
                 )
                 refuse_to_go_on(plan, side, results)
@@ -99,41 +99,41 @@ def make_runs(
 
 
 def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:
-    """What each side's runs came to so far."""
+    """The results of each side's runs so far."""
     return [_compared(plan, side, results) for side in plan.sides]
 
 
 def facts_of(command: Sequence[str]) -> dict[str, Any]:
-    """What the files say of the command that is running now."""
-    shown = [without_password(each) for each in command]
+    """Facts on the running command for the result files: its arguments without passwords, the time, and versions."""
+    shown = [without_password(argument) for argument in command]
     return {"command": shown, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
 
 
 def device_of(results: Results) -> Any:
-    """The device that the runs say they ran on; None where none said so."""
+    """The device that the first run with a fingerprint ran on; None if there is no such run."""
     return next((run.fingerprint.get("device") for run in results.values() if run.fingerprint), None)
 
 
 def refuse_to_go_on(plan: ComparisonPlan, side: Side, results: Results) -> None:
-    """End a comparison that no further run would mend.
+    """End a comparison in which further runs of a side would only fail again.
 
     Raises:
-        ConfigError: a worker could not even make the side.
+        ConfigError: the last run of the side was INVALID: its components could not be made.
         WorkerError: several runs of the side in a row failed in the code they train.
     """
-    own = [result for (name, _), result in results.items() if name == side.name]
-    if own[-1].outcome is Outcome.INVALID:
-        raise ConfigError(f"{side.name}: {own[-1].error_line}")
+    runs = [result for (name, _), result in results.items() if name == side.name]
+    if runs[-1].outcome is Outcome.INVALID:
+        raise ConfigError(f"{side.name}: {runs[-1].error_line}")
     most = plan.config.search.max_errors_in_a_row
-    if len(own) >= most and all(each.outcome is Outcome.ERRORED for each in own[-most:]):
-        raise WorkerError(f"{most} runs of side {side.name} in a row failed in the code they train; the first:", own[-most].error or "")
+    if len(runs) >= most and all(run.outcome is Outcome.ERRORED for run in runs[-most:]):
+        raise WorkerError(f"{most} runs of side {side.name} in a row failed in the code they train; the first:", runs[-most].error or "")
 
 
-def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[str]) -> TrialTask:
-    config = side.seeded(plan.seed(pair))
+def _task(plan: ComparisonPlan, side: Side, number: int, code_folders: Sequence[str]) -> TrialTask:
+    config = side.seeded(plan.seed(number))
     num_cpus, num_gpus = plan.resources(config)
     return TrialTask(
-        name=f"{side.name}-{pair}",
+        name=f"{side.name}-{number}",
         config=config,
         cap_seconds=side.cap_seconds,
         num_threads=plan.config.cluster.cpus_per_worker,
@@ -150,8 +150,8 @@ def _task(plan: ComparisonPlan, side: Side, pair: int, code_folders: Sequence[st
 
 
 def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSide:
-    runs = {pair: result for (name, pair), result in results.items() if name == side.name}
-    scores: dict[int, RunScore] = {pair: run_score(result, plan.objective) for pair, result in runs.items()}
+    runs = {number: result for (name, number), result in results.items() if name == side.name}
+    scores: dict[int, RunScore] = {number: run_score(result, plan.objective) for number, result in runs.items()}
     return ComparedSide(
         name=side.name,
         overrides=side.overrides,
@@ -164,7 +164,7 @@ def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSid
 
 @contextlib.contextmanager
 def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
-    """Its folder, held, and its tracker, which is closed however the context ends."""
+    """Lock the plan's folder and open its tracker, which is closed if the context ends by an error."""
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
         tracker = BackgroundTracker(partial(_tracker_opening, plan), TrackerProcess(plan.config.tracking))
         try:
@@ -202,14 +202,14 @@ def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
     )
 
 
-def _tracked(plan: ComparisonPlan, side: Side, pair: int) -> TrackedTrial:
+def _tracked(plan: ComparisonPlan, side: Side, number: int) -> TrackedTrial:
     return TrackedTrial(
-        name=f"{side.name}-{pair}",
+        name=f"{side.name}-{number}",
         phase=VERBS[plan.kind],
-        trial=pair,
+        trial=number,
         values={"side": side.name, **side.values},
         overrides=side.overrides,
-        config=side.seeded(plan.seed(pair)).as_dict(),
-        seed=plan.seed(pair),
+        config=side.seeded(plan.seed(number)).as_dict(),
+        seed=plan.seed(number),
         started_at=0.0,
     )

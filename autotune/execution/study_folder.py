@@ -1,4 +1,4 @@
-"""The folder of a study or a comparison: held by one process at a time, with a log file of all that is logged."""
+"""The folder of a study or a comparison: locked by one process at a time, with a file of all log messages."""
 
 import contextlib
 import fcntl
@@ -12,10 +12,10 @@ from autotune.execution.task_run import HANG_FILES
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Hold a folder, and sweep out what workers that were ended left in it; the lock goes with the process.
+    """Lock a folder for this process and delete the hang files that ended workers left in it; the lock also ends with the process.
 
     Raises:
-        StudyError: another process holds it, or it cannot be written.
+        StudyError: another process has locked the folder, or it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,20 +28,20 @@ def sole_user(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise StudyError(f"study.name={folder.name}: another process runs it; accepted is another study.name") from error
         try:
-            _sweep(folder)
+            _delete_hang_files(folder)
             yield
         finally:
-            _sweep(folder)
+            _delete_hang_files(folder)
 
 
-def _sweep(folder: Path) -> None:
+def _delete_hang_files(folder: Path) -> None:
     for path in folder.glob(HANG_FILES):
         path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Everything that is logged, by autotune and by the libraries, goes to a log file."""
+    """Write all log messages, of autotune and of libraries, to a file while the context lasts; also Python's warnings."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
@@ -56,7 +56,7 @@ def log_file(path: Path) -> Iterator[None]:
 
 
 def shown_path(path: Path) -> str:
-    """A path as a person is told it: from the working folder where it lies within."""
+    """A path as text for a reader: relative to the working folder if it lies within that."""
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)

@@ -1,6 +1,6 @@
-"""One training inside a worker process: what it is given, and what it reports.
+"""One training inside a worker process: its task, its run and its reports.
 
-How a trial ends is reported as data. Nothing here needs Ray, so that a fresh process has little to import.
+How a trial ends is reported as data, not raised. Nothing here needs Ray, so that a fresh process has little to import.
 """
 
 import contextlib
@@ -31,87 +31,86 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ACCELERATOR = "accelerator_type:"
-"""Begins the name of the resource that Ray gives a machine for its kind of GPU."""
+"""Prefix of the name of the custom resource that Ray gives a machine for its kind of GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTask:
-    """What a worker needs to run one training."""
+    """Everything that a worker needs to run one training."""
 
     name: str
-    """Of the run, such as ``trial-7``."""
+    """Name of the run, such as ``trial-7``."""
     config: TrialConfig
     cap_seconds: float
     num_threads: int
     deadline_seconds: float
     """Wall seconds after which the process ends itself: a hung trial cannot be asked to stop."""
     code_folders: tuple[str, ...]
-    """Where modules of the user's own may lie."""
+    """Folders that may hold Python modules of the user's own."""
     working_folder: str
-    """Of the driver: relative paths in a configuration start there, where this machine has it too."""
+    """The driver's working folder: relative paths in a configuration start there if the worker's machine has that folder."""
     hang_folder: str
-    """Where a hung process leaves what it was doing, where this machine has it too."""
+    """Folder where a hung process leaves its stack traces, if the worker's machine has that folder."""
     num_cpus: int
-    """Over all workers."""
+    """Number of CPUs of all workers together."""
     num_gpus: int
-    """Over all workers."""
+    """Number of GPUs of all workers together."""
     score_test: bool = False
     weights_path: str | None = None
-    """Where the weights are left at the end, where this machine has the folder; a training of the user's own leaves none."""
+    """File for the weights at the end, if the worker's machine has its folder; a training function of the user's own writes none."""
     state_folder: str | None = None
-    """Where the state is kept while the trial is paused; None for one that is never paused."""
+    """Folder for the training state while the trial is paused; None for a trial that is never paused."""
     is_paused: bool = False
-    """The state is there: the training goes on from it."""
+    """Whether the trial has been paused: its training then continues from the state in ``state_folder``."""
     placement: str = "PACK"
-    """How several workers are laid out over machines, in Ray's words."""
+    """Ray's placement strategy for the workers: how they are distributed over machines."""
     accelerator_type: str | None = None
-    """Of the GPUs of each worker's machine, in Ray's words; None for any machine."""
+    """Ray's accelerator type of the GPUs that each worker's machine must have; None for any machine."""
     fork_server: str | None = None
-    """Address of the driver's own, which forks trials their processes; None where the worker itself trains them."""
+    """Address of the driver's fork server, which forks a process for the trial; None if the worker itself trains it."""
     niceness: int = field(default_factory=lambda: os.getpriority(os.PRIO_PROCESS, 0))
-    """Of the driver, which workers take where they may: those of a cluster that was joined have that of its Ray, usually 15."""
-
+    """The driver's niceness, which workers take if permitted; on a cluster that was joined they start with Ray's, usually 15."""
     driver: tuple[str, int] = field(default_factory=lambda: (platform.node(), os.getpid()))
-    """Host and process: what that has started is the study's own, and no contention."""
+    """Host and process id of the driver: processes that the driver has started belong to the study and are no contention."""
 
     @property
     def num_workers(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
         return int(self.config.parallelism["num_workers"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """What a worker says after each step."""
+    """A worker's report: an evaluation, the end of the training, or both."""
 
     evaluation: Evaluation | None
     outcome: Outcome | None
-    """Set once, when the training ended."""
+    """How the training ended; None in every report before the last."""
     error: str | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """Once, with the first report."""
+    """What the numbers depend on, such as versions and device; empty except in the first report with an evaluation."""
     test_metric: float | None = None
     is_first_in_process: bool = True
     can_pause: bool = False
-    """The training can be kept where it stands, to go on later."""
+    """Whether the training's state can be kept now, to continue later."""
     contention: Contention | None = None
-    """What else wanted the machine so far, as the training's first worker knows; None where it has not looked yet."""
+    """What else used the machine so far, as the training's first worker measured it; None before its first measurement."""
     is_data_missing: bool = False
-    """The error is that this machine cannot read the data set, which no other configuration would mend."""
+    """Whether the error is that this machine cannot read the data set: then every other configuration would fail as well."""
 
 
 HANG_FILES = "hang-*.txt"
-"""What watchdogs write to, by the name of the run; gone once the run ends."""
+"""Pattern of the files that watchdogs write stack traces to, ``*`` being the run's name; deleted when the run ends."""
 
 _num_trainings = 0
-"""Trainings that this process began."""
+"""Number of trainings that this process has begun."""
 
 
 class TaskRun:
     """One training in this process, asked for one report at a time.
 
     Args:
-        meet: sets the other workers of the task to work, and says where this process, the first one, meets them; None where there are none.
+        meet: starts the task's other workers, and returns where this process, the first worker, meets them; None if there are no others.
     """
 
     def __init__(self, task: TrialTask, meet: Callable[[TrialTask], "Rendezvous | None"] = lambda task: None) -> None:
@@ -129,22 +128,22 @@ class TaskRun:
 
     @property
     def num_workers(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
         return self._task.num_workers
 
     def next_report(self) -> WorkerReport:
-        """Train to the next evaluation, or to the training's end; kills the process at the trial's deadline."""
+        """Train to the next evaluation, or to the training's end; at the trial's deadline this process is killed."""
         with self._watch.on(), paused_while_waiting(self._watch.off):
             report = self._advance()
-        found = self._watch.contention(is_last=report.outcome is not None)
-        evaluation = report.evaluation and replace(report.evaluation, contention=found)
-        return replace(report, evaluation=evaluation, contention=found)
+        contention = self._watch.contention(is_last=report.outcome is not None)
+        evaluation = report.evaluation and replace(report.evaluation, contention=contention)
+        return replace(report, evaluation=evaluation, contention=contention)
 
     def keep(self) -> None:
-        """Write the training's state to the task's folder, for another process to go on from.
+        """Write the training's state to the task's state folder, for another process to continue from.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the state cannot be written.
         """
         assert self._training is not None, "nothing was trained yet"
         assert self._task.state_folder is not None, "this trial is never paused"
@@ -159,7 +158,7 @@ class TaskRun:
         return folder is not None and is_able and Path(folder).parent.is_dir()
 
     def close(self) -> None:
-        """End the training where it stands and free what it holds."""
+        """End the training where it stands and free its resources."""
         if self._training is not None:
             self._training.close()
             self._training = None
@@ -182,17 +181,16 @@ class TaskRun:
             return WorkerReport(evaluation=None, outcome=outcome, test_metric=ended.value)
         except AutotuneError as error:
             return WorkerReport(evaluation=None, outcome=Outcome.INVALID, error=str(error), is_data_missing=isinstance(error, DataError))
-        except Exception as error:  # noqa: BLE001  # any fault of the trained code is an outcome, told with its traceback
+        except Exception as error:  # noqa: BLE001  # any error of the trained code is an outcome, reported with its traceback
             outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
             return WorkerReport(evaluation=None, outcome=outcome, error=traceback.format_exc())
         self._last = evaluation
-        report = self._test_report(evaluation) if self._task.score_test and evaluation.outcome is not None else None
-        fingerprint = self._take_fingerprint()
+        test_metric = self._test_metric(evaluation) if self._task.score_test and evaluation.outcome is not None else None
         return WorkerReport(
             evaluation=evaluation,
             outcome=evaluation.outcome,
-            fingerprint=fingerprint,
-            test_metric=report,
+            fingerprint=self._take_fingerprint(),
+            test_metric=test_metric,
             is_first_in_process=self._is_first,
             can_pause=self._can_pause,
         )
@@ -210,19 +208,19 @@ class TaskRun:
         if task.is_paused and task.state_folder is not None:
             kept["paused_folder"] = Path(task.state_folder)
         if (rendezvous := self._meet(task)) is not None:
-            from autotune.training.parallel.rendezvous import attended  # noqa: PLC0415  # likewise
+            from autotune.training.parallel.rendezvous import joined_at  # noqa: PLC0415  # imports torch
 
-            kept["ranks"] = self._rendezvous.enter_context(attended(rendezvous, task.config))
+            kept["ranks"] = self._rendezvous.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
-    def _test_report(self, evaluation: Evaluation) -> float | None:
-        """The test split's metric: what the training returns once it goes on past its last evaluation."""
+    def _test_metric(self, evaluation: Evaluation) -> float | None:
+        """The metric on the test split, which the training's generator returns when it is resumed after its last evaluation."""
         assert self._training is not None
         try:
             next(self._training)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]  # the generator's return type
-        except DataError as error:  # the weights could not be written; what was measured holds
+        except DataError as error:  # the weights could not be written; the measurements are still valid
             logger.warning("%s", error)
             return None
         raise AssertionError(f"training went on after {evaluation.outcome}")
@@ -243,7 +241,7 @@ class TaskRun:
 
 
 def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
-    """Train a task along with its first worker, until that one ends; what went wrong here, None where nothing did."""
+    """Train a task as one of its other workers until the first worker ends; returns this worker's failure, None if there was none."""
     take_niceness(task)
     go_to_code(task)
     from autotune.training.parallel.rendezvous import follow  # noqa: PLC0415  # torch is imported by the first training
@@ -252,20 +250,20 @@ def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
 
 
 def go_to_code(task: TrialTask) -> None:
-    """Make the driver's working folder and the user's own modules this process's, where this machine has them."""
+    """Change to the driver's working folder, if this machine has it, and make the user's own modules importable."""
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
 
 
 def take_niceness(task: TrialTask) -> None:
-    """Give this thread, and those that it will start, the driver's niceness, where that is permitted."""
-    with contextlib.suppress(OSError):  # only root may be less nice than it was; the fingerprint has what it is
+    """Give this thread, and the threads that it will start, the driver's niceness, if that is permitted."""
+    with contextlib.suppress(OSError):  # only root may lower a niceness; the fingerprint has the actual one
         os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
 
 
 def say_niceness(task: TrialTask, report: WorkerReport) -> None:
-    """Log once where a worker could not take the driver's niceness."""
+    """Log a warning, once, if a worker could not take the driver's niceness."""
     _say_niceness(report.fingerprint.get("niceness", task.niceness), task.niceness)
 
 
@@ -276,7 +274,7 @@ def _say_niceness(found: int, wanted: int) -> None:
 
 
 def _settings(task: TrialTask) -> dict[str, Any]:
-    """What all workers of a task call ``start_training`` with."""
+    """Keyword arguments that all workers of a task pass to ``start_training``."""
     settings: dict[str, Any] = {"cap_seconds": task.cap_seconds, "num_threads": task.num_threads, "score_test": task.score_test}
     if task.weights_path is not None:
         origin = {"study": Path(task.hang_folder).name, "run": task.name}
@@ -285,22 +283,22 @@ def _settings(task: TrialTask) -> dict[str, Any]:
 
 
 def how_it_died(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcome, str]:
-    """Outcome and error of a training whose process was gone, ``seconds`` after it began, before it said how it ended."""
-    doing = ""
-    with contextlib.suppress(OSError):  # the watchdog of another machine could not leave it here
-        doing = _hang_path(task).read_text(encoding="utf-8")
+    """Outcome and error of a training whose process died without reporting an outcome, ``seconds`` after the training began."""
+    stack_traces = ""
+    with contextlib.suppress(OSError):  # there is no hang file, such as from the watchdog of another machine
+        stack_traces = _hang_path(task).read_text(encoding="utf-8")
         _hang_path(task).unlink()
     if seconds >= task.deadline_seconds:
-        return Outcome.TIMED_OUT, f"not ended after {task.deadline_seconds:.0f} s; the worker was ended\n{doing}".rstrip()
+        return Outcome.TIMED_OUT, f"not ended after {task.deadline_seconds:.0f} s; the worker was ended\n{stack_traces}".rstrip()
     if is_lost(reason):
         return Outcome.LOST, reason
-    if any(words in reason for words in ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")):  # Ray's, of a worker that it ended
+    if any(words in reason for words in ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")):  # Ray's words, and the fork server's
         return Outcome.OUT_OF_MEMORY, reason
     return Outcome.ERRORED, reason
 
 
 def is_lost(reason: str) -> bool:
-    """Whether a worker went with its machine, by what Ray says of it."""
+    """Whether a worker was lost together with its machine, judged by Ray's error message."""
     return any(words in reason for words in ("node has died", "preempted", "temporarily unavailable"))
 
 
@@ -309,5 +307,5 @@ def _hang_path(task: TrialTask) -> Path:
 
 
 def import_training() -> None:
-    """Import all that a training needs, so that the first one finds it there."""
+    """Import all modules that a training needs, so that the first training need not."""
     import autotune.training.run  # noqa: F401, PLC0415

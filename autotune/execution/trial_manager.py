@@ -1,4 +1,4 @@
-"""The trials that are being trained: what passes between the policy that decides and the workers that run."""
+"""The trials that are being trained or paused, between the policy, which decides, and the workers, which train."""
 
 import logging
 import math
@@ -27,30 +27,30 @@ _MOST_REJECTED_IN_A_ROW = 1000
 
 
 class Listener(Protocol):
-    """Hears what happens to trials: the terminal, and the files that are written as trials end."""
+    """Contract of an observer of the search's trials: the terminal, or a file that is written as trials end."""
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
-        """A worker began a trial."""
+        """Called when a worker begins a trial or resumes it."""
         ...
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
-        """A trial made an evaluation."""
+        """Called after each evaluation of a trial."""
         ...
 
     def trial_paused(self, trial: int) -> None:
-        """A trial left its worker; it may be started again."""
+        """Called when a trial is paused and leaves its worker; ``trial_started`` follows if it is resumed."""
         ...
 
     def trial_lost(self, trial: int) -> None:
-        """A trial was lost with its machine; another one of the same point comes."""
+        """Called when a trial was lost with its machine; a new trial of the same point follows."""
         ...
 
     def trial_contended(self, trial: int, why: str) -> None:
-        """Something else wanted the machine too much for a trial's times to say anything; another one of the same point comes."""
+        """Called when a trial is discarded since something else on the machine spoilt its times; a new trial of the same point follows."""
         ...
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """A trial ended."""
+        """Called when a trial has ended with a result."""
         ...
 
 
@@ -63,27 +63,29 @@ class _Running:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
     handed_out_at: float = 0.0
-    """To the worker that trains it now."""
+    """Unix time at which the trial was handed to its current worker."""
     contention: Contention | None = None
-    """While that trains it."""
+    """Contention while the current worker trains the trial."""
     contention_before: Contention | None = None
-    """While others did, up to where the trial was paused last."""
+    """Contention while earlier workers trained the trial, up to its last pause."""
 
 
 class TrialManager:
-    """Trials handed out and not yet ended, by the key the execution knows them by.
+    """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune knows a trial by.
 
-    A paused trial keeps its key: ``resumed`` says when it goes on. One that an earlier process paused comes as a new task.
+    A paused trial keeps its key, and ``resumed`` returns it when it is to continue. A trial that an earlier process paused is handed out as
+    a new task, with a new key.
 
     Args:
-        make_task: a worker's task of a run's name, configuration, cap and deadline.
-        has_room: whether another trial can be trained beside those of these tasks.
-        state_folder: where the state of a trial is kept while it is paused.
-        max_retries: how often the point of a trial that was lost is tried again.
-        max_retakes: how often one is whose times something else on the machine has spoilt; after trials in a row for which that did not
-            help, others are only marked.
-        time_budget_seconds: of searching, from the first trial's start on; None for no limit.
-        on_no_more: called when no further trial will be started, before the paused ones are ended.
+        make_task: makes a worker's task from the run's name, its configuration, cap in seconds and deadline in seconds.
+        has_room: whether another trial can be trained beside the given tasks.
+        state_folder: folder for the training state of a paused trial, by trial number.
+        max_retries: how often the point of a lost trial is tried again.
+        max_retakes: how often the point of a trial is tried again whose times were spoilt by something else on the machine. After a few
+            trials in a row for which that did not help, further trials are only marked.
+        time_budget_seconds: time limit of the search, from the start of its first trial; None means no limit.
+        unsupported: why these machines cannot run a configuration; None if they can.
+        on_no_more: called when no further trial will be started, before the paused trials are ended.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class TrialManager:
         self._max_retries = max_retries
         self._max_retakes = max_retakes
         self._num_in_vain = 0
-        """Trials in a row that were marked, however often they were taken."""
+        """Number of trials in a row that were kept and marked as spoilt, however often their points had been tried."""
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf
         self._has_no_more = False
@@ -123,20 +125,20 @@ class TrialManager:
         self._running: dict[str, _Running] = {}
         self._paused: dict[str, _Running] = {}
         self._paused_before: set[str] = set()
-        """Keys of paused trials that the execution does not know: an earlier process paused them."""
+        """Keys of trials that an earlier process paused, and that Ray Tune therefore does not know."""
         self._resumed: dict[str, TrialTask] = {}
         self.refusal: AutotuneError | None = None
-        """Set when a worker could not read the data, or make the baseline: every trial would meet the same."""
+        """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or no suggestion can be run."""
 
         for trial, evaluations in policy.paused:
-            before = self._made(trial, composer.compose_suggestion(trial.suggestion, seed=trial.seed), is_paused=True)
-            before.evaluations += evaluations
-            self._paused[before.tracked.name] = before
-            self._paused_before.add(before.tracked.name)
+            paused = self._new_running(trial, composer.compose_suggestion(trial.suggestion, seed=trial.seed), is_paused=True)
+            paused.evaluations += evaluations
+            self._paused[paused.tracked.name] = paused
+            self._paused_before.add(paused.tracked.name)
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial should be started any more."""
+        """Whether no further trial may be started: the time budget is spent, or the search met an error."""
         return time.monotonic() >= self._ends_at or self.refusal is not None or self._policy.error is not None
 
     @property
@@ -145,46 +147,46 @@ class TrialManager:
         return self._has_no_more and not self._running
 
     def next_task(self, key: str) -> TrialTask | None:
-        """The next trial for a worker.
+        """The task of the next trial, which then has this key.
 
-        None where there is no worker for it, where a paused trial is to go on instead (see ``resumed``), or where the search has no
-        more: then paused trials are ended.
+        None if there is no worker for it, if a paused trial is to continue instead (see ``resumed``), or if the search has no more
+        trials, in which case the paused trials are ended.
         """
-        if not self._has_room([each.task for each in self._running.values()]):
+        if not self._has_room([running.task for running in self._running.values()]):
             return None
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = None if self.is_over else self._policy.suggest()
             if trial is None:
                 break
-            paused = next((other for other, each in self._paused.items() if each.trial.number == trial.number), None)
-            if paused is not None:
-                return self._take_up(paused, trial, key)
+            paused_key = next((other for other, paused in self._paused.items() if paused.trial.number == trial.number), None)
+            if paused_key is not None:
+                return self._resume(paused_key, trial, key)
             try:
                 composed = self._compose(trial)
             except InvalidTrialError as error:
                 self._policy.reject(trial.number, str(error))
                 continue
-            self._running[key] = self._made(trial, composed)
+            self._running[key] = self._new_running(trial, composed)
             return self._running[key].task
         else:
             self.refusal = ConfigError(f"search_space: {_MOST_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
         if self.is_over or not self._running:
             self._has_no_more = True
             self._on_no_more()
-            for paused in list(self._paused):
-                self._end(paused, Outcome.STOPPED, None)
+            for paused_key in list(self._paused):
+                self._end(paused_key, Outcome.STOPPED, None)
         return None
 
     def resumed(self) -> tuple[str, TrialTask] | None:
-        """A paused trial that is to go on, with its worker's new task; None where there is none."""
+        """Key and new task of a paused trial that is to continue; None if there is none."""
         return next(iter(self._resumed.items()), None)
 
     def is_alive(self, key: str) -> bool:
-        """Whether a trial is being trained, or paused and may go on."""
+        """Whether a trial is being trained, or is paused and may continue."""
         return key in self._paused or key in self._running
 
     def started(self, key: str) -> None:
-        """A worker took the trial up."""
+        """Note that a worker has begun or resumed a trial."""
         running = self._running.get(key)
         if running is None:
             return
@@ -198,7 +200,7 @@ class TrialManager:
             listener.trial_started(running.trial.number, running.tracked.overrides)
 
     def reported(self, key: str, report: WorkerReport) -> Decision:
-        """Take a worker's report.
+        """Take a worker's report on a trial, and end or pause the trial if that is due.
 
         Returns:
             Whether the trial goes on, is paused or stops.
@@ -229,19 +231,19 @@ class TrialManager:
         return Decision.STOP
 
     def died(self, key: str, reason: str) -> None:
-        """The trial's worker is gone before it said how the trial ended, or before it had kept the state of a paused one."""
+        """End a trial whose worker died before it reported how the trial ended, or before it had kept the state of a paused trial."""
         running = self._running.get(key) or self._paused.get(key)
         if running is None:
             return
         self._end(key, *how_it_died(running.task, seconds=time.time() - running.handed_out_at, reason=reason))
 
     def interrupt_all(self) -> None:
-        """Give up what is still running or paused, because the study itself ends: resuming goes on with it, or proposes it again."""
+        """Give up all running and paused trials, because the search ends; a resumed study continues them or proposes them again."""
         for key in [*self._running, *self._paused]:
             self.interrupted(key)
 
     def interrupted(self, key: str) -> None:
-        """Give up one trial, as ``interrupt_all`` does."""
+        """Give up a running or paused trial; a resumed study continues it or proposes it again."""
         running = self._running.pop(key, None) or self._paused.pop(key, None)
         if running is not None:
             self._policy.interrupt(running.trial.number)
@@ -253,7 +255,7 @@ class TrialManager:
             raise InvalidTrialError(reason)
         return composed
 
-    def _made(self, trial: Trial, composed: Composed, *, is_paused: bool = False) -> _Running:
+    def _new_running(self, trial: Trial, composed: Composed, *, is_paused: bool = False) -> _Running:
         tracked = TrackedTrial(
             name=f"trial-{trial.number}",
             phase="search",
@@ -275,29 +277,29 @@ class TrialManager:
 
     def _pause(self, key: str) -> None:
         running = self._running.pop(key)
-        running.contention_before, running.contention = _both(running.contention_before, running.contention), None
+        running.contention_before, running.contention = _total(running.contention_before, running.contention), None
         self._paused[key] = running
         self._policy.pause(running.trial.number, running.evaluations)
         for listener in self._listeners:
             listener.trial_paused(running.trial.number)
 
-    def _take_up(self, paused: str, trial: Trial, key: str) -> TrialTask | None:
-        """Go on with a paused trial: under its own key, or as a new task where an earlier process paused it."""
-        running = self._paused.pop(paused)
+    def _resume(self, paused_key: str, trial: Trial, key: str) -> TrialTask | None:
+        """Resume a paused trial, under its own key; if an earlier process paused it, return its task, for the new ``key``."""
+        running = self._paused.pop(paused_key)
         running.trial = trial
         running.task = replace(running.task, cap_seconds=trial.cap_seconds, deadline_seconds=self._deadline_seconds(), is_paused=True)
-        if paused in self._paused_before:
+        if paused_key in self._paused_before:
             self._running[key] = running
             return running.task
-        self._running[paused] = running
-        self._resumed[paused] = running.task
+        self._running[paused_key] = running
+        self._resumed[paused_key] = running.task
         return None
 
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
-        is_paused = key in self._paused  # its worker may still be writing its state: the folder goes with the whole search's
+        is_paused = key in self._paused  # its worker may still be writing the state, so its folder is deleted only after the search
         running = self._paused.pop(key) if is_paused else self._running.pop(key)
         self._resumed.pop(key, None)
-        contention = _both(running.contention_before, running.contention)
+        contention = _total(running.contention_before, running.contention)
         why = contention.reason if contention is not None and outcome.is_timed else None
         result = TrialResult(
             trial=running.trial.number,
@@ -313,7 +315,7 @@ class TrialManager:
             cap_seconds=running.task.cap_seconds if math.isfinite(running.task.cap_seconds) else None,
             contention=why,
         )
-        is_retaken = why is not None and self._take_again(result.trial)
+        is_retaken = why is not None and self._retake(result.trial)
         if why is not None:
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
             logger.info("%s: %s; %s", running.tracked.name, why, again)
@@ -338,19 +340,19 @@ class TrialManager:
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
-    def _take_again(self, number: int) -> bool:
-        """Give a trial up for another one of the same point, unless the search ends, or that has been in vain for others."""
+    def _retake(self, number: int) -> bool:
+        """Discard a trial so that its point is tried again, unless the search ends or that did not help the last few trials."""
         if self.is_over or self._has_no_more or self._num_in_vain >= _MOST_IN_VAIN:
             return False
         return self._policy.retry(number, most=self._max_retakes)
 
 
-def _both(before: Contention | None, now: Contention | None) -> Contention | None:
+def _total(before: Contention | None, now: Contention | None) -> Contention | None:
     return before + now if before is not None and now is not None else now or before
 
 
 _MOST_IN_VAIN = 3
 _GRACE_SECONDS = 30.0
-"""What a trial may run past the study's time budget before it counts as hung."""
+"""Seconds that a trial may run past the study's time budget before it counts as hung."""
 
 _OUTCOME_OF = {Decision.CONTINUE: None, Decision.PAUSE: None, Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}

@@ -1,10 +1,10 @@
-"""The thread that looks after a training in its process: its deadline, and what else wanted the machine meanwhile.
+"""The watchdog thread of a training's process: it enforces the deadline and measures what else used the machine meanwhile.
 
-It wakes ten times a second. Where it was due long ago, and the kernel says that it neither ran nor waited for a CPU since, the process was
-stopped as a whole: that time moves the deadline, so that no trial counts as hung because someone else stopped it. (A thread that cannot
-get Python's lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted as waiting.)
+It wakes ten times a second. If it wakes long after it was due, and the kernel says that it neither ran nor waited for a CPU meanwhile, the
+whole process was stopped: the deadline moves by that time, so that no trial counts as hung because someone else stopped it. (A thread that
+cannot get Python's lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted as waiting.)
 
-A hung process is ended from here, with the stack of every thread in its hang file. Where even this thread cannot run, since compiled code
+The watchdog ends a hung process, with the stack of every thread in its hang file. If even the watchdog cannot run, since compiled code
 keeps Python's lock for ever, ``faulthandler``'s own timer does the same, some time later.
 """
 
@@ -26,19 +26,19 @@ from autotune.execution.awake import gives_way
 
 _BEAT_SECONDS = 0.1
 _MOST_WAKES_PER_SECOND = 20
-"""Of a thread that was stopped: it may have waited for Python's lock just before and just after, which wakes it 200 times a second."""
+"""Upper limit for a thread that was stopped: just before and after, it may wait for Python's lock, which wakes it 200 times a second."""
 _SAMPLE_EVERY_SECONDS = 0.5
 _BACKSTOP_SECONDS = 60.0
-"""What a process may hang past its deadline where this thread cannot run."""
+"""Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the watchdog thread cannot run."""
 
 
 class Watch:
-    """Looks after one training of this process.
+    """Watches one training of this process.
 
     Args:
-        deadline_seconds: wall seconds that the training may take, less those in which it was stopped or waited for another machine.
-        driver: host and process of the driver, whose other processes are the study's own.
-        hang_file: opens the file for what a hung process was doing.
+        deadline_seconds: wall seconds that the training may take; time in which it was stopped or waited for another machine is free.
+        driver: host and process id of the driver; all processes that the driver has started belong to the study.
+        hang_file: opens the file that the stack traces of a hung process are written to.
     """
 
     def __init__(self, *, deadline_seconds: float, driver: tuple[str, int], hang_file: Callable[[], TextIO]) -> None:
@@ -53,12 +53,12 @@ class Watch:
         self._on_seconds = 0.0
         self._on_since = 0.0
         self._first: _Sample | None = None
-        self._known: Contention | None = None
+        self._latest: Contention | None = None
         self._device: str | None = None
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """The training is under way while the context lasts; the process is ended where that comes to the deadline."""
+        """Watch the training while the context lasts; the process is ended at the deadline."""
         if self._first is None:
             self._first = _sample(self._driver)
         with self._changed:
@@ -74,7 +74,7 @@ class Watch:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Within ``on``: what the context takes moves the deadline, as files that a machine fetches once may take longer than any trial."""
+        """Suspend ``on`` and move the deadline by the context's duration: fetching files to a machine may take longer than any trial."""
         began = time.monotonic()
         with self._changed:
             self._switch(is_on=False)
@@ -86,26 +86,26 @@ class Watch:
                 self._switch(is_on=True)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the watchdog thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def contention(self, *, is_last: bool) -> Contention | None:
-        """What else wanted the machine so far, looked at now and then and where the training has ended; None before the first time."""
+        """What else used the machine so far, measured anew now and then and at the training's end; None before the first measurement."""
         assert self._first is not None, "the training is under way"
-        before = self._known
-        seen_seconds, seen_stopped = (before.seconds, before.stopped_seconds) if before else (0.0, 0.0)
+        latest = self._latest
+        seen_seconds, seen_stopped = (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
         if not is_last and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS and self._stopped_seconds == seen_stopped:
-            return before
+            return latest
         now = _sample(self._driver)
         first, seconds = self._first, self._on_seconds
-        fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # of the time since, in which the training was under way
-        used = {process: max(0.0, cpu - first.study_cpu.get(process, 0.0)) for process, cpu in now.study_cpu.items()}  # ended ones: none
-        study = sum(cpu for process, cpu in used.items() if process != os.getpid() and not gives_way(process))
+        fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # share of the time since the first sample that was trained in
+        used = {pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()}  # of processes still alive
+        study = sum(cpu for pid, cpu in used.items() if pid != os.getpid() and not gives_way(pid))
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault()
-        self._known = Contention(
+        self._latest = Contention(
             seconds=seconds,
             stopped_seconds=self._stopped_seconds,
             waited_seconds=max((waited - first.waits.get(thread, 0.0) for thread, waited in now.waits.items()), default=0.0),
@@ -113,7 +113,7 @@ class Watch:
             study_cpu_seconds=study * fraction,
             device=self._device,
         )
-        return self._known
+        return self._latest
 
     def _switch(self, *, is_on: bool) -> None:
         now = time.monotonic()
@@ -160,16 +160,16 @@ class Watch:
 
 
 class _Ran(NamedTuple):
-    """What the kernel says of a thread, of Linux's ``schedstat``."""
+    """The kernel's scheduling counters of a thread, from Linux's ``schedstat``."""
 
     waited_seconds: float
-    """For a CPU."""
+    """Seconds that the thread has waited for a CPU."""
     times: int
-    """It was given one."""
+    """Number of times that the thread was given a CPU."""
 
 
 def _ran(thread: str) -> _Ran | None:
-    """Of a thread in ``/proc``; None where the kernel does not say, or the thread is gone."""
+    """Read the counters of a thread, given its folder in ``/proc``; None if the kernel has none or the thread is gone."""
     try:
         _, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -178,42 +178,43 @@ def _ran(thread: str) -> _Ran | None:
 
 
 class _Sample(NamedTuple):
-    """Counters of CPU time at one moment, in seconds."""
+    """Counters of CPU time at one moment, all in seconds."""
 
     at: float
+    """Time of the sample on the monotonic clock."""
     busy_cpu: float
-    """Of all processes of the machine."""
+    """CPU time used by all processes of the machine."""
     study_cpu: dict[int, float]
-    """Of the study's, this one among them, by process."""
+    """CPU time used by each process of the study, including this one, by process id."""
     waits: dict[str, float]
-    """Waited for a CPU, by thread of this process."""
+    """Time that each thread of this process has waited for a CPU, by thread id."""
 
 
 def _sample(driver: tuple[str, int]) -> _Sample:
     machine = psutil.cpu_times()
     busy = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    own = psutil.Process()
-    processes = {own.pid: own}
-    for root in _roots(driver):
-        if root in processes:
+    this_process = psutil.Process()
+    processes = {this_process.pid: this_process}
+    for root_pid in _roots(driver):
+        if root_pid in processes:
             continue
         with contextlib.suppress(psutil.Error):
-            top = psutil.Process(root)
-            processes |= {each.pid: each for each in [top, *top.children(recursive=True)]}
-    return _Sample(time.monotonic(), busy, {pid: _cpu_seconds(each) for pid, each in processes.items()}, _waits())
+            root = psutil.Process(root_pid)
+            processes |= {process.pid: process for process in [root, *root.children(recursive=True)]}
+    return _Sample(time.monotonic(), busy, {pid: _cpu_seconds(process) for pid, process in processes.items()}, _waits())
 
 
 def _roots(driver: tuple[str, int]) -> Iterator[int]:
-    """Processes whose descendants are the study's: the driver, where it runs on this machine, and Ray's own that has started this one."""
-    host, process = driver
+    """Ids of processes whose descendants belong to the study: the driver, if it runs on this machine, and this process's raylet."""
+    host, pid = driver
     if host == platform.node():
-        yield process
+        yield pid
     if (raylet := os.environ.get("RAY_RAYLET_PID", "")).isdigit():
         yield int(raylet)
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """A process's, with those of its own that have ended."""
+    """CPU time that a process and those of its children that have ended have used, in seconds; 0 if it cannot be read."""
     try:
         return float(sum(process.cpu_times()[:4]))
     except psutil.Error:
@@ -228,7 +229,7 @@ def _waits() -> dict[str, float]:
 
 
 def _device_fault() -> str | None:
-    """What is wrong with the GPU that this process trains on; None where it has none."""
+    """What is wrong with the GPU that this process trains on; None if nothing is, or it trains on no GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

@@ -1,8 +1,8 @@
-"""The worker as Ray Tune runs it: a process that runs trials one after another, a step being one evaluation.
+"""The Ray Tune worker: a process that runs trials one after another; one Tune step is one evaluation.
 
-A process that ran out of memory or ran faulty code ends with that trial, so that the next one begins in a clean one; any other
-goes on with the next trial at once, its data set in memory. Where the driver has a fork server on this machine, the process that trains
-is forked by it, and the worker, which need not import torch then, passes on what is said.
+A process that ran out of memory or ran faulty code ends with that trial, so that the next trial begins in a clean process; any other
+process runs the next trial at once, with the data set still in memory. If the driver has a fork server on this machine, a process forked
+by it does the training, and the worker only passes on its reports, so that it need not import torch.
 """
 
 import os
@@ -16,35 +16,35 @@ from autotune.execution.task_run import TaskRun, TrialTask
 from autotune.execution.worker_group import WorkerGroup, bundles
 
 
-class _Kept:
-    """What Ray is told of a state that was kept: that there is no checkpoint to restore."""
+class _NoCheckpoint:
+    """What ``save`` returns to Ray: there is no checkpoint that Ray has to keep or restore."""
 
     checkpoint = None
 
 
 class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
-    """A worker as Ray Tune runs it."""
+    """A Ray Tune worker that runs trials one after another."""
 
     @classmethod
     def default_resource_request(cls, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        """The resources of one trial, from its task: a bundle for each worker."""
+        """The resources that a trial's task asks for: one bundle for each of its workers."""
         return tune.PlacementGroupFactory(bundles(config["task"]), strategy=config["task"].placement)
 
     def setup(self, config: Mapping[str, Any]) -> None:
-        """Take the first trial."""
+        """Begin the first trial of this process."""
         self._is_unfit = False
         self._group = WorkerGroup()
         self._forked: ForkedProcess | None = None
         self._run = self._new_run(config["task"])
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-        """Take the next trial in the same process."""
+        """Begin the next trial in the same process."""
         self._end()
         self._run = self._new_run(new_config["task"])
         return True
 
     def _new_run(self, task: TrialTask) -> TaskRun | ForkedRun:
-        if task.fork_server is None or task.num_workers > 1:  # several are Ray's own processes, which meet by it
+        if task.fork_server is None or task.num_workers > 1:  # several workers must be Ray's processes to meet
             return TaskRun(task, self._group.meet)
         if self._forked is None:
             try:
@@ -57,11 +57,11 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         """Train to the next evaluation.
 
         Raises:
-            RuntimeError: asked again after an outcome that makes this process unfit; Ray then replaces it.
+            RuntimeError: called again after an outcome that makes this process unfit for further trials; Ray then replaces the process.
         """
         if self._is_unfit:
             if self._group.is_stuck:
-                os._exit(1)  # no less would end the thread that waits
+                os._exit(1)  # nothing else ends the training's thread, which waits for a lost worker
             self._end()
             raise RuntimeError("this worker is replaced")
         report = self._group.next_report(self._run)
@@ -74,12 +74,12 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
         return {"report": report, "is_unfit": self._is_unfit}
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Keep the trial's state where its task says, before it is paused; Ray keeps no checkpoint of its own."""
+        """Keep the state of a trial that is being paused, in its task's state folder; Ray keeps no checkpoint of its own."""
         self._run.keep()
-        return _Kept()
+        return _NoCheckpoint()
 
     def cleanup(self) -> None:
-        """End what is still training."""
+        """End the training, and the forked process if there is one."""
         self._end()
         self._end_forked()
 

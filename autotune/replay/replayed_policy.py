@@ -10,7 +10,7 @@ from autotune.replay.simulation import replayed_evaluation
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.factory import make_sampler, make_stopping
 from autotune.search.pausing import pausing_sampler
-from autotune.search.policy import Place, SearchPolicy
+from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import StoppingRule
 from autotune.search.study import Study, study_in_memory
@@ -21,7 +21,7 @@ def replayed_policy(
     composed: Composed,
     *,
     seed: int,
-    place: Place,
+    place: PointPlacement,
     stopping: StoppingRule | None = None,
     study: Study | None = None,
     earlier: Sequence[EarlierStudy] = (),

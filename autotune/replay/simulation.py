@@ -16,7 +16,7 @@ from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
-from autotune.search.policy import Place, SearchPolicy, Trial
+from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 
@@ -130,7 +130,7 @@ class _Training:
 
 def replay(
     recording: Recording,
-    make_policy: Callable[[Place], SearchPolicy],
+    make_policy: Callable[[PointPlacement], SearchPolicy],
     *,
     num_workers: int = 1,
     within: float | None = 0.1,
@@ -175,7 +175,7 @@ class _Replay:
     def __init__(
         self,
         recording: Recording,
-        make_policy: Callable[[Place], SearchPolicy],
+        make_policy: Callable[[PointPlacement], SearchPolicy],
         num_workers: int,
         within: float | None,
         losses: _Losses,

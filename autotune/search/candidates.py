@@ -1,4 +1,4 @@
-"""New points for a sampler that models a search: drawn by chance, and in a finite space none that was tried already."""
+"""New points for a sampler with a model to choose from: drawn at random, and in a finite space only points not yet tried."""
 
 import math
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from autotune.search.random_sampler import RandomTrial
 from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion
 
 _MOST_LISTED = 4096
-"""Points of a space that are listed where chance draws none that is new; in a larger one it soon does."""
+"""Maximum size of a space whose untried points are listed when random draws give none; in a larger space they soon do."""
 _MOST_REMEMBERED = 1_000_000
-"""Points of a space above which one is not drawn twice."""
+"""Maximum size of a space whose tried points are remembered; in a larger space random draws hardly repeat one."""
 
 
 class Candidates:
-    """Draws points of a space that were not tried."""
+    """Draws points of a space that have not been tried."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -23,17 +23,17 @@ class Candidates:
         self._tried: set[tuple[str, ...]] = set()
 
     def tried(self, point: Suggestion) -> None:
-        """A point is no candidate any more."""
+        """Mark a point as tried, so that it is not drawn again."""
         if self._size <= _MOST_REMEMBERED:
             self._tried.add(point.key)
 
     @property
-    def are_exhausted(self) -> bool:
-        """Whether every point of the space was tried."""
+    def is_exhausted(self) -> bool:
+        """Whether every point of the space has been tried."""
         return len(self._tried) >= self._size
 
     def draw(self, rng: np.random.Generator, count: int) -> list[Suggestion]:
-        """At most so many points, by chance and perhaps some of them twice; none only where every point of the space was tried."""
+        """Draw at most ``count`` random points, maybe with duplicates; in a space small enough to list, none only if all were tried."""
         by_chance = RandomTrial(rng)
         drawn = [self._space.suggest(by_chance) for _ in range(count)]
         if self._size > _MOST_REMEMBERED:
@@ -46,7 +46,7 @@ class Candidates:
 
 
 def num_points(space: SearchSpace) -> float:
-    """How many points a space has; infinite where a parameter is a real number without a step."""
+    """Number of points in a space; infinite if a parameter is a real number without a step."""
     return math.prod(map(_num_values, space.parameters.values()))
 
 
@@ -63,14 +63,14 @@ def _num_values(parameter: Parameter) -> float:
 
 def points(space: SearchSpace) -> Iterator[Suggestion]:
     """Every point of a finite space."""
-    made: list[dict[str, object]] = [{}]
+    combined: list[dict[str, object]] = [{}]
     for key, parameter in space.parameters.items():
         if isinstance(parameter, Choice):
             opened = [{key: value, **point.values} for value, beneath in parameter.options for point in points(beneath)]
         else:
             opened = [{key: value} for value in _values(parameter)]
-        made = [{**before, **after} for before in made for after in opened]
-    yield from map(Suggestion, made)
+        combined = [{**before, **after} for before in combined for after in opened]
+    yield from map(Suggestion, combined)
 
 
 def _values(parameter: Float | Int | PowerOfTwo) -> list[float]:

@@ -1,7 +1,7 @@
-"""A relational database as a study's storage, by URL: opened, waited for where it goes away, and given up in one line.
+"""A relational database as a study's storage, by URL: opens it, waits while it does not answer, and reports a lost one in one line.
 
-Between two statements a database may restart, or be cut off for a while: the next connection is tried again and again, and the
-study goes on where it stood. A statement that fails midway is not repeated, since it may have been carried out.
+Between two statements a database may restart, or be unreachable for a while: the next connection is tried again and again, and the
+study continues where it stood. A statement that fails midway is not repeated, since it may have been carried out.
 """
 
 import logging
@@ -20,16 +20,16 @@ from autotune.errors import ConfigError, StudyError
 
 LOGGER = logging.getLogger("autotune.search")
 PATIENCE_SECONDS = 120.0
-"""How long a database may be away."""
+"""Longest time that a database may be unreachable before the study gives up."""
 _TRY_EVERY_SECONDS = 1.0
 _ACCEPTED = "null, or a database: sqlite:////DIR/studies.db, postgresql://USER@HOST/DATABASE (pip install 'autotune[postgresql]')"
 
 
 def open_database(url: str) -> RDBStorage:
-    """The database as Optuna's storage, its tables made where there are none.
+    """Open a database as Optuna's storage, and make its tables if there are none.
 
     Raises:
-        ConfigError: it does not answer, refuses, or is none; passwords are not told.
+        ConfigError: the URL does not answer, refuses, or is no database; the message holds no password.
     """
     try:
         check_listens(url)
@@ -45,10 +45,10 @@ def open_database(url: str) -> RDBStorage:
 
 @contextmanager
 def told_storage_errors(resume_command: str) -> Iterator[None]:
-    """Tell that a study's storage is gone as one line, with the command that goes on once it is back.
+    """Report a lost study storage in one line, with the command that resumes the study once the storage is back.
 
     Raises:
-        StudyError: it is.
+        StudyError: the storage failed within the context.
     """
     try:
         yield
@@ -59,23 +59,23 @@ def told_storage_errors(resume_command: str) -> Iterator[None]:
 
 
 def _connect(dialect: Any, _: Any, arguments: Any, keywords: Any) -> Any:
-    """A connection, once the database gives one."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    is_told = False
+    """Open a connection, trying again until the database answers or ``PATIENCE_SECONDS`` have passed."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    has_warned = False
     while True:
         try:
             return dialect.connect(*arguments, **keywords)
         except dialect.loaded_dbapi.OperationalError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
-            if not is_told:
+            if not has_warned:
                 LOGGER.warning("search.storage does not answer (%s); it is waited for", _reason(error))
-                is_told = True
+                has_warned = True
         time.sleep(_TRY_EVERY_SECONDS)
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the error that began it all, without what is secret."""
+    """The first line of an error's root cause, without passwords, cut to 200 characters."""
     while error.__cause__ is not None:
         error = error.__cause__
     return without_password(next(iter(str(error).strip().splitlines()), type(error).__name__))[:200]

@@ -1,8 +1,8 @@
-"""Trials of an earlier study, as another search space knows them: matched by config key.
+"""Trials of an earlier study, translated to a new search space by matching config keys.
 
-A parameter that only the earlier study has is left out. One that only the new space has is unknown for every earlier trial: models
-are told nothing of it, and where such a point is tried again its value is drawn. A trial with a value that the new space does not
-have (outside a range, none of a choice's options) is left out whole: at the range's end it would tell of a point that nobody trained.
+A parameter that only the earlier study has is left out. A parameter that only the new space has is unknown for every earlier trial:
+models get no value for it, and where such a point is tried again its value is drawn. A trial with a value that the new space does not
+have (outside a range, none of a choice's options) is left out as a whole: moved to the range's end it would be a point nobody trained.
 """
 
 import math
@@ -21,26 +21,26 @@ from autotune.search.seeds import derived_seed
 from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
 
 _SAME = 1e-9
-"""Share of a range by which a value may lie past its end: what rounding does."""
+"""Fraction of a range by which a value may lie past its end and still count as the end: a rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierStudy:
-    """An earlier study's trials, as far as a search space has their values."""
+    """An earlier study's trials, as far as their values are in the new search space."""
 
     name: str
     target: Target
     trials: tuple[RecordedTrial, ...]
-    """Their suggestions hold only values of the new space, and not always all of a point's."""
+    """Trials whose suggestions hold only values of the new space, and not always a value for each of its parameters."""
     summary: str
-    """What was taken and what was left out, for a reader; one line."""
+    """One line for the user on which trials and parameters were taken and left out."""
 
 
 def earlier_study(name: str, recording: Recording, space: SearchSpace) -> EarlierStudy:
     """The trials of a recording that fit a search space and have an evaluation.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no trial fits.
     """
     kept, misfits = [], Counter[str]()
     for trial in recording.trials:
@@ -61,18 +61,18 @@ def earlier_study(name: str, recording: Recording, space: SearchSpace) -> Earlie
 
 
 def completed(space: SearchSpace, values: Mapping[str, Any], by_chance: RandomTrial) -> Suggestion:
-    """A point of the space with these values; what they lack is drawn."""
-    made: dict[str, Any] = {}
+    """A point of the space with the given values; missing values are drawn at random."""
+    complete: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
-        made[key] = values[key] if key in values else parameter.suggest(by_chance, key)
+        complete[key] = values[key] if key in values else parameter.suggest(by_chance, key)
         if isinstance(parameter, Choice):
-            made |= completed(parameter.beneath(made[key]), values, by_chance).values
-    return Suggestion(made)
+            complete |= completed(parameter.beneath(complete[key]), values, by_chance).values
+    return Suggestion(complete)
 
 
 def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Those of the values that the space has, and the key of one that it does not have as it is."""
-    found: dict[str, Any] = {}
+    """The values of parameters that the space has, and the key of a value outside the space, None if there is none."""
+    fitting: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
         if key not in values:
             continue
@@ -82,42 +82,42 @@ def _fitting(space: SearchSpace, values: Mapping[str, Any]) -> tuple[dict[str, A
             near = min(max(value, low), high)
             value = near if abs(value - near) <= _SAME * (high - low) else value
         if parameter.as_param(value) is None:
-            return found, key
-        found[key] = int(value) if isinstance(parameter, Int) else value
+            return fitting, key
+        fitting[key] = int(value) if isinstance(parameter, Int) else value
         if isinstance(parameter, Choice):
-            found[key] = _option(parameter, value)
+            fitting[key] = _option(parameter, value)
             beneath, misfit = _fitting(parameter.beneath(value), values)
             if misfit is not None:
-                return found, misfit
-            found |= beneath
-    return found, None
+                return fitting, misfit
+            fitting |= beneath
+    return fitting, None
 
 
 def _option(choice: Choice, value: Any) -> Any:
-    """The choice's own value that one is: 20 where it is 20.0."""
-    return next(each for each, _ in choice.options if repr(choice.as_param(each)) == repr(choice.as_param(value)))
+    """The option of a choice that equals a value, with the option's type: 20 for 20.0."""
+    return next(option for option, _ in choice.options if repr(choice.as_param(option)) == repr(choice.as_param(value)))
 
 
 def _ranked(study: EarlierStudy) -> Sequence[RecordedTrial]:
-    """The trials, the soonest at their study's target first; those that never were, by how near they came."""
+    """A study's trials by time to target, the shortest first; then those short of the target, by least shortfall."""
 
-    def merit(trial: RecordedTrial) -> tuple[float, float]:
+    def sort_key(trial: RecordedTrial) -> tuple[float, float]:
         seconds = trial.time_to_target(study.target)
-        nearest = min((study.target.shortfall(each) for each in trial.metrics if math.isfinite(each)), default=math.inf)
+        nearest = min((study.target.shortfall(metric) for metric in trial.metrics if math.isfinite(metric)), default=math.inf)
         return (math.inf if seconds is None else seconds, nearest)
 
-    return sorted(study.trials, key=merit)
+    return sorted(study.trials, key=sort_key)
 
 
 def first_points(studies: Sequence[EarlierStudy], space: SearchSpace, *, seed: int, count: int = 3) -> list[Suggestion]:
-    """The best points of earlier studies, those of each in turn, none twice."""
+    """At most ``count`` of the best points of earlier studies, from each study in turn and without duplicates."""
     by_chance = RandomTrial(np.random.default_rng(derived_seed(seed, "earlier points")))
-    ranked = [_ranked(each) for each in studies]
-    found: list[Suggestion] = []
-    for trial in (each[place] for place in range(max(map(len, ranked), default=0)) for each in ranked if place < len(each)):
-        if len(found) == count:
+    ranked = [_ranked(study) for study in studies]
+    points: list[Suggestion] = []
+    for trial in (trials[index] for index in range(max(map(len, ranked), default=0)) for trials in ranked if index < len(trials)):
+        if len(points) == count:
             break
         point = completed(space, trial.suggestion.values, by_chance)
-        if point not in found:
-            found.append(point)
-    return found
+        if point not in points:
+            points.append(point)
+    return points

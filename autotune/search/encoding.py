@@ -1,4 +1,4 @@
-"""Points of a search space as numbers: for models, and for distances between points."""
+"""Encodes points of a search space as numbers, for models and for distances between points."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,47 +12,47 @@ from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 _CATEGORY_SCALE = 0.7
-"""Value of a category's own feature: two categories then lie a distance of one apart."""
+"""Value of the one-hot feature of a point's category: points of two categories are then a distance of about one apart."""
 _NOT_OPEN = 0.5
-"""Feature of a number whose branch is not open: the middle, so that nothing is said by it."""
+"""Feature of a number whose branch is not open: the middle of [0, 1], which tells the model nothing."""
 
 
 class UnitCube:
-    """The space as a unit cube with a coordinate for each parameter of each branch.
+    """A search space as a unit cube with a coordinate for each parameter of each branch.
 
-    A number lies in [0, 1], in log where the space says log; a choice of numbers by its rank among them. Any other choice is a
-    category: its coordinate is the option's position, and says only whether two points have the same one. A parameter whose
-    branch is not open has NaN.
+    A number is scaled to [0, 1], in log where the space says log; a choice of numbers is encoded by the option's rank. Any other choice
+    is a category: its coordinate is the option's index, which says only whether two points have the same option. A parameter
+    whose branch is not open is NaN.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self.num_options: list[int] = []
-        """Of each coordinate: the options of a category, 0 for a number."""
+        """Number of options of each coordinate that is a category, 0 for a coordinate that is a number."""
         self._coordinates = self._coordinates_of(space)
 
     def _coordinates_of(self, space: SearchSpace) -> "list[_Number | _Option]":
-        found: list[_Number | _Option] = []
+        coordinates: list[_Number | _Option] = []
         for key, parameter in space.parameters.items():
             index = len(self.num_options)
             is_category = isinstance(parameter, Choice) and not _is_ranked(parameter)
             self.num_options.append(len(parameter.options) if isinstance(parameter, Choice) and is_category else 0)
             if isinstance(parameter, Choice):
-                places = _places(parameter)
+                encoded = _encoded_options(parameter)
                 beneath = {override_text(value): self._coordinates_of(opened) for value, opened in parameter.options}
-                found.append(_Option(key, index, places, beneath))
+                coordinates.append(_Option(key, index, encoded, beneath))
             else:
-                found.append(_Number(key, index, parameter))
-        return found
+                coordinates.append(_Number(key, index, parameter))
+        return coordinates
 
     def encode(self, points: Sequence[Suggestion]) -> Array:
-        """Coordinates ``[points, parameters]``."""
+        """Coordinates ``[points, parameters]`` of points, NaN where a parameter's branch is not open."""
         encoded = np.full((len(points), len(self.num_options)), np.nan)
         for row, point in zip(encoded, points, strict=True):
             _fill(row, self._coordinates, point.values)
         return encoded
 
     def features(self, encoded: Array) -> Array:
-        """Coordinates as a model takes them ``[points, features]``: no NaN, and a feature for every option of a category."""
+        """A model's features ``[points, features]`` from coordinates: without NaN, and categories one-hot."""
         columns = []
         for column, num_options in zip(encoded.T, self.num_options, strict=True):
             if num_options == 0:
@@ -63,19 +63,19 @@ class UnitCube:
 
     @property
     def num_features(self) -> int:
-        """Features of a point."""
-        return sum(max(1, each) for each in self.num_options)
+        """Number of features of a point."""
+        return sum(max(1, count) for count in self.num_options)
 
 
 @dataclass(frozen=True)
 class _Number:
-    """The coordinate of a parameter that is no choice."""
+    """The coordinate of a numeric parameter."""
 
     key: str
     index: int
     parameter: Parameter
 
-    def of(self, value: Any) -> float:
+    def encode(self, value: Any) -> float:
         low, high = self.parameter.ends()  # type: ignore[union-attr]  # a choice is an _Option
         if high == low:
             return _NOT_OPEN
@@ -86,29 +86,29 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Option:
-    """The coordinate of a choice, and those that open beneath each of its values, by the value's text."""
+    """The coordinate of a choice: the encoded value of each option and the coordinates beneath it, by the option's text."""
 
     key: str
     index: int
-    places: Mapping[str, float]
+    encoded: Mapping[str, float]
     beneath: "Mapping[str, list[_Number | _Option]]"
 
 
 def _fill(row: Array, coordinates: "list[_Number | _Option]", values: Mapping[str, Any]) -> None:
-    for each in coordinates:
-        if each.key not in values:
+    for coordinate in coordinates:
+        if coordinate.key not in values:
             continue
-        value = values[each.key]
-        if isinstance(each, _Number):
-            row[each.index] = each.of(value)
+        value = values[coordinate.key]
+        if isinstance(coordinate, _Number):
+            row[coordinate.index] = coordinate.encode(value)
         else:
             text = override_text(value)
-            row[each.index] = each.places[text]
-            _fill(row, each.beneath[text], values)
+            row[coordinate.index] = coordinate.encoded[text]
+            _fill(row, coordinate.beneath[text], values)
 
 
-def _places(choice: Choice) -> dict[str, float]:
-    """Of each value of a choice, by its text: its rank among numbers, scaled to [0, 1]; its position among other values."""
+def _encoded_options(choice: Choice) -> dict[str, float]:
+    """The encoded value of each option of a choice, by its text: among numbers the rank scaled to [0, 1], else the index."""
     values = [value for value, _ in choice.options]
     if not _is_ranked(choice):
         return {override_text(value): float(index) for index, value in enumerate(values)}

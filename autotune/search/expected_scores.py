@@ -1,7 +1,7 @@
-"""What a configuration needs to reach the target if it is trained again: a time to target is a draw, not a number.
+"""The score to expect of a configuration if it is trained again: a time to target is a random draw, not a fixed number.
 
-``ExpectedScores`` is a model of it for a sampler, ``running_times`` the plain account for a search that has no model. Scores are what
-the objective says of a trial, such as seconds; a run that did not reach the target has spent what the objective says of its last
+``ExpectedScores`` is a model of expected scores for a sampler, ``running_times`` the plain mean for a search without a model. A score is
+the objective of a run, such as seconds; a run that did not reach the target has spent the objective's lower bound at its last
 evaluation.
 """
 
@@ -21,35 +21,35 @@ from autotune.search.encoding import Array
 from autotune.space import Suggestion
 
 Key = tuple[str, ...]
-"""What is the same for trials of one configuration: ``Suggestion.key``."""
+"""Identifies a configuration, the same for all of its trials: ``Suggestion.key``."""
 
 _NOISE = 0.1
-"""Standard deviation of the logarithm of a configuration's score from run to run, before any was repeated."""
+"""Prior standard deviation of the logarithm of a configuration's score from run to run, before any configuration is repeated."""
 _NOISE_RUNS = 2.0
-"""How many repeats that counts as."""
+"""Weight of ``_NOISE`` in the estimate of the noise, as a number of repeats."""
 _SPREAD = 0.5
-"""Standard deviation of the logarithm of scores between configurations, before there are some."""
+"""Prior standard deviation of the logarithm of scores between configurations, before any run has ended."""
 _SPREAD_CONFIGURATIONS = 4.0
 _LEAST_SPREAD = 0.1
 _LENGTH_SCALE = 0.7
-"""Distance of two points in the unit cube at which they say little of each other, as in ``RateModel``."""
+"""Distance in the unit cube at which one point says little about another, as in ``RateModel``."""
 _CHANCE, _CHANCE_RUNS = 0.95, 2.0
-"""Chance that a configuration which has reached the target does so again, before any was repeated; how many repeats that counts as."""
+"""Prior chance that a configuration which has reached the target does so again, and its weight as a number of repeats."""
 _RUNS_TO_BELIEVE = 2
-"""Runs of a configuration that make it the incumbent: the best of many first draws is a lucky one."""
+"""Runs that a configuration needs to be the incumbent: the best of many first runs is a lucky one."""
 _LEAST_WEIGHT = 0.2
-"""Of one run of a new configuration: where repeats differ as much as configurations do, a draw would have to be without measure."""
+"""Minimum weight of a new configuration's first run: without it, where repeats differ a lot, no first run could be good enough."""
 _MOST_BELOW = 1.0
-"""Logarithm of the ratio by which a new configuration's draw must be better at most."""
+"""Upper limit on how much better than the incumbent a new configuration's first run must be, as the logarithm of a ratio."""
 _MIX = 1.0
-"""Runs that what is known of all configurations counts as, beside a configuration's own."""
+"""Weight of the chance over all configurations beside a configuration's own runs, as a number of runs."""
 
-_IS_RUN_OUT = (Outcome.MISSED, Outcome.TIMED_OUT, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
-"""Ends short of the target that a search did not choose."""
+_FELL_SHORT = (Outcome.MISSED, Outcome.TIMED_OUT, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
+"""Outcomes short of the target that follow from the training itself and not from a decision of the search."""
 
 
 def spent_by(result: TrialResult, objective: Objective) -> float:
-    """The score of a result that REACHED, else the objective's bound at its last evaluation; 0 before the first one."""
+    """The score that a run spent: its objective if it REACHED, else the lower bound at its last evaluation, 0 without one."""
     if result.outcome is Outcome.REACHED:
         return objective.score(result)
     if result.last is None or not isinstance(objective, BoundedObjective):
@@ -58,10 +58,10 @@ def spent_by(result: TrialResult, objective: Objective) -> float:
 
 
 class RunningTime:
-    """A configuration's own expected running time: the score that all its runs spent over the number that reached the target.
+    """A configuration's expected running time: the total score that its runs spent divided by the number that reached the target.
 
-    A run that was capped counts as one that reached it there and then: that is the least it can have needed. A run that was stopped,
-    lost or at fault says nothing.
+    A run that was capped counts as if it had reached the target at the cap: it needs at least as much. A run that was stopped, lost or
+    ended by an error does not count.
 
     Source: expected running time (ERT), Hansen et al., "COCO: a platform for comparing continuous optimizers" (2021), section 5.
     """
@@ -70,20 +70,20 @@ class RunningTime:
         self._spent, self._num_reached, self._num_capped = 0.0, 0, 0
 
     def add(self, outcome: Outcome, spent: float) -> None:
-        """A run ended, after spending a score."""
-        if outcome in (Outcome.REACHED, Outcome.CAPPED, *_IS_RUN_OUT):
+        """Add a run that ended with an outcome after it had spent a score."""
+        if outcome in (Outcome.REACHED, Outcome.CAPPED, *_FELL_SHORT):
             self._spent += spent
         self._num_reached += outcome is Outcome.REACHED
         self._num_capped += outcome is Outcome.CAPPED
 
     @property
     def expected(self) -> float:
-        """Expected running time; infinite where no run reached the target."""
+        """Expected running time, in the objective's unit; infinite if no run reached the target."""
         return self._spent / (self._num_reached + self._num_capped) if self._num_reached else math.inf
 
 
 def running_times(results: Mapping[int, TrialResult], objective: Objective) -> dict[int, float]:
-    """The expected running time of the configuration of every trial that REACHED the target, by trial number."""
+    """Expected running time of its configuration, for every trial that REACHED the target, by trial number."""
     times: dict[Key, RunningTime] = {}
     keys = {number: Suggestion(result.values).key for number, result in results.items()}
     for number, result in results.items():
@@ -95,9 +95,9 @@ def running_times(results: Mapping[int, TrialResult], objective: Objective) -> d
 class _Configuration:
     features: Array | None
     log_scores: list[float] = field(default_factory=list)
-    """Of the runs that reached the target."""
+    """Logarithms of the scores of the runs that reached the target."""
     failed: list[float] = field(default_factory=list)
-    """What each run that did not reach it has spent."""
+    """Scores that the runs short of the target spent."""
     can_repeat: bool = True
 
     @property
@@ -106,29 +106,29 @@ class _Configuration:
 
 
 class _Known(NamedTuple):
-    """What is known of the configurations that have reached the target, as arrays ``[configurations]``."""
+    """The model's estimates for the configurations that have reached the target, as arrays ``[configurations]``."""
 
     keys: list[Key]
     means: Array
-    """Of the logarithm of the score."""
+    """Posterior means of the logarithm of the score."""
     variances: Array
-    """Of those means."""
+    """Posterior variances of ``means``."""
     expected: Array
-    """Expected scores."""
+    """Expected scores, repeats that fall short of the target included."""
     believed: Array
-    """Whether a configuration can be the incumbent."""
+    """Whether each configuration has enough runs to be the incumbent."""
     middle: float
-    """The mean of all."""
+    """Mean of the logarithm of the score over all configurations."""
     weight: float
-    """How much of its distance from the middle one run of a new configuration is believed."""
+    """Fraction by which a new configuration's first run moves its estimate from ``middle`` towards the run's own score."""
 
 
 class ExpectedScores:
-    """The score to expect of each configuration that has reached the target, learnt from its runs and from its neighbours'.
+    """The expected score of each configuration that has reached the target, learnt from its runs and from its neighbours' runs.
 
     The logarithm of a run's score is a Gaussian process over the configuration's features, plus noise. The noise's variance is learnt from
-    repeats, about a prior, so that a lucky draw is drawn back to what its neighbours needed by as much as repeats have been seen to differ.
-    The expected score is what a run spends on the mean over the chance that it reaches the target, which is learnt from repeats too.
+    repeats, with a prior, so that the more repeats differ, the more a lucky run's estimate is pulled towards its neighbours' scores.
+    The expected score includes the runs that fall short of the target until one reaches it; that chance is learnt from repeats, too.
 
     Source: the noise's conjugate prior, Gelman et al., "Bayesian data analysis" (2013), section 3.3.
     """
@@ -138,17 +138,17 @@ class ExpectedScores:
         self._cached: _Known | None = None
 
     def add(self, key: Key, features: Array | None, outcome: Outcome, spent: float, *, can_repeat: bool = True) -> None:
-        """A run ended after it had spent a score.
+        """Add a run that ended with an outcome after it had spent a score.
 
         Args:
-            features: of its point ``[features]``; None where it lies outside the search space, and is never run again.
-            can_repeat: whether it can be run again; where not, its one run is believed.
+            features: features of the configuration's point ``[features]``; None if it lies outside the search space and is never repeated.
+            can_repeat: whether the configuration can be run again; if not, its only run is enough to make it the incumbent.
         """
         configuration = self._configurations.setdefault(key, _Configuration(features))
         configuration.can_repeat = can_repeat and features is not None
         if outcome is Outcome.REACHED:
             configuration.log_scores.append(math.log(max(spent, 1e-12)))
-        elif outcome in _IS_RUN_OUT or (outcome is Outcome.CAPPED and configuration.log_scores):
+        elif outcome in _FELL_SHORT or (outcome is Outcome.CAPPED and configuration.log_scores):
             configuration.failed.append(spent)
         else:
             return
@@ -165,12 +165,13 @@ class ExpectedScores:
 
     @property
     def incumbent(self) -> float:
-        """What the configuration with the best expected score spends on a run that reaches the target; infinite without one.
+        """The incumbent's expected score, on the scale of a run that reaches the target; infinite without an incumbent.
 
-        It is one of those that were run more than once, where there are some: the best of many first draws is a lucky one. Its chance of
-        reaching the target counts as far as it is another than that of a configuration with one run, which did.
+        The incumbent has the best expected score among the configurations with several runs, or among all if there are none: the best
+        of many first runs is a lucky one. Its chance of reaching the target counts only by how it differs from that of a configuration
+        with one run, which did.
 
-        Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): what would be the incumbent is run again first.
+        Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a would-be incumbent is run again first.
         """
         known = self._known
         if not known.keys:
@@ -180,16 +181,16 @@ class ExpectedScores:
 
     @property
     def challenger(self) -> Key | None:
-        """The configuration that is expected to be the best by its first run alone, and waits for another; None without one."""
+        """The configuration that is expected to be the best by its first run alone and needs another run; None if there is none."""
         known = self._known
         best = int(known.expected.argmin()) if known.keys else None
         return None if best is None or known.believed[best] else known.keys[best]
 
     @property
-    def winning_draw(self) -> float:
-        """The score by which the one run of a new configuration makes it the incumbent; infinite without one.
+    def first_run_to_win(self) -> float:
+        """Score that a new configuration's first run must beat to make it the incumbent; infinite without an incumbent.
 
-        It lies below what the incumbent is expected to need, since a good draw is drawn back to the mean of all.
+        The score is below the incumbent's, since the estimate after a good first run is pulled towards the mean of all configurations.
         """
         known = self._known
         if not known.keys:
@@ -200,8 +201,8 @@ class ExpectedScores:
         return math.exp(min(log_incumbent, max(known.middle + better, log_incumbent - _MOST_BELOW)))
 
     @property
-    def weight_of_run(self) -> float:
-        """How much of the logarithm by which its one run is better a new configuration is expected to be better."""
+    def first_run_weight(self) -> float:
+        """Fraction of the logarithm of a first run's improvement that a new configuration is expected to keep."""
         return self._known.weight
 
     @property
@@ -210,11 +211,11 @@ class ExpectedScores:
         return math.sqrt(self._noise_variance()[0])
 
     def log_gains_of_repeats(self, least: float = 0.0) -> dict[Key, float]:
-        """Of running each configuration once more: the logarithm of what is expected to be won for each unit of score that it takes.
+        """Logarithm of the expected gain, per unit of score spent, of running each configuration once more, by configuration.
 
-        Those that win less than ``least`` in all are left out. What is won is the logarithm of the ratio by which the configuration then
-        picked is better than the one that would be picked now: the knowledge gradient, with the noise's variance unknown. Fewer than two
-        configurations leave nothing to pick from.
+        Configurations with a gain below ``least`` are left out. The gain is the logarithm of the ratio by which the configuration picked
+        after the run is better than the one picked now: the knowledge gradient, with the noise's variance unknown. Empty with fewer than
+        two configurations, which leave nothing to pick from.
 
         Source: Frazier, Powell and Dayanik, "The knowledge-gradient policy for correlated normal beliefs" (2009), for independent beliefs;
         Chick, Branke and Schmidt, "Sequential sampling to myopically maximize the expected value of information" (2010), section 3, for
@@ -230,22 +231,22 @@ class ExpectedScores:
         change = known.variances / np.sqrt(known.variances + noise)
         gains = change * _expected_excess(gaps / change, num_runs)
         logs = np.log(np.maximum(gains, 1e-300)) - values
-        can = [self._configurations[key].features is not None and gain >= least for key, gain in zip(known.keys, gains, strict=True)]
-        return {key: float(log) for key, log, is_candidate in zip(known.keys, logs, can, strict=True) if is_candidate}
+        candidates = [self._configurations[key].features is not None and gain >= least for key, gain in zip(known.keys, gains, strict=True)]
+        return {key: float(log) for key, log, is_candidate in zip(known.keys, logs, candidates, strict=True) if is_candidate}
 
     def _noise_variance(self) -> tuple[float, float]:
-        """Variance of the logarithm of a configuration's score from run to run, and the degrees of freedom it is known by."""
-        runs = [each.log_scores for each in self._configurations.values() if len(each.log_scores) > 1]
-        squares = sum(float(np.var(each)) * len(each) for each in runs)
-        repeats = sum(len(each) - 1 for each in runs)
+        """Variance of the logarithm of a configuration's score from run to run, and the estimate's degrees of freedom."""
+        repeated = [configuration.log_scores for configuration in self._configurations.values() if len(configuration.log_scores) > 1]
+        squares = sum(float(np.var(log_scores)) * len(log_scores) for log_scores in repeated)
+        repeats = sum(len(log_scores) - 1 for log_scores in repeated)
         return (_NOISE_RUNS * _NOISE**2 + squares) / (_NOISE_RUNS + repeats), _NOISE_RUNS + repeats
 
     def _chance_of_all(self) -> float:
-        """Chance that a configuration which has reached the target does so again."""
-        own = [each for each in self._configurations.values() if each.log_scores]
-        again = sum(len(each.log_scores) - 1 for each in own)
-        others = again + sum(len(each.failed) for each in own)
-        return (_CHANCE * _CHANCE_RUNS + again) / (_CHANCE_RUNS + others)
+        """Chance that a configuration which has reached the target does so again, over all configurations."""
+        reached = [configuration for configuration in self._configurations.values() if configuration.log_scores]
+        num_reached_again = sum(len(configuration.log_scores) - 1 for configuration in reached)
+        num_repeats = num_reached_again + sum(len(configuration.failed) for configuration in reached)
+        return (_CHANCE * _CHANCE_RUNS + num_reached_again) / (_CHANCE_RUNS + num_repeats)
 
     @property
     def _known(self) -> _Known:
@@ -255,47 +256,48 @@ class ExpectedScores:
 
     def _condition(self) -> _Known:
         """Condition the process on all runs that reached the target."""
-        reached = {key: each for key, each in self._configurations.items() if each.log_scores}
-        if not reached:
+        keys = [key for key, configuration in self._configurations.items() if configuration.log_scores]
+        if not keys:
             return _Known([], np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), 0.0, 1.0)
-        own = np.array([np.mean(each.log_scores) for each in reached.values()])
+        reached = [self._configurations[key] for key in keys]
+        observed = np.array([np.mean(configuration.log_scores) for configuration in reached])
         noise, _ = self._noise_variance()
-        noises = np.array([noise / len(each.log_scores) for each in reached.values()])
-        mean = float(own.mean())
-        squares = _SPREAD_CONFIGURATIONS * _SPREAD**2 + float(((own - mean) ** 2).sum()) - float(noises.sum())
-        spread = max(squares / (_SPREAD_CONFIGURATIONS + len(own) - 1), _LEAST_SPREAD**2)
-        prior = spread * _alike([each.features for each in reached.values()])
+        noises = np.array([noise / len(configuration.log_scores) for configuration in reached])
+        mean = float(observed.mean())
+        squares = _SPREAD_CONFIGURATIONS * _SPREAD**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
+        spread = max(squares / (_SPREAD_CONFIGURATIONS + len(observed) - 1), _LEAST_SPREAD**2)
+        prior = spread * _correlation([configuration.features for configuration in reached])
         gain = np.linalg.solve(prior + np.diag(noises), prior).T
-        means = mean + gain @ (own - mean)
+        means = mean + gain @ (observed - mean)
         variances = np.maximum(np.diag(prior - gain @ prior), 1e-12)
         of_all = self._chance_of_all()
-        chances = np.array([_chance(len(each.log_scores), len(each.log_scores) + len(each.failed), of_all) for each in reached.values()])
+        counts = [(len(configuration.log_scores), len(configuration.failed)) for configuration in reached]
+        chances = np.array([_chance(num_reached, num_reached + num_failed, of_all) for num_reached, num_failed in counts])
         to_target = np.exp(means + (variances + noise) / 2)
-        failing = np.array(
-            [np.mean(each.failed) if each.failed else seconds for each, seconds in zip(reached.values(), to_target, strict=True)]
-        )
+        failed = [configuration.failed for configuration in reached]
+        failing = np.array([np.mean(scores) if scores else score for scores, score in zip(failed, to_target, strict=True)])
         weight = max(spread / (spread + noise), _LEAST_WEIGHT)
-        believed = np.array([each.is_believed for each in reached.values()])
-        return _Known(list(reached), means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight)
+        believed = np.array([configuration.is_believed for configuration in reached])
+        return _Known(keys, means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight)
 
 
 def _chance(reached: int, runs: int, of_all: float) -> float:
-    """Chance that a configuration reaches the target, of which so many runs did."""
+    """Chance that a configuration reaches the target, given how many of its runs did and the chance over all configurations."""
     return (reached + _MIX * of_all) / (runs + _MIX)
 
 
-def _alike(features: list[Array | None]) -> Array:
-    """Correlation of configurations ``[configurations, configurations]``; one outside the space is like no other."""
-    alike = np.eye(len(features))
-    inside = [index for index, each in enumerate(features) if each is not None]
+def _correlation(features: list[Array | None]) -> Array:
+    """Prior correlation ``[configurations, configurations]``, zero for a configuration outside the search space."""
+    correlation = np.eye(len(features))
+    inside = [index for index, row in enumerate(features) if row is not None]
     if inside:
         rows = np.array([features[index] for index in inside])
-        alike[np.ix_(inside, inside)] = Matern(_LENGTH_SCALE, nu=2.5)(rows) if rows.shape[1] else 1.0
-    return alike
+        correlation[np.ix_(inside, inside)] = Matern(_LENGTH_SCALE, nu=2.5)(rows) if rows.shape[1] else 1.0
+    return correlation
 
 
 def _expected_excess(least: Array, freedom: float) -> Array:
-    """Mean of what a draw of Student's t exceeds ``least`` by, and zero where it does not."""
+    """Mean of max(0, t - ``least``) for t drawn from Student's distribution with ``freedom`` degrees of freedom."""
     log_scale = gammaln((freedom + 1) / 2) - gammaln(freedom / 2) - math.log(freedom * math.pi) / 2
     density = np.exp(log_scale - (freedom + 1) / 2 * np.log1p(least**2 / freedom))
     excess: Array = (freedom + least**2) / (freedom - 1) * density - least * stdtr(freedom, -least)

@@ -1,4 +1,4 @@
-"""Sampler and stopping rule as a configuration names them."""
+"""Makes the sampler and the stopping rule that a configuration names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,25 +23,25 @@ def make_sampler(
     objective: Objective,
     earlier: Sequence[EarlierStudy] = (),
 ) -> object:
-    """The sampler that ``search.sampler`` names, given those of seed, space, target, objective and earlier that its signature has.
+    """Make the sampler that ``search.sampler`` names; seed, space, target, objective and earlier are passed if its signature has them.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the sampler cannot be made.
     """
     quiet_optuna()
-    made = build_partial(node, allowed, "search.sampler")
+    make = build_partial(node, allowed, "search.sampler")
     offered = {"seed": seed, "space": space, "target": target, "objective": objective, "earlier": earlier}
-    return call(made, "search.sampler", **accepted_arguments(made, offered))
+    return call(make, "search.sampler", **accepted_arguments(make, offered))
 
 
 def make_stopping(node: Mapping[str, Any], allowed: Sequence[str], objective: Objective) -> StoppingRule:
-    """The rule that ``stopping`` names.
+    """Make the stopping rule that ``stopping`` names; the objective is passed if its signature has it.
 
     Raises:
-        ConfigError: it cannot be made, or has no ``observe``.
+        ConfigError: the rule cannot be made, or has no ``observe``.
     """
-    made = build_partial(node, allowed, "stopping")
-    rule = call(made, "stopping", **accepted_arguments(made, {"objective": objective}))
+    make = build_partial(node, allowed, "stopping")
+    rule = call(make, "stopping", **accepted_arguments(make, {"objective": objective}))
     if not callable(getattr(rule, "observe", None)):
         raise ConfigError(f"stopping: {node['_target_']} has no observe(trial, evaluation)")
-    return rule  # type: ignore[no-any-return]  # has just been asked
+    return rule  # type: ignore[no-any-return]  # checked just above

@@ -1,4 +1,4 @@
-"""Which configurations can be trained at all: out of memory, divergence and refused values are learnt, and kept away from."""
+"""Predicts which configurations can be trained at all, from trials that ran out of memory, diverged or had refused values."""
 
 import numpy as np
 from scipy.special import ndtr
@@ -7,15 +7,15 @@ from autotune.search.curve_model import Indices, RateModel
 from autotune.search.encoding import Array
 
 _LEAST_CHANCE = 0.02
-"""Below it no chance is said: where a model errs a region would never be tried again."""
+"""Lower limit on every predicted chance, so that an error of the model never rules a region out."""
 _MOST_POINTS = 200
-"""Points that the model is conditioned on: the last ones that could not be trained, and as many of the others."""
+"""Maximum number of points that the model is conditioned on: the last infeasible and the last feasible ones, up to half each."""
 
 
 class FeasibilityModel:
     """The chance that a configuration can be trained, over its features: a Gaussian process of the labels 1 and -1.
 
-    Before a point is known that cannot be trained every one is thought to be feasible, and nothing is computed.
+    Until both a feasible and an infeasible point are known, every point counts as feasible and nothing is computed.
 
     Source: Rasmussen and Williams, "Gaussian processes for machine learning" (2006), section 6.5, least-squares classification; for
     weighing an acquisition by it, Gelbart, Snoek and Adams, "Bayesian optimization with unknown constraints" (2014).
@@ -28,12 +28,12 @@ class FeasibilityModel:
         self._is_fitted = False
 
     def add(self, name: str, features: Array, *, is_feasible: bool) -> None:
-        """What is known by now of a point ``[features]``, that goes by a name: a trial that has been evaluated may still diverge."""
+        """Set the label of a point ``[features]``; a new label for the same name replaces it, since a trial may still diverge."""
         self._points[name] = features, is_feasible
         self._is_fitted = False
 
     def log_chances(self, features: Array) -> Array:
-        """Logarithms of the chance that points ``[points, features]`` can be trained ``[points]``."""
+        """Logarithms ``[points]`` of the chance that each of the points ``[points, features]`` can be trained."""
         if not len(features) or len({is_feasible for _, is_feasible in self._points.values()}) < 2:
             return np.zeros(len(features))
         if not self._is_fitted:

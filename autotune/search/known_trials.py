@@ -1,4 +1,4 @@
-"""What a freeze-thaw search knows of each trial, and how far its model's chances came true."""
+"""What a freeze-thaw search knows about each trial, and how often the model's predictions of winning came true."""
 
 import math
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from autotune.search.encoding import Array
 from autotune.search.expected_scores import Key
 
 _HALF = 0.6
-"""Share of a trial's time that counts as half of it: evaluations do not come at even times."""
+"""Fraction of a trial's time that counts as its first half: above 0.5, since evaluations do not come at even times."""
 _STALLED = 0.9
-"""Of what a trial lacked at half its time, what it lacks still where it has stalled."""
+"""Fraction of its shortfall at half its time that a trial must get below so as not to count as stalled."""
 _FORGETTING = 0.95
-"""What an earlier choice counts beside the one after it, in judging how much of the model's chances is to be believed."""
+"""Weight of a choice relative to the next one, in judging how far the model's chances of winning are to be believed."""
 
 
-class Seen(NamedTuple):
+class CurvePoint(NamedTuple):
     """One evaluation of a trial."""
 
     step: float
     """Steps, or epochs where the search varies the length of the schedule."""
     seconds: float
-    """What it has spent so far, in the search's unit of score."""
+    """Score that the trial has spent so far, in the search's unit: one second of training of the first trial seen."""
     shortfall: float
 
 
@@ -39,71 +39,71 @@ class Origin(Enum):
 
 @dataclass
 class KnownTrial:
-    """What is known of one trial."""
+    """What the search knows about one trial."""
 
     key: Key
-    """The same for trials of one configuration."""
+    """Identifies the trial's configuration, the same for its repeats."""
     point: Array
-    """Coordinates ``[parameters]``."""
+    """Coordinates of the trial's point in the unit cube ``[parameters]``."""
     prior_means: Array
-    """What earlier studies expect of it ``[studies]``."""
+    """What each earlier study expects of the trial's point ``[studies]``, higher is better."""
     log_length: float
-    """Logarithm of its schedule's length in epochs; infinite where that is not searched."""
+    """Logarithm of the schedule's length in epochs; infinite where the search does not vary it."""
     is_repeat: bool
-    """Whether its configuration had reached the target before it began."""
-    chosen_as: Origin | None = None
-    """As what it was last chosen by its index."""
-    curve: list[Seen] = field(default_factory=list)
-    best_place: int = 0
-    """Of the evaluation nearest to the target."""
-    decided_seconds: float = 0.0
-    """Where in its training it was last decided whether it goes on."""
+    """Whether the configuration had reached the target before this trial began."""
+    chosen_origin: Origin | None = None
+    """Origin under which the trial was last chosen for its ``index``; None if it never was."""
+    curve: list[CurvePoint] = field(default_factory=list)
+    best_index: int = 0
+    """Index in ``curve`` of the evaluation nearest to the target."""
+    last_decision_seconds: float = 0.0
+    """Time of the trial, in the unit of ``CurvePoint.seconds``, at which it was last decided whether it goes on."""
     is_paused: bool = False
     has_ended: bool = False
     last_chosen: int = 0
-    """The decision that last had it trained."""
+    """Number of the decision that last chose the trial."""
     index: float = math.inf
-    """What it promised when it was last weighed, since its last evaluation; infinite where it has not been."""
+    """Logarithm of the expected gain per second when last compared; infinite if not compared since the last evaluation."""
     resume_seconds: float = 0.0
-    """What making its training anew takes, apart from its steps."""
+    """Time to build and prepare the training anew when the trial is resumed, in the unit of ``CurvePoint.seconds``."""
 
-    def add(self, seen: Seen) -> None:
-        """It was evaluated."""
+    def add(self, seen: CurvePoint) -> None:
+        """Append an evaluation to the trial's curve."""
         self.curve.append(seen)
         self.index = math.inf
-        if seen.shortfall < self.curve[self.best_place].shortfall:
-            self.best_place = len(self.curve) - 1
+        if seen.shortfall < self.curve[self.best_index].shortfall:
+            self.best_index = len(self.curve) - 1
 
 
 class Calibration:
-    """What came of the chances that the model gave to those it chose, the more recent ones above all."""
+    """Compares the chances of winning that the model gave to its choices with how many won, recent choices counting most."""
 
     def __init__(self) -> None:
         self._expected, self._came_true = 0.0, 0.0
 
-    def expects(self, chance: float) -> None:
-        """One was chosen that would win with this chance."""
+    def add_choice(self, chance: float) -> None:
+        """Count a choice that wins with a predicted chance."""
         self._expected = self._expected * _FORGETTING + chance
         self._came_true *= _FORGETTING
 
-    def came_true(self) -> None:
-        """One of them won."""
+    def add_win(self) -> None:
+        """Count a choice that won."""
         self._came_true += 1
 
     @property
     def share(self) -> float:
-        """How much of its chances is to be believed: what came true of what was expected, one before there is any experience."""
+        """Factor for the model's chances: wins over predicted wins, at most 1, and 1 before there is any experience."""
         return min(1.0, (self._came_true + 1) / (self._expected + 1))
 
 
-class Share:
-    """Says of one in so many decisions, at even distances, that it is not the model's."""
+class FixedFraction:
+    """Picks a fixed fraction of decisions, at even distances, that are not left to the model."""
 
     def __init__(self, share: float) -> None:
         self._share, self._due = share, 0.0
 
     def is_due(self) -> bool:
-        """Whether this decision is one of them."""
+        """Count a decision, and say whether it is one of the fraction picked."""
         self._due += self._share
         if self._due < 1:
             return False
@@ -111,18 +111,18 @@ class Share:
         return True
 
 
-def level(seconds: float, first: float) -> int:
-    """How often a time has doubled since the first evaluation of any trial."""
+def num_doublings(seconds: float, first: float) -> int:
+    """How many times a trial's time has doubled since ``first``, the time of the earliest first evaluation of any trial."""
     return int(math.log2(max(seconds / first, 1) * 1.0001))
 
 
-def standing(curve: Sequence[Seen]) -> tuple[bool, float]:
-    """Where a trial stands among those to be trained on, the least one first: whether it has stalled, and its shortfall."""
-    half = [each.shortfall for each in curve if each.seconds <= curve[-1].seconds * _HALF] or [curve[0].shortfall]
-    return len(curve) > 1 and min(each.shortfall for each in curve) > min(half) * _STALLED, curve[-1].shortfall
+def standing(curve: Sequence[CurvePoint]) -> tuple[bool, float]:
+    """Sort key of a trial among those to be trained on, least first: whether it has stalled, and its last shortfall."""
+    first_half = [seen.shortfall for seen in curve if seen.seconds <= curve[-1].seconds * _HALF] or [curve[0].shortfall]
+    return len(curve) > 1 and min(seen.shortfall for seen in curve) > min(first_half) * _STALLED, curve[-1].shortfall
 
 
-def telling(trial: KnownTrial) -> list[int]:
-    """Places of a trial's curve that say most of it: first, last, and in a long one the middle and the best."""
+def representative_indices(trial: KnownTrial) -> list[int]:
+    """Indices of the evaluations that describe a trial's curve best: first, last, and in a long curve the middle and the best."""
     last = len(trial.curve) - 1
-    return sorted({0, last, (last + 1) // 2, trial.best_place}) if last > 2 else sorted({0, last})
+    return sorted({0, last, (last + 1) // 2, trial.best_index}) if last > 2 else sorted({0, last})

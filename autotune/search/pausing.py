@@ -1,4 +1,4 @@
-"""What a sampler has that pauses trials and takes them up again, where an Optuna sampler only proposes points."""
+"""The interface of a sampler that pauses and resumes trials, where an Optuna sampler only proposes points."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -10,54 +10,54 @@ from autotune.space import Suggestion
 
 @runtime_checkable
 class PausingSampler(Protocol):
-    """A sampler that pauses trials and takes them up again: it is told of every trial and evaluation."""
+    """A sampler that pauses and resumes trials; the policy tells it about every trial and evaluation."""
 
     def propose(self, *, new: bool = True, ending: bool = False) -> Suggestion | int | None:
-        """What to train next: a point, where ``new`` trials are wanted, or the number of a paused trial; None for neither.
+        """Choose what to train next: a point, if ``new`` trials are wanted, or the number of a paused trial; None if neither pays.
 
-        A point that was trained already is trained again, on another seed: what it needs is a draw.
+        A point that was trained before is trained again with another seed, since its time to target is a random draw.
 
-        ``ending`` says that no new one will be wanted: paused trials that promise nothing may be left where they are.
+        ``ending`` says that no more new trials will be wanted: paused trials that promise nothing need not be resumed.
         """
         ...
 
     def started(self, number: int, suggestion: Suggestion) -> None:
-        """A point is trained; not always the one that was proposed."""
+        """Register a new trial; its point is not always the one that was proposed."""
         ...
 
     def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
-        """Whether a running trial goes on or pauses; for a ``new`` point only where one may be begun, and never where it may not."""
+        """Decide whether a running trial goes on; it pauses only with ``may_pause``, and for a new point only with ``new``."""
         ...
 
     def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
-        """A trial that an earlier process paused waits to be taken up again."""
+        """Register a trial that an earlier process paused, so that it can be resumed."""
         ...
 
     def finish(self, result: TrialResult, score: float | None) -> None:
-        """A trial ended; ``score`` where it reached the target."""
+        """Learn from a trial that ended; ``score`` is None unless it reached the target."""
         ...
 
     def forget(self, number: int) -> None:
-        """A trial was taken back."""
+        """Drop a trial that the policy withdrew: rejected, interrupted or lost with its machine."""
         ...
 
     def rejected(self, suggestion: Suggestion) -> None:
-        """A point that no training can run."""
+        """Learn that no training can run a point."""
         ...
 
-    def repeats_where(self, can_repeat: Callable[[Suggestion], bool]) -> None:
-        """Points are trained again only where this says that they can be; else all can."""
+    def restrict_repeats(self, can_repeat: Callable[[Suggestion], bool]) -> None:
+        """Restrict repeats to the points for which ``can_repeat`` is true; without this call every point can be repeated."""
         ...
 
     def expected_scores(self) -> Mapping[int, float]:
-        """The expected score of the configuration of every trial that reached the target, if it is trained again, by trial number."""
+        """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
         ...
 
     def to_beat(self, number: int) -> float:
-        """The score at which a running trial need not go on: what it must beat to be expected better than the incumbent."""
+        """Score that a running trial must beat to be expected better than the incumbent; past it the trial need not go on."""
         ...
 
 
 def pausing_sampler(sampler: object) -> PausingSampler | None:
-    """The sampler, where it is one that pauses trials."""
+    """The sampler if it pauses trials, else None."""
     return sampler if isinstance(sampler, PausingSampler) else None

@@ -1,10 +1,10 @@
-"""The search policy: what to try next, and what becomes of each trial.
+"""The search policy: which trial to run next, and how each trial goes on and ends.
 
-Four verbs, ``suggest``, ``reject``, ``observe`` and ``finish``, are all that an execution (live or replayed) needs of it. All
-state lives in the Optuna study, so a policy made anew over the same study goes on where the earlier one stood.
+An execution (live or replayed) drives a policy by four methods: ``suggest``, ``reject``, ``observe`` and ``finish``. All
+state lives in the Optuna study, so a new policy over the same study continues where the earlier one stopped.
 
 How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned, with its last metric's distance
-from the target as its one report, because samplers rank pruned trials by it; the seconds it took are never told as its value,
+from the target as its only report, because samplers rank pruned trials by it; its seconds are never told as its value,
 since slow configurations would then look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed trials
 and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
 """
@@ -38,24 +38,24 @@ _NUM_LOST = "autotune:num_lost"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One point handed out to be trained."""
+    """One trial as it is handed to a worker: its point, seed and cap."""
 
     number: int
     suggestion: Suggestion
     seed: int
     cap_seconds: float
-    """Warm seconds after which it cannot win; infinite where nothing caps it."""
+    """Warm seconds after which the trial cannot win; infinite without a cap."""
     is_baseline: bool
-    """The configuration as the experiment states it, nothing varied."""
+    """Whether the trial trains the baseline: the experiment's configuration with no parameter varied."""
     retry_of: int | None = None
-    """The trial of the same point that was lost, or interrupted, before this one."""
+    """Number of the lost or interrupted trial of the same point that this trial repeats."""
 
 
-class Place(Protocol):
-    """The points that can be trained, where that is not all of the space."""
+class PointPlacement(Protocol):
+    """Maps suggestions to the points that can be trained, where these are only a part of the search space."""
 
     def __call__(self, suggestion: Suggestion) -> Suggestion | None:
-        """The point that is trained in place of a suggestion; None where there is none left."""
+        """The point to train in place of a suggestion; None if no point is left."""
         ...
 
     def has(self, suggestion: Suggestion) -> bool:
@@ -64,20 +64,19 @@ class Place(Protocol):
 
 
 class SearchPolicy:
-    """Decides what to try next over one Optuna study.
+    """Decides over one Optuna study which trial to run next.
 
     Args:
         study: minimises the objective; may hold earlier trials, and then its sampler needs another seed than at first.
-        space: what may vary.
-        baseline: the point that the experiment itself stands for, None where the space does not contain it.
+        baseline: the point of the experiment's own configuration; None if the space does not contain it.
         has_baseline: whether the first trial is the baseline.
-        first: points that a new study tries before its sampler is asked, after the baseline; a pausing one has its own.
-        pausing: proposes points in place of the study's sampler, and pauses trials; None: trials run without a pause.
-        place: where only some points can be trained, the one for a suggestion; what is told is that one.
-        is_kept: whether a trial that an earlier process paused can be taken up again; else its point is proposed again.
-        seed: of the study; every trial's own is made from it.
-        num_trials: trials to end in all, earlier ones included; None for no limit.
-        max_errors_in_a_row: ERRORED trials in a row after which no more is suggested and ``error`` is set.
+        first: points that a new study tries after the baseline, before its sampler is asked; ignored with ``pausing``.
+        pausing: proposes points in place of the study's sampler, and pauses trials; with None no trial is paused.
+        place: gives the point to train in place of a suggestion, where not all can be trained; Optuna is told that point.
+        is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is proposed again.
+        seed: seed of the study, from which every trial's seed is derived.
+        num_trials: trials to end in all, earlier ones included; None means no limit.
+        max_errors_in_a_row: ERRORED trials in a row after which no trial is suggested any more and ``error`` is set.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class SearchPolicy:
         has_baseline: bool = True,
         first: Sequence[Suggestion] = (),
         pausing: PausingSampler | None = None,
-        place: Place | None = None,
+        place: PointPlacement | None = None,
         is_kept: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._study = study
@@ -113,20 +112,20 @@ class SearchPolicy:
         self._handed_out: dict[int, Trial] = {}
         self._errors: list[TrialResult] = []
         self.error: AutotuneError | None = None
-        """Set once too many trials in a row failed in user code, or a worker did not measure what the objective needs."""
+        """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a reading for the objective; else None."""
         _take_up(study, objective, lambda number: pausing is not None and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         if pausing is not None and place is not None:
-            pausing.repeats_where(place.has)
+            pausing.restrict_repeats(place.has)
         for result in self.results.values():
             self._learn(result)
         if pausing is not None:
             for suggestion in self._rejected_before():
                 pausing.rejected(suggestion)
-        self._errors, self.error = [], None  # what failed in an earlier run may be mended by now
+        self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._paused_before(frozen) for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
-        """Trials that an earlier process paused, with their evaluations: they are suggested again when their turn comes."""
+        """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
         is_new = not study.get_trials(deepcopy=False)
         if has_baseline and not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
             study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
@@ -135,37 +134,37 @@ class SearchPolicy:
 
     @property
     def num_trials_left(self) -> int | None:
-        """Trials that may still be handed out, running ones taken off; None for no limit."""
+        """Number of trials that may still be started; None means no limit."""
         if self._num_trials is None:
             return None
         return max(0, self._num_trials - len(self.results) - len(self._running))
 
     @property
     def baseline_trial(self) -> int:
-        """Number of the baseline's trial: its last one, where an earlier one was interrupted."""
+        """Number of the baseline's trial: the last one, if an earlier one was interrupted."""
         return max(trial.number for trial in self._study.get_trials(deepcopy=False) if _BASELINE in trial.user_attrs)
 
     @property
     def scores(self) -> dict[int, float]:
-        """The objective of every trial that REACHED the target, by trial number."""
-        return {number: self._objective.score(each) for number, each in self.results.items() if each.outcome is Outcome.REACHED}
+        """The score of every trial that REACHED the target, by trial number."""
+        return {number: self._objective.score(result) for number, result in self.results.items() if result.outcome is Outcome.REACHED}
 
     @property
     def expected_scores(self) -> dict[int, float]:
-        """The score to expect of each trial that REACHED the target if its configuration is trained again, by trial number.
+        """Expected score of another run of the same configuration, for every trial that REACHED the target, by trial number.
 
-        Trials of one configuration have the same: by the sampler's model, where it has one, else the configuration's own expected running
-        time, which is what all its runs spent over the number that reached the target.
+        All trials of a configuration have the same expected score: that of the sampler's model, if it has one, else the configuration's
+        expected running time, which is the total score of its runs divided by the number of runs that reached the target.
         """
-        own = running_times(self.results, self._objective)
+        measured = running_times(self.results, self._objective)
         modelled = self._pausing.expected_scores() if self._pausing is not None else {}
-        return {number: modelled.get(number, score) for number, score in own.items()}
+        return {number: modelled.get(number, score) for number, score in measured.items()}
 
     def suggest(self) -> Trial | None:
-        """The next point to train, or a paused trial to go on with; None where the budget is spent or errors ended the search.
+        """The next trial to run, new or resumed; None if the budget is spent, nothing is left to train or an error ended the search.
 
         Raises:
-            ConfigError: the sampler fails at its own settings.
+            ConfigError: the sampler raises an error because of its settings.
         """
         if self.error is not None:
             return None
@@ -183,16 +182,16 @@ class SearchPolicy:
         return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds(chosen))
 
     def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
-        """Keep in the storage that a trial is paused, so that another process can take it up again."""
-        self._running[number].set_user_attr(_PAUSED, [each.as_dict() for each in evaluations])
+        """Store a paused trial's evaluations in the study, so that another process can resume it."""
+        self._running[number].set_user_attr(_PAUSED, [evaluation.as_dict() for evaluation in evaluations])
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether a point stands in line: the baseline, or one that was interrupted."""
+        """Whether a point is enqueued in the study: the baseline, or the point of an interrupted trial."""
         return bool(self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
 
     def _ask(self, *, is_placed: bool = False) -> Trial | None:
-        """The study's next point."""
+        """Ask the study for a new trial; None if none of the points that can be trained is left."""
         try:
             trial = self._study.ask()
             is_baseline = _BASELINE in trial.user_attrs
@@ -224,10 +223,10 @@ class SearchPolicy:
         return self._handed_out[trial.number]
 
     def _paused_before(self, frozen: optuna.trial.FrozenTrial) -> tuple[Trial, tuple[Evaluation, ...]]:
-        """Wait with a trial that an earlier process paused, as if this one had."""
+        """Restore a trial that an earlier process paused, as if this policy had paused it."""
         assert self._pausing is not None, "only a policy that pauses takes paused trials up"
-        trial = optuna.Trial(self._study, frozen._trial_id)  # noqa: SLF001  # there is no other way to a trial of another process
-        evaluations = tuple(Evaluation.from_dict(each) for each in frozen.user_attrs[_PAUSED])
+        trial = optuna.Trial(self._study, frozen._trial_id)  # noqa: SLF001  # Optuna has no public way to another process's trial
+        evaluations = tuple(Evaluation.from_dict(values) for values in frozen.user_attrs[_PAUSED])
         suggestion = self._space.suggest(trial)
         self._pausing.paused(frozen.number, suggestion, evaluations)
         return self._hand_out(trial, suggestion, is_baseline=_BASELINE in frozen.user_attrs), evaluations
@@ -239,10 +238,10 @@ class SearchPolicy:
                 yield self._space.suggest(optuna.trial.FixedTrial(frozen.params))
 
     def _moved(self, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
-        """A trial at another point in place of one, which the sampler forgets."""
+        """Fail a trial, which the sampler then ignores, and ask for another one at the point ``placed``."""
         self._study.tell(trial, state=TrialState.FAIL)
         self._study.enqueue_trial(self._space.params_of(placed))
-        sampler, self._study.sampler = self._study.sampler, optuna.samplers.RandomSampler()  # its point is known: nothing is sampled
+        sampler, self._study.sampler = self._study.sampler, optuna.samplers.RandomSampler()  # the point is enqueued: nothing is sampled
         try:
             moved = self._study.ask()
             self._space.suggest(moved)
@@ -251,18 +250,18 @@ class SearchPolicy:
         return moved
 
     def _cap_seconds(self, number: int) -> float:
-        self._measure_by_sampler(number)
+        self._tell_score_to_beat(number)
         cap = getattr(self._stopping, "cap_seconds", None)
         return cap(number) if cap is not None else math.inf
 
-    def _measure_by_sampler(self, number: int) -> None:
-        """Tell the stopping rule what a trial must beat by now, where the sampler has a model of that."""
+    def _tell_score_to_beat(self, number: int) -> None:
+        """Tell the stopping rule the score that a trial must beat by now, if the sampler has a model of it."""
         must_beat = getattr(self._stopping, "must_beat", None)
         if must_beat is not None and self._pausing is not None:
             must_beat(number, self._pausing.to_beat(number))
 
     def reject(self, number: int, reason: str) -> None:
-        """Take back a point that no training can run: the sampler learns it as infeasible, and it costs no budget."""
+        """Withdraw a trial whose point no training can run: the sampler learns that it is infeasible, and it costs no budget."""
         trial, suggestion = self._running.pop(number), self._handed_out.pop(number).suggestion
         if self._pausing is not None:
             self._pausing.forget(number)
@@ -273,23 +272,23 @@ class SearchPolicy:
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
-        """Whether a running trial goes on after an evaluation; a paused one is suggested again when its turn comes."""
+        """Decide whether a running trial goes on after an evaluation; one that is paused is suggested again when it is resumed."""
         if not self._is_measured(evaluation):
             return Decision.STOP
-        self._measure_by_sampler(number)
+        self._tell_score_to_beat(number)
         decision = self._stopping.observe(number, evaluation)
         trial = self._handed_out[number]
-        if trial.is_baseline:  # what it needs is what all else is compared with, and what confirmation is planned by
+        if trial.is_baseline:  # all trials are compared with its result, and confirmation is planned by it
             return Decision.CONTINUE
         if decision is Decision.CONTINUE and self._pausing is not None and trial.suggestion.values:
             decision = self._pausing.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
         return decision
 
     def finish(self, result: TrialResult) -> float | None:
-        """Tell what became of a trial.
+        """Record how a trial ended.
 
         Returns:
-            Its score, None unless it REACHED the target.
+            The trial's score; None unless it REACHED the target.
         """
         if not all(map(self._is_measured, result.evaluations)):
             self.interrupt(result.trial)
@@ -297,22 +296,22 @@ class SearchPolicy:
         trial = self._running.pop(result.trial)
         del self._handed_out[result.trial]
         _note(trial, result, self._target)
-        trial.set_user_attr(_RESULT, result.as_dict())  # from here on a process that dies loses nothing: _take_up tells it
+        trial.set_user_attr(_RESULT, result.as_dict())  # if the process dies from here on, _take_up tells the result
         _tell(self._study, trial.number, result, self._objective)
         self.results[result.trial] = result
         return self._learn(result)
 
     def _is_measured(self, evaluation: Evaluation) -> bool:
-        """Whether the objective has all it needs of an evaluation; where not, as on another machine of a cluster, the search ends."""
+        """Whether an evaluation has all that the objective needs; if not, as on another machine of a cluster, the search ends."""
         missing = unmeasured(self._objective, device_of(evaluation, "a worker"))
         if missing is not None:
             self.error = ConfigError(f"objective: {missing}")
         return missing is None
 
     def interrupt(self, number: int) -> None:
-        """Give up a trial that says nothing about its configuration.
+        """Give up a trial whose end says nothing about its configuration.
 
-        On resuming it goes on from where it was last paused, if it was; else its point is proposed again.
+        When the study is resumed, the trial continues from where it was last paused; if it never was, its point is proposed again.
         """
         del self._handed_out[number]
         if self._pausing is not None:
@@ -322,13 +321,13 @@ class SearchPolicy:
             _interrupt(self._study, trial.number)
 
     def retry(self, number: int, *, most: int) -> bool:
-        """Give up a trial that was lost with its machine; its point is next.
+        """Give up a trial that was lost with its machine, and enqueue its point.
 
         Args:
-            most: times that a point is tried again.
+            most: maximum number of times that a point is tried again.
 
         Returns:
-            False where it was tried again as often: nothing has changed then.
+            False if the point was already tried again ``most`` times: nothing has changed then.
         """
         trial = self._running[number]
         num_lost = trial.user_attrs.get(_NUM_LOST, 0) + 1
@@ -366,20 +365,20 @@ def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
 
 
 def _take_up(study: optuna.Study, objective: Objective, is_kept: Callable[[int], bool]) -> None:
-    """Bring trials that an earlier process left running to an end: told where their result was known, else proposed again.
+    """End the trials that an earlier process left running: tell a stored result, else enqueue the point again.
 
-    Those that were paused and can go on stay as they are.
+    Paused trials that can be resumed stay as they are.
     """
     for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-        known = frozen.user_attrs.get(_RESULT)
-        if known is not None:
-            _tell(study, frozen.number, TrialResult.from_dict(known), objective)
+        stored = frozen.user_attrs.get(_RESULT)
+        if stored is not None:
+            _tell(study, frozen.number, TrialResult.from_dict(stored), objective)
         elif _PAUSED not in frozen.user_attrs or not is_kept(frozen.number):
             _interrupt(study, frozen.number)
 
 
 def _interrupt(study: optuna.Study, number: int, *, num_lost: int | None = None) -> None:
-    """Give up a trial and put its point in line; ``num_lost`` times it was lost so far, None: as it stands."""
+    """Fail a trial and enqueue its point; ``num_lost`` is how often the point was lost so far, None to leave that count as it is."""
     study.tell(number, state=TrialState.FAIL)
     frozen = study.trials[number]
     kept = {key: frozen.user_attrs[key] for key in (_BASELINE, _NUM_LOST) if key in frozen.user_attrs}
@@ -389,7 +388,7 @@ def _interrupt(study: optuna.Study, number: int, *, num_lost: int | None = None)
 
 
 def _note(trial: optuna.Trial, result: TrialResult, target: Target) -> None:
-    """What samplers are to know of a trial besides its state and score."""
+    """Give samplers what they need beside state and score: a constraint if infeasible, the shortfall if censored."""
     if result.outcome.is_infeasible:
         trial.set_constraint(_INFEASIBLE, 1.0)
     elif result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric):

@@ -1,9 +1,9 @@
 """Stopping rules: whether a running trial goes on.
 
 Contract of ``stopping:`` in the configuration: an object with ``observe(trial, evaluation) -> Decision``. A rule may also have
-``finish(result, score)``, called when a trial ended, ``cap_seconds(trial)``, warm seconds at which the worker itself ends a trial, and
-``must_beat(trial, score)``, by which a sampler that models what configurations need says what a trial is measured by. ``objective`` is
-passed to a rule whose signature has it.
+``finish(result, score)``, called when a trial has ended, ``cap_seconds(trial)``, the warm seconds after which the worker itself ends a
+trial, and ``must_beat(trial, score)``, called with the score that a trial must beat if the sampler models expected scores. ``objective``
+is passed to a rule whose signature has it.
 """
 
 import math
@@ -18,40 +18,40 @@ from autotune.space import Suggestion
 
 
 class Decision(StrEnum):
-    """What happens to a running trial."""
+    """What a policy or stopping rule decides about a running trial."""
 
     CONTINUE = "CONTINUE"
     CAP = "CAP"
-    """It can no longer beat the best trial so far."""
+    """End the trial, since it can no longer beat the incumbent."""
     STOP = "STOP"
-    """It is not worth going on, though it might win."""
+    """End the trial, since it is not worth going on, though it might still win."""
     PAUSE = "PAUSE"
-    """Another one promises more now; it may go on later from where it stands."""
+    """Suspend the trial, since another one promises more now; it may be resumed later from its state."""
 
 
 class StoppingRule(Protocol):
-    """What a stopping rule must have."""
+    """The interface that every stopping rule must have."""
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
-        """Whether the trial goes on after this evaluation."""
+        """Decide whether a trial goes on after an evaluation."""
         ...
 
 
 class NeverStop:
-    """Every trial runs to its target, its schedule's end or its time limit."""
+    """Lets every trial run to its target, its schedule's end or its time limit."""
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
-        """Always goes on."""
+        """Always let the trial go on."""
         return Decision.CONTINUE
 
 
 class CapAtIncumbent:
-    """Stops a trial once its score can only be worse than the incumbent's.
+    """Caps a trial once its score can only be worse than the incumbent's.
 
     The incumbent is the configuration with the least expected running time over all its runs, so that a lucky run is corrected when its
-    configuration is run again. A sampler that models what configurations need says itself what a trial must beat. ``cap_margin`` times
-    that score is the cap: what is allowed for noise, 1 where timing is quiet and more where it is not. An objective without
-    ``lower_bound`` is never capped.
+    configuration is run again. A sampler that models expected scores sets the score that a trial must beat instead. The cap is that score
+    times ``cap_margin``, an allowance for noise: 1 where timing is quiet and more where it is not. With an objective without
+    ``lower_bound`` no trial is capped.
 
     Raises:
         ConfigError: ``cap_margin`` is below 1.
@@ -67,26 +67,26 @@ class CapAtIncumbent:
         self._to_beat: dict[int, float] = {}
 
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
-        """Cap a trial whose least possible score is past its cap."""
+        """Cap a trial whose lower bound on its score is above its cap."""
         if self._objective is not None and self._objective.lower_bound(evaluation) > self._cap(trial):
             return Decision.CAP
         return Decision.CONTINUE
 
     def must_beat(self, trial: int, score: float) -> None:
-        """What a trial is measured by from now on, in place of the incumbent's expected running time."""
+        """Set the score that a trial must beat from now on, in place of the incumbent's expected running time."""
         self._to_beat[trial] = score
 
     def finish(self, result: TrialResult, score: float | None) -> None:
-        """Learn how a trial ended, and its score, None where it has none."""
+        """Update the incumbent with a trial that ended; ``score`` is None unless it reached the target."""
         self._to_beat.pop(result.trial, None)
         if self._objective is None:
             return
         spent = spent_by(result, self._objective) if score is None else score
         self._running_times.setdefault(Suggestion(result.values).key, RunningTime()).add(result.outcome, spent)
-        self._incumbent = min(each.expected for each in self._running_times.values())
+        self._incumbent = min(running_time.expected for running_time in self._running_times.values())
 
     def cap_seconds(self, trial: int) -> float:
-        """Warm seconds that a trial can take and still win; infinite for an objective that is not known to count seconds."""
+        """Warm seconds that a trial can take and still win; infinite for an objective that does not count seconds."""
         return self._cap(trial) if isinstance(self._objective, AmortisedTime | DeviceSeconds) else math.inf
 
     def _cap(self, trial: int) -> float:

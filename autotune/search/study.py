@@ -1,7 +1,7 @@
-"""The study's storage: opening, taking up and reading it.
+"""Opens, resumes and reads a study's storage.
 
-The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the one source of truth: what a
-study is, every result, every confirmation run. All else in the folder is derived from it.
+The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the only source of truth for the study's
+definition, every result and every confirmation run. All other files in the folder are derived from it.
 """
 
 import json
@@ -31,7 +31,7 @@ _RACE = "autotune:race"
 
 
 Study = optuna.Study
-"""Optuna's own study: what passes between this package and the execution."""
+"""Optuna's own study, which ``autotune.search`` and ``autotune.execution`` share."""
 
 
 def open_study(
@@ -43,17 +43,17 @@ def open_study(
     seed: int,
     definition: Mapping[str, Any],
 ) -> tuple[Study, PausingSampler | None]:
-    """The study of that name, made where there is none yet, and its sampler where that pauses trials.
+    """Open the study of a name, or create it, and return it with its sampler if that pauses trials, else with None.
 
     Args:
-        make_sampler: makes a sampler of a seed, Optuna's or one that pauses. A resumed sampler must not draw again what it drew at
-            the start, so its seed depends on how many trials there are.
-        seed: of the study.
-        definition: what makes two runs the same study; plain data, kept in the storage.
+        make_sampler: makes a sampler from a seed: an Optuna sampler or one that pauses trials. A resumed sampler must not draw again
+            what it drew at the start, so its seed depends on how many trials there are.
+        seed: seed of the study.
+        definition: settings that two runs of one study must have in common; plain data, kept in the storage.
 
     Raises:
-        StudyError: there is one, and it was made for something else; the message names the first difference.
-        ConfigError: the storage cannot be opened, or the sampler is neither.
+        StudyError: the study exists with another definition; the message names the first difference.
+        ConfigError: the storage cannot be opened, or the sampler is of neither kind.
     """
     quiet_optuna()
     study = optuna.create_study(
@@ -63,11 +63,11 @@ def open_study(
         direction="minimize",
         load_if_exists=True,
     )
-    known = study.user_attrs.get(_DEFINITION)
-    asked: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage gives it back: tuples are lists, keys are text
-    if known is None:
-        study.set_user_attr(_DEFINITION, asked)
-    elif (difference := first_difference(known, asked)) is not None:
+    stored = study.user_attrs.get(_DEFINITION)
+    wanted: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage returns it: tuples are lists, keys are text
+    if stored is None:
+        study.set_user_attr(_DEFINITION, wanted)
+    elif (difference := first_difference(stored, wanted)) is not None:
         raise StudyError(f"study.name={name}: was made for something else ({difference}); accepted is the same, or another study.name")
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = _optuna_sampler(sampler)
@@ -75,17 +75,17 @@ def open_study(
 
 
 def study_in_memory(sampler: object) -> Study:
-    """A study that is kept nowhere, for a sampler of Optuna's or one that pauses trials.
+    """A study that is only kept in memory, for an Optuna sampler or one that pauses trials.
 
     Raises:
-        ConfigError: the sampler is neither.
+        ConfigError: the sampler is of neither kind.
     """
     quiet_optuna()
     return optuna.create_study(sampler=_optuna_sampler(sampler), direction="minimize")
 
 
 def _optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
-    """The sampler, or one that is never asked where points are proposed by one that pauses."""
+    """The sampler for Optuna's study: the given one, or an unused stand-in if that pauses trials and so proposes points itself."""
     if pausing_sampler(sampler) is not None:
         return optuna.samplers.RandomSampler()
     if not isinstance(sampler, optuna.samplers.BaseSampler):
@@ -94,10 +94,10 @@ def _optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
 
 
 def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> Study:
-    """A study that exists.
+    """Load an existing study.
 
     Raises:
-        StudyError: there is none of that name.
+        StudyError: no study has that name.
     """
     quiet_optuna()
     if storage_url is None and not (folder / JOURNAL).is_file():
@@ -114,32 +114,32 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
 
 
 def study_definition(study: Study) -> dict[str, Any]:
-    """What the study was made for."""
+    """The definition that the study was created with: settings that all its runs have in common."""
     return dict(study.user_attrs.get(_DEFINITION, {}))
 
 
 def store_confirmation(study: Study, arm: int, index: int, result: TrialResult) -> None:
-    """Keep the result of one confirmation run: ``arm`` is the trial number, ``index`` that of the round, from zero."""
+    """Store the result of one confirmation run: ``arm`` is the trial number, ``index`` the number of the round, from zero."""
     study.set_user_attr(f"{_CONFIRMED}{arm}:{index}", result.as_dict())
 
 
 def confirmations(study: Study) -> dict[tuple[int, int], TrialResult]:
-    """All confirmation runs of a study, by arm and number of the round."""
-    found: dict[tuple[int, int], TrialResult] = {}
+    """Results of all confirmation runs of a study, by arm (trial number) and number of the round."""
+    results: dict[tuple[int, int], TrialResult] = {}
     for key, value in study.user_attrs.items():
         if key.startswith(_CONFIRMED):
             arm, index = key.removeprefix(_CONFIRMED).split(":")
-            found[int(arm), int(index)] = TrialResult.from_dict(value)
-    return found
+            results[int(arm), int(index)] = TrialResult.from_dict(value)
+    return results
 
 
 def store_race(study: Study, race: Mapping[str, Any]) -> None:
-    """Keep how the latest confirmation was planned, as plain data: another process goes on with that one."""
+    """Store the plan of the latest confirmation race, as plain data, so that another process can continue that race."""
     study.set_user_attr(_RACE, race)
 
 
 def stored_race(study: Study) -> Mapping[str, Any] | None:
-    """What ``store_race`` kept; None where nothing was."""
+    """The plan of the latest confirmation race, as ``store_race`` stored it; None if there is none."""
     race: Mapping[str, Any] | None = study.user_attrs.get(_RACE)
     return race
 
@@ -154,39 +154,39 @@ def _storage(folder: Path, url: str | None) -> BaseStorage:
 
 
 def _lock(journal: Path) -> JournalFileSymlinkLock:
-    """The journal's lock. It is held for milliseconds; one that a killed process left is taken over after these seconds."""
+    """The journal's lock. It is held for milliseconds; a lock that a killed process left is taken over after the grace period."""
     return JournalFileSymlinkLock(str(journal), grace_period=3)
 
 
 def _drop_torn_line(journal: Path) -> None:
-    """Cut off a last line that a killed process did not finish: the next one would be glued to it.
+    """Cut off a last line that a killed process did not finish: the next line would be appended to it.
 
-    A line that a running process is still writing looks the same, so the journal's own lock is taken before it is cut.
+    A line that a running process is still writing looks the same, so the journal's own lock is taken before the line is cut.
     """
-    if not journal.is_file() or _whole_lines(journal) is None:
+    if not journal.is_file() or _whole_lines_bytes(journal) is None:
         return
     lock = _lock(journal)
     lock.acquire()
     try:
-        size = _whole_lines(journal)
+        size = _whole_lines_bytes(journal)
         if size is not None:
             os.truncate(journal, size)
     finally:
         lock.release()
 
 
-def _whole_lines(journal: Path) -> int | None:
-    """Bytes up to the end of the last whole line; None where that is the whole file."""
+def _whole_lines_bytes(journal: Path) -> int | None:
+    """Size in bytes of a journal without an unfinished last line; None if its last line is finished."""
     content = journal.read_bytes()
     size = content.rfind(b"\n") + 1
     return size if size < len(content) else None
 
 
 def quiet_optuna() -> None:
-    """Keep Optuna's lines and its warnings of new features off the terminal; to be called before a sampler is made."""
+    """Keep Optuna's log lines and its warnings about new features off the terminal; call it before a sampler is made."""
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()
     optuna.logging.set_verbosity(logging.WARNING)
-    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)  # a line for every parameter that CMA-ES leaves to chance
+    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)  # CMA-ES logs a line for every parameter that it samples at random
     warnings.filterwarnings("ignore", module=r"optuna\..*")
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -1,10 +1,10 @@
-"""What earlier studies tell a freeze-thaw search: points to try, and how good each thinks that a point is.
+"""What earlier studies contribute to a freeze-thaw search: points to try, and prior means for the metric of a point.
 
-Targets, units and speeds differ from study to study; which configurations are better than which often does not. So what a study
-tells of a point is one number, its *merit*: what a forest, fitted to the study's curves, expects of the metric there by the step at
-which that study's best trials reached their target. It is on the scale that the curve model has of the new study's own metrics:
-``-asinh(shortfall / unit)``, a ratio far from the target and a difference near it. How much of it is true here, the curve model
-finds out (``autotune.search.curve_model``).
+Targets, units and speeds differ from study to study; which configurations are better than which often does not. So a study gives one
+number for a point, the *prior mean*: the metric that a forest, fitted to the study's curves, predicts there at the step by which that
+study's best trials had reached their target. The prior mean is on the scale that the curve model uses for the new study's own metrics:
+``-asinh(shortfall / unit)``, a ratio far from the target and a difference near it. The curve model learns how much weight the prior
+means deserve (``autotune.search.curve_model``).
 """
 
 import math
@@ -14,91 +14,91 @@ import numpy as np
 from sklearn.ensemble import ExtraTreesRegressor
 
 from autotune.recording import RecordedTrial
-from autotune.search.curve_model import goodness
+from autotune.search.curve_model import scaled_shortfalls
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.encoding import Array, UnitCube
 from autotune.space import SearchSpace, Suggestion
 
 _NUM_TREES = 20
 _LEAST_LEAF = 3
-"""Evaluations in a leaf of the forest."""
-_NUM_PLACES = 4
-"""Evaluations of a curve that a forest is fitted to, spread evenly over the logarithm of their number."""
+"""Minimum number of evaluations in a leaf of the forest."""
+_NUM_EVALUATIONS = 4
+"""Number of evaluations of each curve that a forest is fitted to, spread evenly over the logarithm of their index."""
 _BEST_SHARE = 0.1
-"""Share of a study's trials that reached its target, the soonest, whose steps say when a point must be good."""
+"""Fraction of a study's successful trials, the fastest ones, whose steps to target set the step at which points are compared."""
 _NUM_POINTS = 12
-"""Points of each earlier study that are candidates, however small chance makes it that they are drawn."""
+"""Number of each earlier study's best points that are candidates besides the points drawn at random."""
 _NUM_FIRST = 3
-"""Of these, how many are tried before there is anything to model."""
+"""Number of points of earlier studies that are tried before there is anything to model."""
 
 
 class WarmStart:
-    """Earlier studies, as a search over a space asks them; there may be none.
+    """Points and prior means from any number of earlier studies, none included, for a search over a space.
 
     Args:
-        seed: of the search.
+        seed: seed of the search.
     """
 
     def __init__(self, studies: Sequence[EarlierStudy], space: SearchSpace, seed: int) -> None:
         self._cube = UnitCube(space)
-        self._models = [_MeritModel(each, self._cube) for each in studies]
+        self._models = [_PriorMeanModel(study, self._cube) for study in studies]
         self.points = first_points(studies, space, seed=seed, count=_NUM_POINTS * len(studies))
-        """Good points of earlier studies that have not been tried yet, the best of each study first."""
+        """Good points of earlier studies that have not been tried yet, the best point of each study first."""
         self._num_first = min(_NUM_FIRST, len(self.points))
         self._num_tried = 0
 
     def first(self) -> Suggestion | None:
-        """A point to try before there is anything to model; None once a few have been."""
+        """A point to try before there is anything to model; None once enough points of earlier studies have been tried."""
         return self.points[0] if self.points and self._num_tried < self._num_first else None
 
     def take(self, point: Suggestion) -> None:
-        """A point is proposed or trained: it is no candidate any more."""
-        left = [each for each in self.points if each != point]
+        """Remove a point that is proposed or trained from the candidates."""
+        left = [other for other in self.points if other != point]
         self._num_tried += len(self.points) - len(left)
         self.points = left
 
     def prior_means(self, coordinates: Array) -> Array:
-        """What each study expects of points ``[points, parameters]``: ``[points, studies]``, higher is better."""
+        """Prior means ``[points, studies]`` of points with the given coordinates ``[points, parameters]``, higher is better."""
         features = self._cube.features(coordinates)
         if not self._models or not len(features):
             return np.zeros((len(features), len(self._models)))
-        return np.column_stack([each.predict(features) for each in self._models])
+        return np.column_stack([model.predict(features) for model in self._models])
 
 
-class _MeritModel:
-    """A forest of one study's metrics over features and log step, asked at one step."""
+class _PriorMeanModel:
+    """A forest of one study's metrics over features and log step, evaluated at the study's decisive step."""
 
     def __init__(self, study: EarlierStudy, cube: UnitCube) -> None:
-        features = cube.features(cube.encode([each.suggestion for each in study.trials]))
+        features = cube.features(cube.encode([trial.suggestion for trial in study.trials]))
         rows = [
-            (index, math.log(max(trial.steps[place], 0.5)), study.target.shortfall(trial.metrics[place]))
-            for index, trial in enumerate(study.trials)
-            for place in _places(trial)
+            (trial_index, math.log(max(trial.steps[index], 0.5)), study.target.shortfall(trial.metrics[index]))
+            for trial_index, trial in enumerate(study.trials)
+            for index in _evaluation_indices(trial)
         ]
-        index, log_steps, shortfalls = (np.array(each) for each in zip(*rows, strict=True))
-        least = np.array([shortfalls[index == each].min() for each in np.unique(index)])
+        trial_indices, log_steps, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
+        least = np.array([shortfalls[trial_indices == trial_index].min() for trial_index in np.unique(trial_indices)])
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
         self._forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_LEAST_LEAF, random_state=0)
-        self._forest.fit(np.column_stack([features[index.astype(int)], log_steps]), goodness(shortfalls, least))
+        self._forest.fit(np.column_stack([features[trial_indices.astype(int)], log_steps]), scaled_shortfalls(shortfalls, least))
 
     def predict(self, features: Array) -> Array:
         rows = np.column_stack([features, np.full(len(features), self._log_step)])
         return self._forest.predict(rows)  # type: ignore[no-any-return]  # scikit-learn has no types
 
 
-def _places(trial: RecordedTrial) -> list[int]:
-    """Places of evaluations with a finite metric, dense at first."""
-    finite = [place for place, metric in enumerate(trial.metrics) if math.isfinite(metric)]
-    chosen = np.geomspace(1, max(1, len(finite)), _NUM_PLACES).round().astype(int) - 1
-    return [finite[each] for each in np.unique(chosen) if finite]
+def _evaluation_indices(trial: RecordedTrial) -> list[int]:
+    """Indices of the evaluations that a forest is fitted to: those with a finite metric, denser at the start of the curve."""
+    finite = [index for index, metric in enumerate(trial.metrics) if math.isfinite(metric)]
+    chosen = np.geomspace(1, max(1, len(finite)), _NUM_EVALUATIONS).round().astype(int) - 1
+    return [finite[index] for index in np.unique(chosen) if finite]
 
 
 def _decisive_log_step(study: EarlierStudy, last: float) -> float:
-    """The log step by which the study's best trials had reached its target; ``last`` where none did."""
+    """Median log step at which the study's fastest trials reached its target; ``last`` if no trial did."""
     reached = sorted(
-        (seconds, trial.steps[place])
+        (seconds, trial.steps[index])
         for trial in study.trials
-        if (seconds := trial.time_to_target(study.target)) is not None and (place := trial.place_of_target(study.target)) is not None
+        if (seconds := trial.time_to_target(study.target)) is not None and (index := trial.index_of_target(study.target)) is not None
     )
     best = reached[: max(1, round(_BEST_SHARE * len(reached)))]
     return float(np.median([math.log(max(step, 0.5)) for _, step in best])) if best else last

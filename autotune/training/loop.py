@@ -95,7 +95,7 @@ def train(
             is_due = progress.is_due(progress.step * run.batch_size, run.evaluate_every_samples)
             if not is_due and progress.step < run.total_steps and not is_out_of_time:
                 continue
-            progress.last = ranks.agreed(_evaluate(run, parts, progress, clock, cap_seconds))
+            progress.last = ranks.broadcast_from_first(_evaluate(run, parts, progress, clock, cap_seconds))
             if state_folder is not None:
                 keep(state_folder, run, parts, progress)
             if ranks.is_first:

@@ -1,4 +1,4 @@
-"""scikit-learn's breast-cancer set: a real table that comes with a dependency."""
+"""scikit-learn's breast-cancer data set: a real table that comes with a dependency."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +13,7 @@ CLASSES = ("malignant", "benign")
 
 
 def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
-    """569 tumours, 212 of them malignant, by 30 measurements of their cells.
+    """569 tumours, 212 of them malignant, described by 30 measurements of their cells.
 
     Inputs are float32 ``[samples, 30]``, each measurement standardised by the train split's mean and deviation; targets are int64
     ``[samples]``, 0 malignant and 1 benign.
@@ -21,7 +21,7 @@ def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
     Source: Street, Wolberg & Mangasarian, "Nuclear feature extraction for breast tumor diagnosis" (1993), as scikit-learn ships it.
 
     Raises:
-        ConfigError: fractions that no table can be split by.
+        ConfigError: a fraction is out of range.
         DataError: scikit-learn is not installed, or keeps the file elsewhere.
     """
     table = _read_table()
@@ -37,9 +37,9 @@ def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
 
 
 def _read_table() -> np.ndarray:
-    """The measurements and the class of each sample, [569, 31], from the file that ``sklearn.datasets.load_breast_cancer`` reads.
+    """Read the measurements and class of each sample, ``[569, 31]``, from the file of ``sklearn.datasets.load_breast_cancer``.
 
-    The file is read without importing scikit-learn: that takes longer than a whole training on it, in every process.
+    The file is read without importing scikit-learn, which in every process would take longer than a whole training on the table.
     """
     package = importlib.util.find_spec("sklearn")
     folders = package.submodule_search_locations if package else None

@@ -1,7 +1,7 @@
-"""CIFAR-10, read from its official files in any of the forms they are handed around in.
+"""CIFAR-10, read from its official files in the binary or the Python format, as a folder or as an archive.
 
-The Python form is pickled, and unpickling runs what a file asks for. Data can come from anyone, so only the three names an
-array needs are known here, and they stand for records of ours: nothing of the file is ever called.
+The Python format is pickled, and unpickling can call any function that a file names. Data can come from anyone, so only the names
+that NumPy arrays need are accepted, and classes of this module stand for them: nothing that the file names is ever called.
 """
 
 import io
@@ -39,14 +39,14 @@ VALIDATIONS = ("held_out", "test")
 IMAGE_SHAPE = (3, 32, 32)
 IMAGE_BYTES = 3 * 32 * 32
 MAX_BATCH_BYTES = 1 << 26
-"""Twice an official batch: what an archive may make us read for one file."""
+"""Maximum size in bytes of one batch file in an archive, twice the size of an official one."""
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Form:
-    """One of the two official forms: how its folder, its archive and its batch files are named."""
+class _Format:
+    """One of the two official formats: the names of its folder, its archive and its batch files."""
 
     folder: str
     archive: str
@@ -54,38 +54,38 @@ class _Form:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The batch files, the test batch last."""
+        """Names of the batch files, the test batch last."""
         return (*(f"data_batch_{number}{self.suffix}" for number in range(1, 6)), f"test_batch{self.suffix}")
 
 
-_BINARY = _Form(folder="cifar-10-batches-bin", archive="cifar-10-binary.tar.gz", suffix=".bin")
-_PYTHON = _Form(folder="cifar-10-batches-py", archive="cifar-10-python.tar.gz", suffix="")
+_BINARY = _Format(folder="cifar-10-batches-bin", archive="cifar-10-binary.tar.gz", suffix=".bin")
+_PYTHON = _Format(folder="cifar-10-batches-py", archive="cifar-10-python.tar.gz", suffix="")
 
 
 def cifar10(
     root: str, download: bool, *, validation: str = "held_out", num_train: int | None = None, num_validation: int | None = None
 ) -> dict[str, Any]:
-    """50,000 training images and the official 10,000 test images, or a part of them, as bytes, and what standardises them.
+    """The 50,000 training images and the official 10,000 test images, or a part of them, as bytes, and ``transform`` to standardise them.
 
-    With ``validation`` at ``held_out``, 5,000 of the training images, each class's share, are the validation split, and the test
-    images are scored only for what is exported. With ``test`` all 50,000 are trained on, the test images are the validation
-    split, and there is no other: that is how records of training speed on CIFAR-10 are measured, and an accuracy of theirs can
-    only be compared with one measured so. Who searches under it chooses by the test images: the best of many trials then looks
-    better than it is.
+    With ``validation`` at ``held_out``, 5,000 of the training images, with each class's share, are the validation split, and the test
+    images are scored only for the exported configuration. With ``test`` all 50,000 images are trained on, the test images are the
+    validation split, and there is no test split: records of training speed on CIFAR-10 are measured that way, and their accuracies can
+    only be compared with accuracies measured the same way. A search then chooses by the test images, so the best of many trials
+    looks better than it is.
 
-    Inputs are uint8 ``[samples, 3, 32, 32]``, a quarter of the memory of what ``transform`` makes of them on the device; targets
-    are int64 ``[samples]``, 0 to 9. Smaller files of the same form are split in the same proportion.
+    Inputs are uint8 ``[samples, 3, 32, 32]``, a quarter of the memory of the float32 that ``transform`` makes of them on the device;
+    targets are int64 ``[samples]``, 0 to 9. Smaller files of the same format are split in the same proportion.
 
     Args:
-        root: the folder with the files, or its URL.
-        download: whether to fetch them where they are not there.
+        root: folder with the files, or its URL.
+        download: whether to download missing files.
         validation: held_out or test.
-        num_train: training samples to keep of those, with each class's share to within one sample; the others are left out.
-        num_validation: validation samples to keep, likewise.
+        num_train: training samples to keep, with each class's share to within one sample; None keeps all.
+        num_validation: validation samples to keep, with each class's share to within one sample; None keeps all.
 
     Raises:
-        ConfigError: if ``validation`` is neither of the two.
-        DataError: if a file is missing, damaged or not of its form, a wanted download fails, or there are not so many samples.
+        ConfigError: ``validation`` is neither held_out nor test.
+        DataError: a file is missing, damaged or of another format, a download fails, or there are fewer samples than asked for.
     """
     if validation not in VALIDATIONS:
         raise ConfigError(f"data.validation: found {validation!r}, accepted are {', '.join(VALIDATIONS)}")
@@ -96,14 +96,14 @@ def cifar10(
             raise folder.lacks(REMOTE.name, REMOTE.accepted)
         obtain(REMOTE, folder, root=folder, download=download)
         source = folder / _BINARY.archive, _BINARY
-    path, form = source
-    if path.name == form.archive:
+    path, file_format = source
+    if path.name == file_format.archive:
         path = fetched(path)
-        contents = _read_archive(path, form)
+        contents = _read_archive(path, file_format)
     else:
-        contents = _read_folder([fetched(path / name) for name in form.names])
-    parse = _parse_binary if form is _BINARY else _parse_pickle
-    batches = [parse(contents[name], path / name) for name in form.names]
+        contents = _read_folder([fetched(path / name) for name in file_format.names])
+    parse = _parse_binary if file_format is _BINARY else _parse_pickle
+    batches = [parse(contents[name], path / name) for name in file_format.names]
     train, test = _joined(batches[:-1]), _joined(batches[-1:])
     if validation == "test":
         splits = {"train": train, "validation": test}
@@ -116,10 +116,10 @@ def cifar10(
 
 
 def _part(split: tuple[Tensor, Tensor], count: int | None, key: str) -> tuple[Tensor, Tensor]:
-    """So many of a split's samples, of each class its share; all of them for None.
+    """``count`` of a split's samples, with each class's share; None keeps all.
 
     Raises:
-        DataError: if there are not so many, or none is asked for.
+        DataError: ``count`` is below 1 or above the number of samples.
     """
     inputs, targets = split
     if count is None or count == len(targets):
@@ -134,60 +134,60 @@ def _rows(split: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor
 
 
 class Standardise:
-    """Turns bytes ``[samples, channels, height, width]`` into float32: scaled to 0..1, less ``mean``, over ``std``, by channel."""
+    """Turns bytes ``[samples, channels, height, width]`` into float32, scaled to 0..1 and standardised by channel."""
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         scale = 1 / torch.tensor(std).view(1, -1, 1, 1)
         self._factors = {torch.device("cpu"): (scale / 255, -torch.tensor(mean).view(1, -1, 1, 1) * scale)}
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The images' numbers, on their device and in their memory format."""
-        if inputs.device not in self._factors:  # once a process: copying numbers to a device makes the host wait for it
+        """Standardise images; the result has their device and memory format."""
+        if inputs.device not in self._factors:  # once per process: a copy to a device makes the host wait for it
             scale, offset = self._factors[torch.device("cpu")]
             self._factors[inputs.device] = scale.to(inputs.device), offset.to(inputs.device)
         scale, offset = self._factors[inputs.device]
         return inputs.to(torch.float32, copy=True).mul_(scale).add_(offset)
 
 
-def _find(root: Path | RemotePath) -> tuple[Path | RemotePath, _Form] | None:
-    """The folder or archive to read and its form; None where there is neither.
+def _find(root: Path | RemotePath) -> tuple[Path | RemotePath, _Format] | None:
+    """The folder or archive to read and its format; None if there is neither.
 
     Raises:
-        DataError: if a folder has some of the batch files and nothing else is whole.
+        DataError: a folder has only some of the batch files, and no other folder or archive is complete.
     """
     partial: str | None = None
-    for form in (_BINARY, _PYTHON):
-        for folder in (root / form.folder, root):
-            present = [name for name in form.names if (folder / name).is_file()]
-            if len(present) == len(form.names):
-                return folder, form
+    for file_format in (_BINARY, _PYTHON):
+        for folder in (root / file_format.folder, root):
+            present = [name for name in file_format.names if (folder / name).is_file()]
+            if len(present) == len(file_format.names):
+                return folder, file_format
             if present and partial is None:
-                absent = ", ".join(name for name in form.names if name not in present)
+                absent = ", ".join(name for name in file_format.names if name not in present)
                 partial = f"{folder} has {', '.join(present)} but no {absent}"
-    for form in (_BINARY, _PYTHON):
-        if (root / form.archive).is_file():
-            return root / form.archive, form
+    for file_format in (_BINARY, _PYTHON):
+        if (root / file_format.archive).is_file():
+            return root / file_format.archive, file_format
     if partial is not None:
         raise DataError(f"data.root: {partial} (accepted: {REMOTE.accepted}, whole)")
     return None
 
 
 def _read_folder(files: Sequence[Path]) -> dict[str, bytes]:
-    """The batch files' content by name."""
+    """Read the content of batch files, by file name."""
     try:
         return {file.name: file.read_bytes() for file in files}
     except OSError as error:
         raise DataError(f"data.root: {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _read_archive(archive: Path, form: _Form) -> dict[str, bytes]:
-    """The batch files' content by name, read in memory: nothing is extracted to a path that the archive chooses."""
+def _read_archive(archive: Path, file_format: _Format) -> dict[str, bytes]:
+    """Read the content of an archive's batch files, by file name, into memory: nothing is written to a path that the archive chooses."""
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as members:
             for member in members:
                 name = PurePosixPath(member.name).name
-                if name not in form.names or not member.isfile():
+                if name not in file_format.names or not member.isfile():
                     continue
                 if member.size > MAX_BATCH_BYTES:
                     raise DataError(f"data.root: {archive} holds a {name} of {member.size} bytes, at most {MAX_BATCH_BYTES}")
@@ -195,14 +195,14 @@ def _read_archive(archive: Path, form: _Form) -> dict[str, bytes]:
                 contents[name] = file.read() if file else b""
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"data.root: {archive} cannot be read: {error}; accepted is the whole official file") from error
-    absent = [name for name in form.names if name not in contents]
+    absent = [name for name in file_format.names if name not in contents]
     if absent:
         raise DataError(f"data.root: {archive} has no {', '.join(absent)}; accepted is the whole official file")
     return contents
 
 
 def _parse_binary(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes]:
-    """Images ``[records, 3, 32, 32]`` and labels ``[records]`` of one binary batch: per record a label byte, then the image."""
+    """Parse images ``[records, 3, 32, 32]`` and labels ``[records]`` of a binary batch: per record a label byte, then the image."""
     record_bytes = 1 + IMAGE_BYTES
     if not content or len(content) % record_bytes:
         raise DataError(f"data.root: {path} has {len(content)} bytes, accepted are whole records of {record_bytes} bytes")
@@ -211,7 +211,7 @@ def _parse_binary(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes
 
 
 def _parse_pickle(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes]:
-    """Images ``[records, 3, 32, 32]`` and labels ``[records]`` of one pickled batch: a dict with ``data`` and ``labels``."""
+    """Parse images ``[records, 3, 32, 32]`` and labels ``[records]`` of a pickled batch: a dict with ``data`` and ``labels``."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise anything
@@ -234,30 +234,30 @@ def _checked(images: Bytes, labels: Bytes, path: Path | RemotePath) -> tuple[Byt
 
 
 def _joined(batches: Sequence[tuple[Bytes, Bytes]]) -> tuple[Tensor, Tensor]:
-    """The images and int64 targets of all batches, copied: what was read from a file is read-only, and no tensor is."""
-    images, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    """Join the images and int64 targets of batches, as copies: arrays read from a file are read-only, and tensors cannot be."""
+    images, targets = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
     return torch.from_numpy(images), torch.from_numpy(targets.astype(np.int64))
 
 
 class _PickledDtype:
-    """Stands for ``numpy.dtype``: knows only whether it means bytes."""
+    """Stands for ``numpy.dtype`` in unpickling: knows only whether the type is bytes."""
 
     def __init__(self, code: bytes | str, *_: Any) -> None:
         self.is_bytes = code in (b"u1", "u1")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and fields: nothing that bytes need."""
+        """Ignore byte order and fields, which bytes do not need."""
 
 
 class _PickledArray:
-    """Stands for ``numpy.ndarray`` and for what makes an empty one: keeps an array's shape and bytes, in C order."""
+    """Stands for ``numpy.ndarray`` and ``_reconstruct`` in unpickling: keeps an array's shape and its bytes in C order."""
 
     def __init__(self, *_: Any) -> None:
         self.shape: object = None
         self.content = b""
 
     def __setstate__(self, state: Any) -> None:
-        """Take the state that NumPy gives its arrays: version, shape, dtype, whether in Fortran order, content."""
+        """Take the pickled state of a NumPy array: version, shape, dtype, whether in Fortran order, content."""
         _, shape, dtype, is_fortran, content = state
         if not isinstance(dtype, _PickledDtype) or not dtype.is_bytes or not isinstance(content, bytes) or is_fortran:
             raise pickle.UnpicklingError("an array that is not of bytes in C order")
@@ -275,14 +275,14 @@ _STANDS_FOR = {
 class _ArrayUnpickler(pickle.Unpickler):
     """Unpickles plain values and arrays of bytes, and refuses every other name before it is imported.
 
-    Source: the Python documentation of ``pickle``, "Restricting Globals"; stricter, as not even NumPy's own names are called.
+    Source: the Python documentation of ``pickle``, "Restricting Globals"; stricter, since not even NumPy's own functions are called.
     """
 
     def find_class(self, module: str, name: str, /) -> type:
-        """The record that stands for a name of NumPy's.
+        """The class of this module that stands for a name of NumPy's.
 
         Raises:
-            pickle.UnpicklingError: for any other name.
+            pickle.UnpicklingError: the name is not one that NumPy arrays need.
         """
         if (module, name) not in _STANDS_FOR:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only NumPy arrays are read")

@@ -1,4 +1,4 @@
-"""Any CSV file with a column whose classes are to be told by the others."""
+"""Classification data from any CSV file: one column is the target, the others are inputs."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ from autotune.workloads.splits import Splits
 from autotune.workloads.tabular import Column, Indices, table_splits
 
 MISSING = (*arrow_csv.ConvertOptions().null_values, "?")
-"""What stands in a file for a number that is missing."""
+"""Texts that stand for a missing number in a file."""
 
 ACCEPTED = "a UTF-8 CSV file whose first line names its columns, compressed or not"
 
@@ -31,23 +31,23 @@ def csv_table(
     validation_fraction: float,
     test_fraction: float,
 ) -> Splits:
-    """The file's rows, encoded as ``autotune.workloads.tabular.encoded`` says.
+    """A CSV file's rows as train, validation and test splits, encoded by ``autotune.workloads.tabular.encoded``.
 
     Inputs are float32 ``[samples, features]``, in the order of the columns; true and false are numbers, and a missing text is a text
-    like others. Targets are int64 ``[samples]``, the target column's values counted in their order, of letters or of numbers.
+    like any other. Targets are int64 ``[samples]``: the index of the row's class among all classes, sorted by letter or number.
 
     Args:
-        path: of the file, or its URL.
-        target_column: its name: of texts, whole numbers, or true and false.
-        ignored_columns: names of those to leave out, such as a row's number.
-        delimiter: what stands between two columns.
-        max_categories: the most values of a column of text, and the most classes.
-        validation_fraction: of the rows.
-        test_fraction: of the rows.
+        path: path or URL of the file.
+        target_column: name of the column with the classes: texts, whole numbers, or true and false.
+        ignored_columns: names of columns to leave out, such as a row number.
+        delimiter: character between two columns.
+        max_categories: maximum number of different values of a text column, and of classes.
+        validation_fraction: fraction of the rows for validation.
+        test_fraction: fraction of the rows for test.
 
     Raises:
-        ConfigError: a delimiter, number or fraction that no file can be read or split by.
-        DataError: the file is missing, empty, ragged or not UTF-8, or has no such columns; a column holds neither numbers nor text, or
+        ConfigError: a delimiter, number or fraction is out of range.
+        DataError: the file is missing, empty, ragged or not UTF-8, or lacks a named column; a column holds neither numbers nor text, or
             too many texts; the target is missing in a row, is no class, or has a class too rare to be split.
     """
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
@@ -76,7 +76,7 @@ def csv_table(
 
 
 def _read(path: Path, delimiter: str) -> Any:
-    """The file as a ``pyarrow.Table`` whose types are told from all of it."""
+    """Read a file as a ``pyarrow.Table`` whose column types are inferred from all rows."""
     ragged: list[Any] = []
 
     def refuse(row: Any) -> str:
@@ -99,9 +99,9 @@ def _read(path: Path, delimiter: str) -> Any:
             found = f"row {ragged[0].number}: found {ragged[0].actual_columns} values"
             raise DataError(f"data.path: {path}: {found}, accepted are {ragged[0].expected_columns}, as in the first row") from error
         raise DataError(f"data.path: {path} cannot be read: {' '.join(str(error).split())}; accepted is {ACCEPTED}") from error
-    twice = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"data.path: {path} has two columns {twice!r}, accepted are columns of different names")
+    duplicate = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
+    if duplicate is not None:
+        raise DataError(f"data.path: {path} has two columns {duplicate!r}, accepted are columns of different names")
     if not table.num_rows:
         raise DataError(f"data.path: {path} has no row after its first line; accepted is {ACCEPTED}")
     return table
@@ -129,7 +129,7 @@ def _values(column: Any, where: str) -> Column:
 
 
 def _classes(column: Any, max_categories: int, where: str) -> tuple[Indices, list[Any]]:
-    """The class of each row, counted from 0, and the classes' values."""
+    """The class index of each row ``[rows]``, from 0, and the value of each class."""
     values = _values(column, where)
     is_missing = np.equal(values, "") if values.dtype == object else np.isnan(values)
     if is_missing.any():

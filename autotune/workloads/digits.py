@@ -14,21 +14,21 @@ from autotune.workloads.splits import Splits, stratified_split
 
 NUM_CLASSES = 10
 _HELD_OUT = (300, 1797)
-"""Of so many samples, so many are validation, and as many test."""
+"""Number of validation samples, the same as of test samples, and of all samples in the whole data set."""
 
 
 def digits(*, classes: Sequence[int] | None = None, num_train: int | None = None) -> Splits:
-    """1,797 digits as 1,197 train, 300 validation and 300 test samples, or a part of them.
+    """The 1,797 digits as 1,197 train, 300 validation and 300 test samples, or a part of them.
 
     Inputs are float32 ``[samples, 1, 8, 8]``, standardised with the train split's mean and deviation over all pixels; targets
     are int64 ``[samples]``, 0 to 9.
 
     Args:
-        classes: the digits to keep, in all three splits in the same proportion, as targets 0, 1, ... in this order.
-        num_train: training samples to keep of those, with each class's share to within one sample; the others are left out.
+        classes: digits to keep, in all three splits in the same proportion; their targets are 0, 1, ... in this order.
+        num_train: training samples to keep of these classes, with each class's share to within one sample.
 
     Raises:
-        DataError: digits that are none, or fewer than two; more training samples than there are, or fewer than one of each.
+        DataError: ``classes`` are not two or more different digits, or ``num_train`` is below their number or above the samples.
     """
     table = _read_table()
     inputs = torch.from_numpy(table[:, :-1]).to(torch.float32).reshape(-1, 1, 8, 8)
@@ -52,19 +52,19 @@ def digits(*, classes: Sequence[int] | None = None, num_train: int | None = None
 
 
 def _only(classes: Sequence[int], inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The samples of some classes, with the class's place in the list as their target."""
+    """The samples of some classes; their targets become the index of the class in the list."""
     if len(classes) < 2 or len(set(classes)) < len(classes) or not set(classes) <= set(range(NUM_CLASSES)):
         raise DataError(f"data.classes: found {list(classes)}, accepted are two or more different digits, 0 to {NUM_CLASSES - 1}")
-    places = torch.full((NUM_CLASSES,), -1)
-    places[list(classes)] = torch.arange(len(classes))
-    relabelled = places[targets]
+    new_targets = torch.full((NUM_CLASSES,), -1)
+    new_targets[list(classes)] = torch.arange(len(classes))
+    relabelled = new_targets[targets]
     return inputs[relabelled >= 0], relabelled[relabelled >= 0]
 
 
 def _read_table() -> np.ndarray:
-    """The 64 pixels and the digit of each sample, [1797, 65], from the file that ``sklearn.datasets.load_digits`` reads.
+    """Read the 64 pixels and the digit of each sample, ``[1797, 65]``, from the file that ``sklearn.datasets.load_digits`` reads.
 
-    The file is read without importing scikit-learn: that takes longer than a whole training on it, in every process.
+    The file is read without importing scikit-learn, which in every process would take longer than a whole training on the digits.
 
     Raises:
         DataError: scikit-learn is not installed, or keeps the file elsewhere.

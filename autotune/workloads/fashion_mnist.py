@@ -1,6 +1,6 @@
 """Fashion-MNIST, read from its four official idx files.
 
-The names inside are MNIST's too, so a download goes into a folder of its own.
+MNIST's files have the same names, so a download goes into a folder of its own.
 """
 
 import gzip
@@ -39,22 +39,22 @@ IMAGE_SHAPE = (28, 28)
 
 
 def fashion_mnist(root: str, download: bool) -> Splits:
-    """60,000 training images as 55,000 train and 5,000 validation samples, and the official 10,000 as test.
+    """The 60,000 training images as 55,000 train and 5,000 validation samples, and the official 10,000 test images as test.
 
     Inputs are float32 ``[samples, 1, 28, 28]``, normalised by the training images' mean and deviation; targets are int64
-    ``[samples]``, 0 to 9. Smaller files of the same form are split in the same proportion.
+    ``[samples]``, 0 to 9. Smaller files of the same format are split in the same proportion.
 
     Raises:
-        DataError: if a file is missing, damaged or not of the idx form, or a wanted download fails.
+        DataError: a file is missing, damaged or not in the idx format, or a download that was asked for fails.
     """
     folder = located(root, "data.root")
-    found = _find(folder)
-    if found is None:
+    paths = _find(folder)
+    if paths is None:
         if isinstance(folder, RemotePath):
             raise folder.lacks(REMOTE.name, REMOTE.accepted)
         obtain(REMOTE, folder / FOLDERS[0], root=folder, download=download)
-        found = {name: folder / FOLDERS[0] / f"{name}.gz" for name in NAMES}
-    files = {name: fetched(path) for name, path in found.items()}
+        paths = {name: folder / FOLDERS[0] / f"{name}.gz" for name in NAMES}
+    files = {name: fetched(path) for name, path in paths.items()}
     train = _read_pair(files[NAMES[0]], files[NAMES[1]])
     test = _read_pair(files[NAMES[2]], files[NAMES[3]])
     num_validation = max(1, len(train[1]) // 12)
@@ -64,13 +64,13 @@ def fashion_mnist(root: str, download: bool) -> Splits:
 
 
 def _find(root: Path | RemotePath) -> dict[str, Path | RemotePath] | None:
-    """The four files by name, None where there is none of them.
+    """Paths of the four files by name; None if no folder has any of them.
 
     Raises:
-        DataError: if a folder has some of them and no folder has all.
+        DataError: a folder has some of the files and no folder has all of them.
     """
     missing: str | None = None
-    for folder in (root / each for each in FOLDERS):
+    for folder in (root / name for name in FOLDERS):
         candidates = {name: [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()] for name in NAMES}
         if all(candidates.values()):
             return {name: paths[0] for name, paths in candidates.items()}
@@ -83,7 +83,7 @@ def _find(root: Path | RemotePath) -> dict[str, Path | RemotePath] | None:
 
 
 def _read_pair(images_path: Path, targets_path: Path) -> tuple[Tensor, Tensor]:
-    """Images as bytes ``[samples, 1, 28, 28]`` and their targets ``[samples]``."""
+    """Read images as bytes ``[samples, 1, 28, 28]`` and their targets as int64 ``[samples]``."""
     images, targets = _read_idx(images_path, 3), _read_idx(targets_path, 1)
     if images.shape[1:] != IMAGE_SHAPE:
         raise DataError(f"data.root: {images_path} holds images of {images.shape[1:]}, accepted are {IMAGE_SHAPE}")
@@ -95,9 +95,9 @@ def _read_pair(images_path: Path, targets_path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_idx(path: Path, num_dimensions: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """The bytes of one idx file, in the shape its header says.
+    """Read one idx file as an array of bytes in the shape that its header gives.
 
-    Source: the form as http://yann.lecun.com/exdb/mnist describes it: two zeros, 8 for unsigned bytes, the number of
+    Source: the idx format as http://yann.lecun.com/exdb/mnist describes it: two zeros, 8 for unsigned bytes, the number of
     dimensions, each dimension as a big-endian int32, the data.
     """
     try:

@@ -1,4 +1,4 @@
-"""A data set in NumPy files, mapped into memory: it may be larger than that, since only the batches asked for are read."""
+"""A data set in memory-mapped NumPy files: it may be larger than the memory, since only the requested batches are read."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,14 +15,14 @@ from autotune.remote.path import located
 
 
 def memory_mapped(*, root: str, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, Any]:
-    """``train``, ``validation`` and, where its files are there, ``test`` from ``<split>_inputs.npy`` and ``<split>_targets.npy``.
+    """Splits ``train``, ``validation`` and, if its files exist, ``test`` from ``<split>_inputs.npy`` and ``<split>_targets.npy``.
 
     Inputs are ``[samples, ...]`` of any type, such as bytes, and are read as they are; on the device they become float32, are
-    divided by ``scale``, and each channel (dimension 1) is standardised by its ``mean`` and ``std``. Inputs of whole numbers
-    beyond bytes (tokens) are left alone. Targets are ``[samples]`` or ``[samples, ...]``.
+    divided by ``scale``, and each channel (dimension 1) is standardised by its ``mean`` and ``std``. Inputs of integer types other
+    than bytes, such as tokens, are not transformed. Targets are ``[samples]`` or ``[samples, ...]``.
 
     Raises:
-        DataError: a file is missing or no array, or mean and std do not go together or do not fit the inputs.
+        DataError: a file is missing or no array, only one of ``mean`` and ``std`` is given, or they do not fit the inputs.
     """
     folder = located(root, "data.root")
     names = [split for split in ("train", "validation", "test") if split != "test" or (folder / "test_inputs.npy").is_file()]
@@ -62,7 +62,7 @@ def _standardiser(
 
     @cache
     def moments(device: torch.device, num_dimensions: int) -> Tensor:
-        """Mean and deviation, ``[2, 1, channels, 1, ...]``; copied to a device once, since every copy makes the host wait."""
+        """Mean and standard deviation ``[2, 1, channels, 1, ...]``, copied to a device only once: each copy makes the host wait."""
         return torch.tensor([mean, std], device=device).view(2, 1, num_channels, *(1,) * (num_dimensions - 2))
 
     def standardise(inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: for tables, and for anything else that can be flattened."""
+"""A multi-layer perceptron for tables and any other inputs that can be flattened."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ NORMS: dict[str, Callable[[int], nn.Module] | None] = {"batch": nn.BatchNorm1d, 
 
 
 class MLP(nn.Module):
-    """One hidden layer per entry of ``widths``, each linear, normalised, activated and dropped out; then a linear layer to the logits.
+    """One hidden layer per entry of ``widths``, each linear, norm, activation and dropout; then a linear layer to the logits.
 
-    ``input_shape`` is any; ``forward`` takes ``[batch, *input_shape]``, flattened, and returns logits ``[batch, num_classes]``.
-    Without ``widths`` it is a linear model.
+    ``input_shape`` is any shape; ``forward`` takes ``[batch, *input_shape]``, flattens it, and returns logits ``[batch, num_classes]``.
+    With empty ``widths`` the model is linear.
 
     Raises:
-        ConfigError: a size that is not positive, or a name that is not known.
+        ConfigError: a size is not positive, ``dropout`` is out of range, or a norm or activation is unknown.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class MLP(nn.Module):
         self.classifier = nn.Linear(num_features, num_classes)
 
     def pipeline_layers(self) -> Sequence[nn.Module]:
-        """Modules that one after the other are the forward pass."""
+        """The modules of the forward pass, in the order in which they are applied."""
         return [nn.Flatten(), *self.hidden, self.classifier]
 
     def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
-        """How ``size`` ranks share the weights: layers by columns and by rows in turns, where nothing between them needs all features.
+        """How ``size`` ranks share the weights: without norms, layers are split by columns and by rows in turns; with norms, by columns.
 
         Raises:
-            ConfigError: a width that so many cannot share.
+            ConfigError: a width is not a multiple of ``size``.
         """
-        from torch.distributed.tensor import Replicate  # noqa: PLC0415  # a second, and only for this
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # likewise
+        from torch.distributed.tensor import Replicate  # noqa: PLC0415  # a second to import, only for tensor parallelism
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # only for tensor parallelism
 
         linear = [(name, module) for name, module in self.named_modules() if isinstance(module, nn.Linear)]
         for _, module in linear[:-1]:
@@ -61,13 +61,13 @@ class MLP(nn.Module):
                 raise ConfigError(
                     f"model.widths: found {module.out_features}, accepted with {size} workers that share layers are multiples of it"
                 )
-        is_normalised = len([each for each in self.hidden if isinstance(each, nn.BatchNorm1d | nn.LayerNorm)]) > 0
+        is_normalised = any(isinstance(layer, nn.BatchNorm1d | nn.LayerNorm) for layer in self.hidden)
         plan: dict[str, ParallelStyle] = {}
-        for place, (name, _) in enumerate(linear[:-1]):
+        for index, (name, _) in enumerate(linear[:-1]):
             if is_normalised:
                 plan[name] = ColwiseParallel(output_layouts=Replicate())
             else:
-                plan[name] = RowwiseParallel() if place % 2 else ColwiseParallel()
+                plan[name] = RowwiseParallel() if index % 2 else ColwiseParallel()
         if not is_normalised and len(linear) % 2 == 0:
             plan[linear[-1][0]] = RowwiseParallel()
         return plan
@@ -76,7 +76,7 @@ class MLP(nn.Module):
         """Logits ``[batch, num_classes]`` of inputs ``[batch, *input_shape]``.
 
         Raises:
-            ConfigError: for inputs that are whole numbers, such as tokens.
+            ConfigError: inputs are whole numbers, such as tokens.
         """
         if not inputs.is_floating_point():
             raise ConfigError(f"model: found inputs of {inputs.dtype}, accepted are floating-point numbers")

@@ -13,13 +13,13 @@ class ResNet9(nn.Module):
 
     ``input_shape`` is ``[channels, height, width]``, ``widths`` the channels of the four stages; ``forward`` takes
     ``[batch, channels, height, width]`` and returns logits ``[batch, num_classes]``. Each stage but the first halves height and
-    width; the rest of them is reduced to its maximum, so that inputs may be of any size from 8 by 8. ``norm`` is ``batch``,
-    ``group`` or ``none``; without one the convolutions have biases. Logits are multiplied by ``logits_scale``.
+    width; the maximum is taken over the positions that are left, so inputs may have any size from 8x8. ``norm`` is ``batch``,
+    ``group`` or ``none``; without a norm the convolutions have biases. Logits are multiplied by ``logits_scale``.
 
-    Source: Page, "How to Train Your ResNet" (2018), part 4, and its network as it is handed around, with a batch norm each.
+    Source: Page, "How to Train Your ResNet" (2018), part 4, and its network as commonly published, with a batch norm per convolution.
 
     Raises:
-        ConfigError: if the input is no image or too small, or a setting is none that can be built.
+        ConfigError: the input is no image or too small, or a setting is out of range.
     """
 
     def __init__(self, *, input_shape: Sequence[int], num_classes: int, widths: Sequence[int], norm: str, logits_scale: float) -> None:
@@ -45,19 +45,19 @@ class ResNet9(nn.Module):
         return logits
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The four stages."""
+        """The four stages, whose activations may be recomputed."""
         return list(self.stages)
 
 
 class ResidualPair(nn.Module):
-    """Two convolutions of so many channels, with norm and ReLU each, added to their input."""
+    """A residual block of two convolutions with ``channels`` channels, each with norm and ReLU, added to their input."""
 
     def __init__(self, channels: int, norm: str) -> None:
         super().__init__()
         self.pair = nn.Sequential(_convolution(channels, channels, norm), _convolution(channels, channels, norm))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Inputs ``[batch, channels, height, width]`` plus what the convolutions make of them."""
+        """Inputs ``[batch, channels, height, width]`` plus the output of the convolutions, of the same shape."""
         outputs: Tensor = inputs + self.pair(inputs)
         return outputs
 

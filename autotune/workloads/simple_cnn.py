@@ -1,4 +1,4 @@
-"""A small convolutional network for small images: the model the examples tune."""
+"""A small convolutional network for small images, the model that the examples tune."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ class SimpleCNN(nn.Module):
     """One 3x3 convolution per entry of ``widths``, each followed by ReLU and a 2x2 max-pool, then one linear layer.
 
     ``input_shape`` is ``[channels, height, width]``; ``forward`` takes ``[batch, channels, height, width]`` and returns logits
-    ``[batch, num_classes]``. ``norm`` says what normalises each convolution's output before its ReLU: ``batch`` over the batch,
-    ``group`` each sample by itself over groups of channels, ``none`` nothing. A normalised convolution has no bias of its own.
+    ``[batch, num_classes]``. ``norm`` is the normalisation of each convolution's output before its ReLU: ``batch`` over the batch,
+    ``group`` for each sample over groups of channels, or ``none``. A normalised convolution has no bias of its own.
 
-    The convolutions have no padding where the input is large enough for that: with widths of 16 and 32 an input of 3x32x32
-    leaves 32 x 6 x 6 features. Where any of them would be left with less than 2x2 (8x8 is 6x6, 3x3, 1x1), all are padded by 1.
+    The convolutions have no padding if the input is large enough: with widths of 16 and 32 an input of 3x32x32 leaves
+    32 x 6 x 6 features. If any convolution's output would be smaller than 2x2 (8x8 is 6x6, 3x3, 1x1), all are padded by 1.
 
     Raises:
-        ConfigError: if a size is not positive, the norm is none of those, or the input is too small for that many layers even
+        ConfigError: a size is not positive, the norm is unknown, or the input is too small for this number of layers even
             with padding.
     """
 
@@ -37,7 +37,7 @@ class SimpleCNN(nn.Module):
         self.classifier = nn.Linear(channels * height * width, num_classes)
 
     def pipeline_layers(self) -> Sequence[nn.Module]:
-        """Modules that one after the other are the forward pass."""
+        """The modules of the forward pass, in the order in which they are applied."""
         return [*self.features, nn.Flatten(), self.classifier]
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def _check_sizes(input_shape: Sequence[int], num_classes: int, widths: Sequence[
 
 
 def _padding_and_size(height: int, width: int, num_layers: int) -> tuple[int, int, int]:
-    """The padding of all convolutions, and the height and width that remain after the last pool."""
+    """The padding of all convolutions, and the height and width that are left after the last max-pool."""
     for padding in (0, 1):
         shrinkage = 2 - 2 * padding
         size, fits = [height, width], True

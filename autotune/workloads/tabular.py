@@ -1,7 +1,7 @@
-"""What tables have in common: how columns become a model's inputs, and how rows are split.
+"""Turns the columns of a table into a model's inputs, and splits its rows.
 
-Everything that scales or encodes a column is taken from the training split alone. Here a column is an array ``[rows]``: numbers as
-float64 with NaN where one is missing, or texts as objects.
+Scales and categories of a column are computed from the training split alone. Here a column is an array ``[rows]``: numbers as
+float64 with NaN for a missing number, or texts as objects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,21 +26,21 @@ def table_splits(
     test_fraction: float,
     max_categories: int,
 ) -> Splits:
-    """Split a table's rows, each class by its share, and encode its columns in their order.
+    """Split a table's rows so that each split has each class's share, and encode the columns in their order.
 
     Inputs are float32 ``[samples, features]``, targets int64 ``[samples]``.
 
     Args:
-        columns: each ``[rows]``, at least one.
-        targets: the class of each row, counted from 0.
-        class_names: what the classes are called in messages.
-        validation_fraction: of the rows.
-        test_fraction: of the rows.
-        max_categories: the most values of a column of text.
+        columns: values ``[rows]`` by column name; at least one column.
+        targets: class index ``[rows]`` of each row, from 0.
+        class_names: names of the classes, for messages.
+        validation_fraction: fraction of the rows for validation.
+        test_fraction: fraction of the rows for test.
+        max_categories: maximum number of different values of a text column.
 
     Raises:
-        ConfigError: fractions that no table can be split by.
-        DataError: a column of too many texts, or a class too rare to be in the train split.
+        ConfigError: a fraction is out of range.
+        DataError: a column has too many different texts, too few rows are left to train on, or none of a class.
     """
     rows = _rows(targets, class_names, validation_fraction, test_fraction)
     features = [encoded(values, rows["train"], max_categories, name) for name, values in columns.items()]
@@ -50,11 +50,11 @@ def table_splits(
 
 
 def encoded(values: Column, train: Indices, max_categories: int, name: str) -> Column:
-    """What a model sees of one column, ``[rows, features]``.
+    """A model's features ``[rows, features]`` of one column.
 
-    Numbers are standardised by the training rows' mean and deviation, and those of a column that is constant there become 0. Where some
-    are missing, the mean stands in for them, and a second feature is 1 where it does. A text becomes one feature for each value that the
-    training rows have, 1 where it is that value: one that only other rows have is 0 everywhere.
+    Numbers are standardised by the training rows' mean and deviation; a column that is constant there becomes 0. A missing number is
+    replaced by the mean, and a column with missing numbers has a second feature that is 1 for them. Texts are one-hot over the values
+    in the training rows: a value that only other rows have is 0 in all features.
 
     Raises:
         DataError: the training rows have more than ``max_categories`` different texts.
@@ -79,7 +79,7 @@ def encoded(values: Column, train: Indices, max_categories: int, name: str) -> C
 
 
 def _rows(targets: Indices, class_names: Sequence[object], validation_fraction: float, test_fraction: float) -> dict[str, Indices]:
-    """The row numbers of train, validation and test, each with every class's share to within one row."""
+    """The row indices of train, validation and test, each with every class's share to within one row."""
     for key, fraction in (("validation_fraction", validation_fraction), ("test_fraction", test_fraction)):
         if not 0 < fraction < 1:
             raise ConfigError(f"data.{key}: found {fraction}, accepted is above 0 and below 1")

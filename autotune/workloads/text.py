@@ -1,13 +1,13 @@
-"""Text as characters: the documentation that comes with Python, or a text of one's own.
+"""Text as characters: Python's own documentation, or the user's text.
 
-What a target is stated in, bits per character, is honest where every character costs something. A character that is not in the
-vocabulary becomes one unknown symbol and is predicted and paid for like any other; what is left out is *which* one it was: at
-most 20.1 bits each. Characters found less than ``min_count`` times in the training part become unknown there too: a model then
-learns how likely the unknown is (the unseen are about as frequent as those seen once: Good, "The population frequencies of
-species", 1953). A held-out part with many of them is refused.
+A target in bits per character is only fair if every character costs something. A character that is not in the vocabulary becomes
+one unknown symbol, which is predicted and costs bits like any other; only *which* character it was is left out: at
+most 20.1 bits each. Characters found less than ``min_count`` times in the training part become unknown there, too: so a model
+learns how likely the unknown symbol is (unseen characters are about as frequent as those seen once: Good, "The population frequencies
+of species", 1953). A held-out part with many unknown characters is refused.
 
-The default text differs between versions of Python, and so do figures measured on it; a fingerprint tells, by its data checksum.
-A file by ``data.root`` is the same everywhere.
+The default text differs between versions of Python, and so do results measured on it; the data checksum in a fingerprint shows which
+text it was. A file given by ``data.root`` is the same everywhere.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ UNKNOWN = 0
 """The index of every character that is not in the vocabulary."""
 
 MAX_UNKNOWN_FRACTION = 0.01
-"""Of a held-out part's characters."""
+"""Maximum fraction of a held-out part's characters that may be unknown."""
 
 ACCEPTED = "a UTF-8 text file, or a folder of .txt files"
 
@@ -41,27 +41,27 @@ def text(
     test_fraction: float,
     min_count: int,
 ) -> Splits:
-    """The first ``max_characters`` of a text as windows of ``length`` characters, each with the characters that follow.
+    """The first ``max_characters`` of a text as windows of ``length`` characters, split into train, validation and test.
 
     Inputs are int64 ``[samples, length]``, targets int64 ``[samples, length]``: a target is the character after its input, and
-    every character of a part but its first is the target of exactly one window. The parts are stretches of the text: training,
-    validation, test, in this order and without a character in common. A last window that is not full is left out.
+    every character of a part but its first is the target of exactly one window. The parts are contiguous stretches of the text that
+    do not overlap: training, validation, test, in this order. A last window that is not full is left out.
 
-    Index 0 is the unknown character, the others are the training part's from rarest to most frequent: so the highest index is
-    sure to be among the targets, from which a training reads how many classes there are.
+    Index 0 is the unknown character; the other indices are the training part's characters from rarest to most frequent. So the highest
+    index is sure to be among the targets, from which a training reads the number of classes.
 
     Args:
-        root: a UTF-8 file, or a folder whose ``.txt`` files are read in the order of their names, or a URL of either; None is Python's
+        root: a UTF-8 file, a folder whose ``.txt`` files are read in the order of their names, or a URL of either; None means Python's
             documentation.
-        length: characters in a window.
-        max_characters: None is the whole text.
-        validation_fraction: of the text's characters.
-        test_fraction: of the text's characters.
-        min_count: characters found less often in the training part are unknown.
+        length: number of characters in a window.
+        max_characters: number of characters read; None means the whole text.
+        validation_fraction: fraction of the text's characters for validation.
+        test_fraction: fraction of the text's characters for test.
+        min_count: characters found less often than this in the training part are unknown.
 
     Raises:
-        ConfigError: a length, count or fraction that no text can be cut by.
-        DataError: the text is missing, empty, not UTF-8, too short, or its parts have too few characters in common.
+        ConfigError: a length, count or fraction is out of range.
+        DataError: the text is missing, empty, not UTF-8 or too short, or a held-out part has too many unknown characters.
     """
     _check(length, max_characters, validation_fraction, test_fraction, min_count)
     content = (_python_documentation() if root is None else _read(located(root, "data.root"), max_characters))[:max_characters]
@@ -97,9 +97,9 @@ def _check(length: int, max_characters: int | None, validation_fraction: float, 
 
 
 def _python_documentation() -> str:
-    """The topics of ``help()``, by name.
+    """The text of all topics of Python's ``help()``, sorted by name, without repeated paragraphs.
 
-    Many repeat sections of others: a paragraph is kept where it stands first, or a held-out part would hold what was trained on.
+    Many topics repeat sections of others: a paragraph is kept where it stands first, or a held-out part would hold text trained on.
     """
     try:
         from pydoc_data.topics import topics  # noqa: PLC0415  # half a megabyte, and some distributions of Python leave it out
@@ -112,7 +112,7 @@ def _python_documentation() -> str:
 
 
 def _read(path: Path | RemotePath, max_characters: int | None) -> str:
-    """The beginning of the text; line ends are read as Python does, the same on every system, and one joins the files of a folder."""
+    """Read a text's first ``max_characters``, with line ends as newlines on every system and a newline between a folder's files."""
     pieces: list[str] = []
     left = max_characters
     for file in _files(path):
@@ -133,9 +133,9 @@ def _read(path: Path | RemotePath, max_characters: int | None) -> str:
 
 
 def _files(path: Path | RemotePath) -> Iterator[Path]:
-    """The files in their order, each fetched when it is asked for."""
+    """A text's files, sorted by name; each file at a URL is fetched when the iterator reaches it."""
     if isinstance(path, RemotePath):
-        texts = [each for each in path.files() if each.name.endswith(".txt")] if path.is_folder() else [path]
+        texts = [file for file in path.files() if file.name.endswith(".txt")] if path.is_folder() else [path]
         if not texts:
             raise DataError(f"data.root: {path} has no .txt file; accepted is {ACCEPTED}")
         yield from map(fetched, texts)
@@ -145,14 +145,14 @@ def _files(path: Path | RemotePath) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    files = sorted(each for each in path.glob("*.txt") if each.is_file())
+    files = sorted(file for file in path.glob("*.txt") if file.is_file())
     if not files:
         raise DataError(f"data.root: {path} has no .txt file; accepted is {ACCEPTED}")
     yield from files
 
 
 def _whole_windows(codes: Indices, length: int, where: str) -> Indices:
-    """As many characters as fill windows, and the one that follows the last."""
+    """The characters that fill whole windows, and the one that follows the last window."""
     num_windows = (len(codes) - 1) // length
     if num_windows < 1:
         raise DataError(f"{where}: has {len(codes)} characters, accepted are at least {length + 1}: data.length and the one that follows")
@@ -161,16 +161,16 @@ def _whole_windows(codes: Indices, length: int, where: str) -> Indices:
 
 def _vocabulary(codes: Indices, min_count: int) -> Indices:
     """The code points found at least ``min_count`` times, from rarest to most frequent."""
-    found, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    characters, first, counts = np.unique(codes, return_index=True, return_counts=True)
     order = np.lexsort((first, counts))
     kept = order[counts[order] >= min_count]
     if not len(kept):
         raise ConfigError(f"data.min_count: found {min_count}, accepted is up to {counts.max()}: no character is there more often")
-    return found[kept]
+    return characters[kept]
 
 
 def _indices(codes: Indices, vocabulary: Indices) -> Indices:
-    """Each character's place in the vocabulary, counted from 1."""
+    """Each character's index in the vocabulary, from 1, or ``UNKNOWN``."""
     order = np.argsort(vocabulary)
-    places = np.searchsorted(vocabulary, codes, sorter=order).clip(max=len(vocabulary) - 1)
-    return np.where(vocabulary[order[places]] == codes, order[places] + 1, UNKNOWN)
+    ranks = np.searchsorted(vocabulary, codes, sorter=order).clip(max=len(vocabulary) - 1)
+    return np.where(vocabulary[order[ranks]] == codes, order[ranks] + 1, UNKNOWN)

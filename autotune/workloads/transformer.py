@@ -1,4 +1,4 @@
-"""A decoder-only transformer: each position predicts what comes next and sees nothing that comes later."""
+"""A decoder-only transformer: each position predicts the next token and sees no later one."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,20 +17,20 @@ _ROTARY_BASE = 10_000.0
 
 
 class Transformer(nn.Module):
-    """Embedded tokens through ``num_layers`` blocks of causal attention and a GELU network, then a linear head.
+    """A token embedding, ``num_layers`` blocks of causal attention and a GELU network, then a linear head.
 
-    ``input_shape`` is ``[length]``, the longest sequence it takes, and ``num_classes`` the vocabulary's size; ``forward`` takes
-    int64 ``[batch, length]`` and returns logits ``[batch, length, num_classes]``. ``width`` is that of the residual stream, a multiple of
-    ``num_heads``. ``positions`` is ``learned`` (an embedding for each) or ``rotary`` (queries and keys turned by their position;
-    the width of a head must be even). With ``tied_head`` the token embedding's weights are the head's, too.
+    ``input_shape`` is ``[length]``, the longest sequence that the model takes, and ``num_classes`` the vocabulary's size; ``forward``
+    takes int64 ``[batch, length]`` and returns logits ``[batch, length, num_classes]``. ``width`` is that of the residual stream, a
+    multiple of ``num_heads``. ``positions`` is ``learned`` (an embedding per position) or ``rotary`` (queries and keys rotated by their
+    position; the width of a head must be even). With ``tied_head`` the head shares the token embedding's weights.
 
-    Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019) for the normalisation before each part, and
-    that weights that write to the residual stream begin smaller by the root of how many do. Su et al., "RoFormer" (2021) for rotary
-    positions. What we changed, since a training here is short: weights begin with a deviation of one over the root of what they
-    sum over, embeddings with 1 (theirs have 0.02), and linear layers have no bias.
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019) for the norm before each part, and for initial
+    weights that write to the residual stream smaller by the root of the number of such layers. Su et al., "RoFormer" (2021) for rotary
+    positions. Changed here, since trainings are short: initial weights have a standard deviation of one over the root of their fan-in,
+    embeddings of 1 (theirs have 0.02), and linear layers have no bias.
 
     Raises:
-        ConfigError: a size that is not positive, or does not go with another one.
+        ConfigError: a size is not positive, ``dropout`` or ``positions`` is not accepted, or sizes do not fit together.
     """
 
     def __init__(
@@ -56,56 +56,56 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, num_classes, bias=False)
         self._initialise()
-        # An embedding has a deviation of 1 where the head's weights have one over the root of the width.
+        # An embedding's weights have a standard deviation of 1, the head's of one over the root of the width.
         self.head_input_scale = width**-0.5 if tied_head else 1.0
         if tied_head:
             self.head.weight = self.tokens.weight
 
     def _initialise(self) -> None:
-        """Draw what torch's own embeddings, which begin as they should, leave."""
+        """Draw the linear layers' initial weights; torch's own initialisation of embeddings is kept."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
         for block in self.layers:
             assert isinstance(block, _Block)
-            for writes in (block.attention.merge, block.contract):
-                nn.init.normal_(writes.weight, std=(writes.in_features * 2 * len(self.layers)) ** -0.5)
+            for residual_layer in (block.attention.merge, block.contract):
+                nn.init.normal_(residual_layer.weight, std=(residual_layer.in_features * 2 * len(self.layers)) ** -0.5)
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The parts whose activations may be recomputed."""
+        """The transformer blocks, whose activations may be recomputed."""
         return list(self.layers)
 
     def pipeline_layers(self) -> Sequence[nn.Module]:
-        """Modules that one after the other are the forward pass.
+        """The modules of the forward pass, in the order in which they are applied.
 
         Raises:
-            ConfigError: first and last one have the same weights.
+            ConfigError: the head shares its weights with the token embedding.
         """
         if self.head.weight is self.tokens.weight:
             raise ConfigError("model.tied_head: found true, accepted with parallelism=pipeline is false: one worker cannot hold both ends")
         return [_Embedding(self.tokens, self.positions, self.dropout), *self.layers, _Head(self.norm, self.head, self.head_input_scale)]
 
     def tensor_plan(self, size: int) -> "Mapping[str, ParallelStyle]":
-        """How ``size`` ranks share the weights: each block's heads and hidden units.
+        """How ``size`` ranks share the weights: each block's heads and hidden units are divided among them.
 
         Raises:
-            ConfigError: heads that so many cannot share.
+            ConfigError: the number of heads is not a multiple of ``size``.
         """
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # a second, and only for this
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415  # a second to import, only for this
 
         if self.num_heads % size:
             raise ConfigError(f"model.num_heads: found {self.num_heads}, accepted with {size} workers that share layers is a multiple")
         plan: dict[str, ParallelStyle] = {}
-        for place in range(len(self.layers)):
-            plan |= {f"layers.{place}.attention.project": ColwiseParallel(), f"layers.{place}.attention.merge": RowwiseParallel()}
-            plan |= {f"layers.{place}.expand": ColwiseParallel(), f"layers.{place}.contract": RowwiseParallel()}
+        for index in range(len(self.layers)):
+            plan |= {f"layers.{index}.attention.project": ColwiseParallel(), f"layers.{index}.attention.merge": RowwiseParallel()}
+            plan |= {f"layers.{index}.expand": ColwiseParallel(), f"layers.{index}.contract": RowwiseParallel()}
         return plan
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, length, num_classes]`` of tokens ``[batch, length]``.
 
         Raises:
-            ConfigError: for inputs that are no whole numbers.
+            ConfigError: inputs are floating-point numbers.
         """
         hidden = _embedded(self.tokens, self.positions, self.dropout, inputs)
         for block in self.layers:
@@ -125,7 +125,7 @@ def _embedded(tokens: nn.Embedding, positions: nn.Embedding | None, dropout: nn.
 
 
 class _Embedding(nn.Module):
-    """The first part as a module: tokens ``[batch, length]`` to ``[batch, length, width]``."""
+    """Embeds tokens ``[batch, length]`` into ``[batch, length, width]``: the first layer of a pipeline."""
 
     def __init__(self, tokens: nn.Embedding, positions: nn.Embedding | None, dropout: nn.Dropout) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Embedding(nn.Module):
 
 
 class _Head(nn.Module):
-    """The last part as a module: ``[batch, length, width]`` to logits ``[batch, length, num_classes]``."""
+    """Maps ``[batch, length, width]`` to logits ``[batch, length, num_classes]``: the last layer of a pipeline."""
 
     def __init__(self, norm: nn.LayerNorm, head: nn.Linear, scale: float) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class _Head(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and a GELU network, each normalised before and added to what came in: ``[batch, length, width]`` to the same."""
+    """A residual block of causal attention and a GELU network, each with a norm before: ``[batch, length, width]`` to the same shape."""
 
     def __init__(self, width: int, num_heads: int, dropout: float, rotary_length: int | None) -> None:
         super().__init__()
@@ -161,13 +161,13 @@ class _Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
-        written = self.contract(functional.gelu(self.expand(self.mlp_norm(hidden))))
-        added: Tensor = hidden + self.dropout(written)
-        return added
+        contracted = self.contract(functional.gelu(self.expand(self.mlp_norm(hidden))))
+        outputs: Tensor = hidden + self.dropout(contracted)
+        return outputs
 
 
 class _CausalAttention(nn.Module):
-    """Every position attends to itself and to earlier ones: ``[batch, length, width]`` to the same."""
+    """Attention of every position to itself and to earlier positions: ``[batch, length, width]`` to the same shape."""
 
     cosine: Tensor
     sine: Tensor
@@ -185,7 +185,7 @@ class _CausalAttention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
-        # Heads come first in the projection, and are counted here, so that ranks that share it hold whole ones.
+        # The projection is ordered by head, and the number of heads is inferred (-1), so that ranks that share it hold whole heads.
         projected = self.project(hidden).view(batch, length, -1, 3, width // self.num_heads)
         queries, keys, values = projected.permute(3, 0, 2, 1, 4)
         if self.is_rotary:
@@ -196,7 +196,7 @@ class _CausalAttention(nn.Module):
         return merged
 
     def _turned(self, heads: Tensor) -> Tensor:
-        """Each pair of numbers turned by its position's angle; ``[batch, heads, length, head width]``, pairs half a head apart."""
+        """Rotate each pair of numbers, half a head apart, by its position's angle; ``[batch, heads, length, head width]``."""
         length = heads.shape[2]
         cosine, sine = self.cosine[:length].to(heads.dtype), self.sine[:length].to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)

@@ -8,7 +8,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.policy import Place, Trial
+from autotune.search.policy import PointPlacement, Trial
 from autotune.search.stopping import Decision
 
 REDUCTION_FACTOR = 4
@@ -65,7 +65,7 @@ class StockSearch:
     Source: ray.tune.search.optuna.OptunaSearch.on_trial_complete, with metric=train_seconds and mode=min.
     """
 
-    def __init__(self, recording: Recording, sampler: optuna.samplers.BaseSampler, stopping: AshaStopping, place: Place) -> None:
+    def __init__(self, recording: Recording, sampler: optuna.samplers.BaseSampler, stopping: AshaStopping, place: PointPlacement) -> None:
         self._space = recording.space
         self._study = optuna.create_study(sampler=sampler, direction="minimize")
         self._stopping = stopping

@@ -15,7 +15,7 @@ import numpy as np
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import replay
-from autotune.search.policy import Place, Trial
+from autotune.search.policy import PointPlacement, Trial
 from autotune.search.random_sampler import RandomTrial
 from autotune.search.stopping import Decision
 from autotune.search.study import study_in_memory
@@ -74,7 +74,7 @@ def _warm(recording: Recording, make: MakePolicy, timed: "_Timed") -> None:
 
     study = study_in_memory(optuna.samplers.RandomSampler(seed=0))
 
-    def make_both(place: Place) -> "_Timed":
+    def make_both(place: PointPlacement) -> "_Timed":
         before = POLICIES["random_cap"].make(recording, seed=0, place=place, study=study)
         return timed.around(before, then=lambda: make(recording, seed=0, place=place, study=study))
 

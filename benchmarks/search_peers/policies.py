@@ -19,7 +19,7 @@ from autotune.objective import AmortisedTime
 from autotune.recording import Recording
 from autotune.replay.replayed_policy import replayed_policy
 from autotune.search.factory import make_sampler
-from autotune.search.policy import Place, Trial
+from autotune.search.policy import PointPlacement, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 
@@ -66,7 +66,7 @@ def missing_library(name: str) -> str | None:
 def from_groups(search: str, stopping: str, *overrides: str) -> MakePolicy:
     """The policy of ``search=... stopping=...`` and what is set besides."""
 
-    def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+    def make(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
         return replayed_policy(recording, _composed(search, stopping, *overrides), seed=seed, place=place, study=study)
 
     return make
@@ -77,14 +77,14 @@ def _with_paused(number: int) -> MakePolicy:
     return from_groups("freeze_thaw", "cap", f"+search.sampler.num_startup_trials={number}", "+search.sampler.reduction_factor=1e9")
 
 
-def _asha_pruned(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+def _asha_pruned(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
     from benchmarks.search_peers.asha import AshaStopping  # Ray takes seconds to import
 
     rule = AshaStopping(recording.target)
     return replayed_policy(recording, _composed("tpe", "none"), seed=seed, place=place, stopping=rule, study=study)
 
 
-def _asha_stock(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+def _asha_stock(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
     from benchmarks.search_peers.asha import AshaStopping, StockSearch
 
     assert study is None, "a stock search tells elapsed seconds, which a study of this package's does not hold"
@@ -100,7 +100,7 @@ def _asha_stock(recording: Recording, *, seed: int, place: Place, study: optuna.
 
 
 def _syne_tune(scheduler: str) -> MakePolicy:
-    def make(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+    def make(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
         from benchmarks.search_peers.syne_tune_search import SyneTuneSearch  # an optional library
 
         assert study is None, "Syne Tune knows no Optuna study"
@@ -109,7 +109,7 @@ def _syne_tune(scheduler: str) -> MakePolicy:
     return make
 
 
-def _smac(recording: Recording, *, seed: int, place: Place, study: optuna.Study | None = None) -> Policy:
+def _smac(recording: Recording, *, seed: int, place: PointPlacement, study: optuna.Study | None = None) -> Policy:
     from benchmarks.search_peers.smac_search import SmacSearch  # an optional library
 
     assert study is None, "SMAC knows no Optuna study"

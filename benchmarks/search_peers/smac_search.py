@@ -22,7 +22,7 @@ from smac.runhistory import StatusType, TrialInfo, TrialValue
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.policy import Place, Trial
+from autotune.search.policy import PointPlacement, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
@@ -31,7 +31,7 @@ from benchmarks.search_peers.domains import FlatDomains, Number, Options
 class SmacSearch:
     """SMAC with the verbs of ``SearchPolicy``."""
 
-    def __init__(self, recording: Recording, *, seed: int, place: Place) -> None:
+    def __init__(self, recording: Recording, *, seed: int, place: PointPlacement) -> None:
         self._flat = FlatDomains(recording.space)
         self._max_seconds = recording.target.max_train_seconds
         self._place = place

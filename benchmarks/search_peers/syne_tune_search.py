@@ -18,7 +18,7 @@ from syne_tune.optimizer.scheduler import SchedulerDecision
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.search.policy import Place, Trial
+from autotune.search.policy import PointPlacement, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
@@ -33,7 +33,7 @@ _DECISIONS = {SchedulerDecision.CONTINUE: Decision.CONTINUE, SchedulerDecision.S
 class SyneTuneSearch:
     """A scheduler of Syne Tune's with the verbs of ``SearchPolicy``; ``scheduler`` is one of ``SCHEDULERS``."""
 
-    def __init__(self, recording: Recording, scheduler: str, *, seed: int, place: Place) -> None:
+    def __init__(self, recording: Recording, scheduler: str, *, seed: int, place: PointPlacement) -> None:
         logging.getLogger("syne_tune").setLevel(logging.ERROR)  # a warning about an argument that its own ASHA passes
         np.random.seed(derived_seed(seed, "syne tune"))  # its searchers draw from numpy's own generator too
         target = recording.target

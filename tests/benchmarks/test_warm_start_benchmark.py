@@ -85,6 +85,7 @@ def test_a_ratio_is_cold_over_warm() -> None:
     assert math.isclose(ratios["kin"].low, 2.0)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_every_search(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.measuring, "RESULTS", tmp_path / "results")
     assert main(["--recordings", str(recordings), "--seeds", "1", "--kinds", "whole"]) == 0

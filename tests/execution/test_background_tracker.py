@@ -117,7 +117,7 @@ def test_a_study_that_ends_while_it_is_timed_is_closed(tracker: BackgroundTracke
     assert [what for _, what in told(path)] == ["start cut short", "close KILLED"]
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_a_study_is_not_written_while_its_confirmation_is_timed(commands: Any, tmp_path: Path) -> None:
     path = tmp_path / "told"
     folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))

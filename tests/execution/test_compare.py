@@ -164,6 +164,7 @@ def test_a_comparison_keeps_the_files_of_an_earlier_one(compared: Whole, command
     assert compared.found == before
 
 
+@pytest.mark.slow
 def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(commands: Any, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(_OWN_TRAINING)
     training = "training={_target_: own.train, kind: fine}"
@@ -187,6 +188,7 @@ def test_a_side_that_dies_never_reached_and_keeps_what_it_had_evaluated(commands
     assert found["a_over_b"]["time_to_target"]["low"] == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
     command = ("experiment=cnn_smoke", *_SIDES, "num_seeds=50", "study.name=long", "tracking=none")
     process = commands.start(*command, folder=tmp_path, module="autotune.compare")
@@ -297,6 +299,7 @@ def test_the_function_refuses_what_the_command_does() -> None:
         compare(["experiment=cnn"], a=[], b=["batch_size=64"], num_seeds=2)
 
 
+@pytest.mark.slow
 def test_the_function_gives_what_was_measured_and_says_nothing(commands: Any, tmp_path: Path) -> None:
     code = (
         "from autotune.compare import compare\n"

@@ -16,7 +16,7 @@ from autotune.outcome import Outcome
 from autotune.search.study import read_study
 from tests.patience import exit_code
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
 _MODEL = '''
 import math, os, pathlib, time

@@ -12,7 +12,7 @@ from autotune.search.policy import finished_results
 from autotune.search.study import Study, read_study
 from tests.patience import wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.slow
 
 _COMMAND = (
     "experiment=cnn_smoke",

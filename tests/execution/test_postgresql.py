@@ -13,7 +13,7 @@ from autotune.search.study import confirmations, read_study
 from tests.postgresql import PostgreSql, running_postgresql
 
 pytestmark = [
-    pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from autotune.config.command_line import run_command
 from autotune.replay.__main__ import replay_command
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.slow
 
 _SEARCH = ("search.num_trials=12", "stopping=cap")
 _STUDY = (

@@ -19,7 +19,7 @@ from autotune.search.study import confirmations, read_study
 from autotune.tune import tune_command
 from tests.patience import exit_code, wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
 _NUM_TRIALS = 16
 _COMMAND = (

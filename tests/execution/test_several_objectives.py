@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.slow
 
 _SAMPLES = '''
 class Samples:

@@ -13,7 +13,7 @@ from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from autotune.replay.simulation import replay
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.policy import Place, SearchPolicy, Trial
+from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
@@ -25,7 +25,7 @@ SPACE = SearchSpace.from_mapping(DOMAINS, "space.yaml")
 NUM_TRIALS = 60
 
 
-def policy(place: Place | None = None) -> SearchPolicy:
+def policy(place: PointPlacement | None = None) -> SearchPolicy:
     return SearchPolicy(
         study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
         space=SPACE,

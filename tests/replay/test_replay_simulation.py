@@ -17,7 +17,7 @@ from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.replay.simulation import Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.policy import Place, SearchPolicy
+from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
@@ -60,7 +60,9 @@ class InOrder(optuna.samplers.BaseSampler):  # type: ignore[misc]
         return next(self._values, 0.5)
 
 
-def policy(place: Place, *, sampler: Any = None, stopping: StoppingRule | None = None, pausing: Any = None, seed: int = 0) -> SearchPolicy:
+def policy(
+    place: PointPlacement, *, sampler: Any = None, stopping: StoppingRule | None = None, pausing: Any = None, seed: int = 0
+) -> SearchPolicy:
     return SearchPolicy(
         study=optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed)),
         space=SPACE,
@@ -118,7 +120,7 @@ def test_workers_are_asynchronous_and_waiting_ones_are_charged() -> None:
 def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_told_that_one() -> None:
     study = None
 
-    def made(place: Place) -> SearchPolicy:
+    def made(place: PointPlacement) -> SearchPolicy:
         nonlocal study
         found = policy(place, sampler=InOrder([0.12, 0.12, 0.2]))
         study = found._study
@@ -200,7 +202,7 @@ def recordings(draw: st.DrawFn) -> Recording:
 @given(made=recordings(), num_workers=st.integers(1, 3), seed=st.integers(0, 3))
 @settings(max_examples=40)
 def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num_workers: int, seed: int) -> None:
-    def make(place: Place) -> SearchPolicy:
+    def make(place: PointPlacement) -> SearchPolicy:
         sampler = FreezeThawSampler(
             space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, num_startup_trials=2, num_candidates=4, least_chance=0
         )
@@ -239,7 +241,7 @@ MANY = recording(*(recorded(number, number / 30, (4.0, 0.5), (9.0, 0.7), (14.0, 
 @pytest.mark.parametrize("num_workers", [1, 5])
 @pytest.mark.parametrize("pausing", [False, True])
 def test_what_a_lost_worker_trained_begins_again_and_all_is_trained_in_the_end(num_workers: int, pausing: bool) -> None:
-    def make(place: Place) -> SearchPolicy:
+    def make(place: PointPlacement) -> SearchPolicy:
         freeze_thaw = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=0) if pausing else None
         return policy(place, pausing=freeze_thaw)
 

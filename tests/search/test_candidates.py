@@ -36,7 +36,7 @@ def test_a_real_number_has_no_end_of_points() -> None:
 @given(seed=st.integers(0, 5), count=st.integers(1, 9))
 def test_nothing_is_drawn_that_was_tried_until_all_is(seed: int, count: int) -> None:
     candidates, rng, tried = Candidates(SPACE), np.random.default_rng(seed), set()
-    while not candidates.are_exhausted:
+    while not candidates.is_exhausted:
         drawn = candidates.draw(rng, count)
         assert drawn
         assert not {point.key for point in drawn} & tried
@@ -51,5 +51,5 @@ def test_an_endless_space_is_never_exhausted(low: float) -> None:
     candidates = Candidates(SearchSpace.from_mapping({"lr": {"type": "float", "low": low, "high": 1.0}}, ""))
     for point in candidates.draw(np.random.default_rng(0), 50):
         candidates.tried(point)
-    assert not candidates.are_exhausted
+    assert not candidates.is_exhausted
     assert len(candidates.draw(np.random.default_rng(0), 50)) == 50

@@ -57,7 +57,7 @@ def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
 def test_a_configuration_that_never_reached_the_target_has_no_score() -> None:
     made = told(("one", 2.0, Outcome.MISSED), ("two", 1.0, Outcome.CAPPED))
     assert made.by_key() == {}
-    assert made.incumbent == made.winning_draw == math.inf
+    assert made.incumbent == made.first_run_to_win == math.inf
 
 
 def test_neighbours_bear_witness() -> None:
@@ -68,10 +68,10 @@ def test_neighbours_bear_witness() -> None:
 
 def test_a_winning_draw_is_below_what_the_incumbent_is_expected_to_need() -> None:
     made = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0])
-    assert made.winning_draw < made.incumbent
-    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.winning_draw * 0.9])
+    assert made.first_run_to_win < made.incumbent
+    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.first_run_to_win * 0.9])
     assert min(added.by_key(), key=lambda key: added.by_key()[key]) == ("new",)
-    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.winning_draw * 1.2])
+    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.first_run_to_win * 1.2])
     assert min(added.by_key(), key=lambda key: added.by_key()[key]) == ("best",)
 
 

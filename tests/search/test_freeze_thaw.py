@@ -18,8 +18,8 @@ from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.known_trials import Seen, standing
-from autotune.search.policy import Place, SearchPolicy
+from autotune.search.known_trials import CurvePoint, standing
+from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
@@ -77,7 +77,7 @@ def searched(
     space: SearchSpace = SPACE,
     made: list[SearchPolicy] | None = None,
 ) -> Trace:
-    def make(place: Place) -> SearchPolicy:
+    def make(place: PointPlacement) -> SearchPolicy:
         policy = SearchPolicy(
             study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
             space=space,
@@ -162,8 +162,8 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
 
 
 def test_a_trial_that_has_stalled_is_trained_on_after_those_that_have_not() -> None:
-    def curve(*shortfalls: float) -> list[Seen]:
-        return [Seen(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
+    def curve(*shortfalls: float) -> list[CurvePoint]:
+        return [CurvePoint(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
 
     stalled, falling, further = curve(0.011, 0.01, 0.01), curve(0.4, 0.3, 0.2), curve(0.9, 0.6, 0.5)
     assert sorted([stalled, further, falling], key=standing) == [falling, further, stalled]

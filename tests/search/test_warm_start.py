@@ -16,7 +16,7 @@ from autotune.replay.simulation import replay
 from autotune.search.curve_model import CurveModel
 from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.policy import Place, SearchPolicy
+from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.random_sampler import RandomTrial
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.search.study import quiet_optuna
@@ -105,7 +105,7 @@ def recording(best_lr: float, seed: int, count: int = 60, target: Target = TARGE
     return Recording(target=target, space=SPACE, trials=tuple(trials))
 
 
-def policy(place: Place | None, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True) -> SearchPolicy:
+def policy(place: PointPlacement | None, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True) -> SearchPolicy:
     sampler = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, earlier=earlier)
     return SearchPolicy(
         study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),

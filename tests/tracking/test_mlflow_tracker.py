@@ -542,6 +542,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: bytes) -> Iter
             exit_code(process)
 
 
+@pytest.mark.slow
 def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pytest.CaptureFixture[str]) -> None:
     first, second = make_run(0), make_run(1, Outcome.CAPPED)
     tracker = MlflowTracker(info, uri=server)

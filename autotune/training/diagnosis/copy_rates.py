@@ -1,4 +1,4 @@
-"""How fast memory is copied: within the host, and between it and each GPU."""
+"""Memory copy rates: within the host, and between the host and each GPU."""
 
 from collections.abc import Iterator
 
@@ -6,17 +6,18 @@ import torch
 
 from autotune.machine import CopyRate, NotMeasured
 from autotune.training.device import synchronizer
-from autotune.training.diagnosis.rounds import seconds_a_run
+from autotune.training.diagnosis.rounds import median_run_seconds
 
 NUM_BYTES = 256 * 2**20
-"""Copied at once: more than the caches of all but the largest processors hold."""
+"""Bytes of one copy: more than the caches of all but the largest processors hold."""
 _HOST = torch.device("cpu")
 
 
 def copy_rates(device: torch.device, *, limit_seconds: float, num_bytes: int = NUM_BYTES) -> Iterator[CopyRate | NotMeasured]:
-    """Rates of copies within the host for the CPU; for a GPU to it and from it, of pageable and of pinned host memory.
+    """Measure copies within the host for the CPU; for a GPU, copies to and from it, each with pageable and with pinned host memory.
 
-    Pinned memory is what ``data_path`` prefetches through; a pageable copy is first copied into pinned memory by the driver.
+    The option ``data_path`` prefetches through pinned memory; pageable memory is first copied into pinned memory by the driver.
+    ``limit_seconds`` is the time limit for each rate, ``num_bytes`` the size of one copy.
     """
     if device.type == "cpu":
         yield _rate(_HOST, _HOST, "pageable", num_bytes, limit_seconds)
@@ -25,17 +26,17 @@ def copy_rates(device: torch.device, *, limit_seconds: float, num_bytes: int = N
         for source, destination in ((_HOST, device), (device, _HOST)):
             try:
                 yield _rate(source, destination, memory, num_bytes, limit_seconds)
-            except RuntimeError as error:  # memory that cannot be had, or not pinned
+            except RuntimeError as error:  # memory that cannot be allocated or pinned
                 yield NotMeasured(what=f"copy of {memory} memory, {source} to {destination}", reason=str(error).splitlines()[0])
 
 
 def _rate(source: torch.device, destination: torch.device, memory: str, num_bytes: int, limit_seconds: float) -> CopyRate:
-    first, second = (
-        torch.ones(num_bytes, dtype=torch.uint8, device=each, pin_memory=memory == "pinned" and each.type == "cpu")
-        for each in (source, destination)
+    origin, copy = (
+        torch.ones(num_bytes, dtype=torch.uint8, device=device, pin_memory=memory == "pinned" and device.type == "cpu")
+        for device in (source, destination)
     )
     gpu = source if source.type == "cuda" else destination
-    seconds = seconds_a_run(lambda: second.copy_(first, non_blocking=True), synchronizer(gpu), limit_seconds=limit_seconds)
+    seconds = median_run_seconds(lambda: copy.copy_(origin, non_blocking=True), synchronizer(gpu), limit_seconds=limit_seconds)
     return CopyRate(
         source=_name(source),
         destination=_name(destination),

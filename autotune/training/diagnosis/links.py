@@ -1,7 +1,7 @@
-"""How devices and machines are connected: what nvidia-smi and the kernel tell, read from their texts and files.
+"""Links between devices and between machines, parsed from the output of nvidia-smi and from the kernel's files.
 
-NVML would tell the same through a package of its own (nvidia-ml-py); nvidia-smi comes with every driver, and a text can be tested where
-there is no GPU.
+NVML has the same facts but needs a package of its own (nvidia-ml-py); nvidia-smi comes with every driver, and parsing its output can be
+tested where there is no GPU.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from autotune.machine import InfiniBandPort, Link, NetworkInterface
 NOT_INSTALLED = "nvidia-smi is not installed"
 
 _TIMEOUT_SECONDS = 10.0
-"""Of one call of nvidia-smi, which takes a second where the driver has to be loaded first; a broken driver may not answer at all."""
+"""Time limit of one nvidia-smi call: it takes a second where the driver must be loaded first, and a broken driver may never answer."""
 _QUERY = "index,uuid,pcie.link.gen.max,pcie.link.width.max"
 _LOOPBACK = "772"
-"""The kernel's ARPHRD_LOOPBACK."""
+"""Interface type of the loopback in the kernel's files (ARPHRD_LOOPBACK)."""
 
 
 class GpuSlot(NamedTuple):
-    """Where a GPU sits, as nvidia-smi tells it; None for what it does not know."""
+    """A GPU's index in nvidia-smi and its PCIe slot; a field is None where nvidia-smi does not know it."""
 
     nvidia_smi_index: int | None
     pcie_generation: int | None
@@ -32,58 +32,58 @@ class GpuSlot(NamedTuple):
 
 
 def read_links() -> tuple[tuple[Link, ...], str | None]:
-    """The links of this machine's GPUs; and why there are none to tell, where nvidia-smi gave no answer."""
+    """The links of this machine's GPUs, and the reason if nvidia-smi could not list them (else None)."""
     text, failure = _nvidia_smi("topo", "-m")
     return parse_topology(text), failure
 
 
 def read_gpu_slots() -> tuple[dict[str, GpuSlot], str | None]:
-    """Where each GPU sits, by its UUID; and why there are none to tell, where nvidia-smi gave no answer."""
+    """This machine's GPU slots by GPU UUID, and the reason if nvidia-smi could not list them (else None)."""
     text, failure = _nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
     return parse_gpu_slots(text), failure
 
 
 def _nvidia_smi(*arguments: str) -> tuple[str, str | None]:
-    """What nvidia-smi prints, and None; where it fails, nothing and the reason."""
+    """The output of nvidia-smi and None; if it fails, an empty text and the reason."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return "", NOT_INSTALLED
-    what = f"nvidia-smi {' '.join(arguments)}"
+    command = f"nvidia-smi {' '.join(arguments)}"
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)  # noqa: S603
+        completed = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
-        return "", f"{what}: no answer within {_TIMEOUT_SECONDS:g} s"
+        return "", f"{command}: no answer within {_TIMEOUT_SECONDS:g} s"
     except OSError as error:
-        return "", f"{what}: {error.strerror}"
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        return "", f"{what}: {said[0] if said else f'exit code {done.returncode}'}"
-    return done.stdout, None
+        return "", f"{command}: {error.strerror}"
+    if completed.returncode:
+        lines = (completed.stdout + completed.stderr).strip().splitlines()
+        return "", f"{command}: {lines[0] if lines else f'exit code {completed.returncode}'}"
+    return completed.stdout, None
 
 
 def parse_topology(text: str) -> tuple[Link, ...]:
-    """The links in what ``nvidia-smi topo -m`` prints: a matrix with a row and a column for each GPU and network adapter.
+    """Parse the links that ``nvidia-smi topo -m`` prints as a matrix, with a row and a column for each GPU and network adapter.
 
-    Adapters are called by the names of its legend (``NIC0: mlx5_0``) where it has one; each pair is told once.
+    Network adapters get their names from the legend (``NIC0: mlx5_0``) where there is one; each pair of devices is returned once.
     """
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     header = next((row for row in rows if row and row[0] == "GPU0"), [])
     devices = header[: header.index("CPU")] if "CPU" in header else header
     names = {row[0].removesuffix(":"): row[1] for row in rows if len(row) == 2 and re.fullmatch(r"NIC\d+:", row[0])}
-    places = {device: place for place, device in enumerate(devices)}
+    indices = {device: index for index, device in enumerate(devices)}
     links = []
     for row in rows:
-        place = places.get(row[0]) if row else None
-        if place is None or row is header or len(row) <= len(devices):
+        index = indices.get(row[0]) if row else None
+        if index is None or row is header or len(row) <= len(devices):
             continue
-        for other in range(place + 1, len(devices)):
-            first, second = (names.get(each, each) for each in (devices[place], devices[other]))
+        for other in range(index + 1, len(devices)):
+            first, second = (names.get(device, device) for device in (devices[index], devices[other]))
             links.append(Link(first=first, second=second, kind=row[1 + other]))
     return tuple(links)
 
 
 def parse_gpu_slots(text: str) -> dict[str, GpuSlot]:
-    """Where each GPU sits, by its UUID, in what ``nvidia-smi --query-gpu`` prints as CSV; ``[N/A]`` is not known."""
+    """Parse the GPU slots, by GPU UUID, that ``nvidia-smi --query-gpu`` prints as CSV; a ``[N/A]`` becomes None."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return {row[1]: GpuSlot(_number(row[0]), _number(row[2]), _number(row[3])) for row in rows if len(row) == _QUERY.count(",") + 1}
 
@@ -93,7 +93,7 @@ def _number(text: str) -> int | None:
 
 
 def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> Iterator[InfiniBandPort]:
-    """Every port of every host channel adapter, as the kernel's folder has them; none where there is no such folder."""
+    """Every port of every InfiniBand host channel adapter in the kernel's folder; none if there is no such folder."""
     for path in sorted(folder.glob("*/ports/*")):
         yield InfiniBandPort(
             device=path.parent.parent.name,
@@ -105,15 +105,15 @@ def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> Iterator[I
 
 
 def network_interfaces(folder: Path = Path("/sys/class/net")) -> Iterator[NetworkInterface]:
-    """Every interface that is up, the loopback apart, as the kernel's folder has them."""
+    """Every network interface in the kernel's folder that is up, except the loopback."""
     for path in sorted(folder.glob("*")):
         if _content(path / "operstate") == "up" and _content(path / "type") != _LOOPBACK:
-            megabits = _number(_content(path / "speed"))  # -1, or an error, where it is not known
+            megabits = _number(_content(path / "speed"))  # the file holds -1 or cannot be read where the speed is not known
             yield NetworkInterface(name=path.name, bits_per_second=1e6 * megabits if megabits else None)
 
 
 def _content(path: Path) -> str:
-    """A file's text; empty where it cannot be read, as many of the kernel's cannot at times."""
+    """A file's text; empty if it cannot be read, which happens at times with many of the kernel's files."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8").strip()
     return ""

@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices, by precision: what a network whose layers are large could be trained with at best."""
+"""Matrix product rates of a device, by precision: the upper limit for training a network with large layers."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,25 +8,27 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from autotune.machine import MatrixRate, NotMeasured
 from autotune.training.device import LEAST_COMPUTE_CAPABILITY, synchronizer
-from autotune.training.diagnosis.rounds import seconds_a_run
+from autotune.training.diagnosis.rounds import median_run_seconds
 
 _SIZES = {"cpu": (512, 2048), "cuda": (1024, 8192)}
-"""Of the smallest and the largest matrices that are tried, by kind of device."""
+"""Rows of the smallest and the largest square matrices that are tried, by device type."""
 _LONG_ENOUGH_SECONDS = 0.02
-"""A product that takes so long is as large as it has to be."""
+"""Matrices are made larger until one product takes this many seconds."""
 _FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
-"""Option of ``precision=`` -> in which number format its products read."""
+"""Number format of the matrices that are multiplied, by option of ``precision=``."""
 _NAMES = {"tf32": "TensorFloat-32", "bf16": "bfloat16", "fp8": "float8"}
+"""Keys of ``LEAST_COMPUTE_CAPABILITY``, by option of ``precision=``."""
 
 
 def matrix_rates(device: torch.device, *, limit_seconds: float) -> Iterator[MatrixRate | NotMeasured]:
-    """The rate of each precision, or why there is none.
+    """Measure matrix products in each precision, or say why a precision cannot be measured.
 
     Matrices are random, since products of zeros draw less power and run faster than a training's. They are made larger until a product
-    takes long enough, so that a GPU is filled and an old CPU is not kept busy for minutes.
+    takes long enough, so that a GPU is filled and an old CPU is not kept busy for minutes. ``limit_seconds`` is the time limit for each
+    precision, once the size of its matrices is found.
     """
     for precision in _FORMATS:
-        reason = _unsupported(precision, device)
+        reason = _why_unsupported(precision, device)
         if reason is None:
             try:
                 yield _rate(precision, device, limit_seconds)
@@ -36,8 +38,8 @@ def matrix_rates(device: torch.device, *, limit_seconds: float) -> Iterator[Matr
             yield NotMeasured(what=f"{precision} products on {device}", reason=reason)
 
 
-def _unsupported(precision: str, device: torch.device) -> str | None:
-    """Why a device cannot multiply in a precision, or would as if it had not been asked for."""
+def _why_unsupported(precision: str, device: torch.device) -> str | None:
+    """Why a device cannot multiply in a precision or would ignore that it was asked for; None if the device supports it."""
     if device.type == "cpu":
         return "for GPUs" if precision in ("tf32", "fp8") else None
     needed = LEAST_COMPUTE_CAPABILITY.get(_NAMES.get(precision, ""))
@@ -53,13 +55,13 @@ def _rate(precision: str, device: torch.device, limit_seconds: float) -> MatrixR
         while size < largest and _shortest_seconds(product, wait) < _LONG_ENOUGH_SECONDS:
             size *= 2
             product = make_product(precision, size, device)
-        seconds = seconds_a_run(product, wait, limit_seconds=limit_seconds)
+        seconds = median_run_seconds(product, wait, limit_seconds=limit_seconds)
     return MatrixRate(device=str(device), precision=precision, size=size, flops_per_second=2 * size**3 / seconds)
 
 
 def _shortest_seconds(product: Callable[[], torch.Tensor], wait: Callable[[], None]) -> float:
-    """What a product takes where nothing comes between: on a busy machine one time alone would call a small product long enough."""
-    return min(seconds_a_run(product, wait, limit_seconds=0, at_once=1) for _ in range(3))
+    """The shortest of three timings of one product: on a busy machine a single timing could make a small product look long enough."""
+    return min(median_run_seconds(product, wait, limit_seconds=0, at_once=1) for _ in range(3))
 
 
 def make_product(precision: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -68,15 +70,15 @@ def make_product(precision: str, size: int, device: torch.device) -> Callable[[]
     first, second = (torch.randn(size, size, device=device).to(number_format) for _ in range(2))
     if precision != "fp8":
         return lambda: first @ second
-    one = torch.ones((), device=device)
+    scale = torch.ones((), device=device)
     columns = second.t()  # float8 products want the second matrix column by column
     scaling = ScalingType.TensorWise
-    return lambda: scaled_mm(first, columns, one, scaling, one, scaling, output_dtype=torch.bfloat16, use_fast_accum=True)
+    return lambda: scaled_mm(first, columns, scale, scaling, scale, scaling, output_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 @contextlib.contextmanager
 def _float32_products(*, tf32: bool) -> Iterator[None]:
-    """How this process multiplies float32 matrices, until the context ends."""
+    """Let this process multiply float32 matrices with or without TensorFloat-32 until the context ends."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:

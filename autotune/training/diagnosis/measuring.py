@@ -1,4 +1,4 @@
-"""All that is measured of a machine, one after the other."""
+"""Every rate that a diagnosis measures on this machine, one after the other."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,14 +13,14 @@ _NUM_CPU_RANKS = 2
 
 
 def measured_rates(machine: Machine, *, limit_seconds: float, say: Callable[[str], None]) -> Iterator[Rate]:
-    """Products, copies and all-reduce of the CPU and of every GPU.
+    """Measure matrix products, memory copies and all-reduce on the CPU and on every GPU.
 
     Args:
-        machine: this one.
-        limit_seconds: of each rate, beside what setting it up takes.
-        say: hears what is being measured.
+        machine: the record of this machine.
+        limit_seconds: time limit for each rate, beside its set-up.
+        say: called with a line on what is measured next.
     """
-    devices = [torch.device("cpu"), *(torch.device("cuda", each.index) for each in machine.gpus)]
+    devices = [torch.device("cpu"), *(torch.device("cuda", gpu.index) for gpu in machine.gpus)]
     for device in devices:
         say(f"measuring matrix products on {device}")
         yield from matrix_rates(device, limit_seconds=limit_seconds)

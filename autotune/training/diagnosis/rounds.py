@@ -1,4 +1,4 @@
-"""How long a short piece of work takes: repeated in rounds, the median round counts."""
+"""Timing of a short piece of work: it is repeated in rounds, and the median round counts."""
 
 import statistics
 import time
@@ -7,28 +7,28 @@ from collections.abc import Callable
 from autotune.training.parallel.ranks import ALONE, Ranks
 
 _ROUND_SECONDS = 0.02
-"""Long against waiting for a device and reading the clock, short against what else a machine does from time to time."""
+"""Length of a round aimed for: long against waiting for a device and reading the clock, short against a machine's occasional other work."""
 _MOST_RUNS = 1000
-"""In one round."""
+"""Upper limit on the runs of one round."""
 
 
-def seconds_a_run(
+def median_run_seconds(
     run: Callable[[], object], wait: Callable[[], None], *, limit_seconds: float, at_once: int | None = None, ranks: Ranks = ALONE
 ) -> float:
-    """The seconds that one run takes: the median over rounds, of many runs each where they are short.
+    """Seconds of one run: the median over rounds, where a round has many runs if they are short.
 
     Args:
-        run: the work; called once more beforehand, so that what it sets up lazily is there.
-        wait: returns when the device has done all it was given.
-        limit_seconds: no round begins later; the first one always does.
-        at_once: runs of a round; None for as many as make it long enough.
-        ranks: those that run it together; they make equally many runs, as a run of one waits for the others.
+        run: the work; called once beforehand, so that its lazy set-up is not timed.
+        wait: returns when the device has done all its work.
+        limit_seconds: seconds after which no further round begins; one round is always made.
+        at_once: number of runs in a round; None for as many as make it long enough.
+        ranks: the ranks that run the work together; all of them make equally many runs, since a run of one rank waits for the others.
     """
-    until = time.perf_counter() + limit_seconds
+    deadline = time.perf_counter() + limit_seconds
     run()
-    num_runs = at_once or ranks.agreed(max(1, min(_MOST_RUNS, round(_ROUND_SECONDS / max(1e-9, _seconds_of(run, wait, 1))))))
+    num_runs = at_once or ranks.broadcast_from_first(max(1, min(_MOST_RUNS, round(_ROUND_SECONDS / max(1e-9, _seconds_of(run, wait, 1))))))
     rounds: list[float] = []
-    while ranks.agreed(not rounds or time.perf_counter() < until):
+    while ranks.broadcast_from_first(not rounds or time.perf_counter() < deadline):
         rounds.append(_seconds_of(run, wait, num_runs) / num_runs)
     return statistics.median(rounds)
 

@@ -1,4 +1,4 @@
-"""What this machine is: devices, links and versions, asked for in passing and without measuring anything."""
+"""The record of this machine: devices, links and versions, found out quickly and without measuring anything."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from autotune.training.versions import driver_version, versions
 
 
 def this_machine() -> Machine:
-    """This machine, as this process sees it; what cannot be found out is left open and said."""
+    """The record of this machine as this process sees it; unknown facts are None or missing, failures of nvidia-smi are complaints."""
     num_gpus = torch.cuda.device_count()
     slots, no_slots = read_gpu_slots()
     links, no_links = read_links() if slots else ((), no_slots)
@@ -39,7 +39,7 @@ def this_machine() -> Machine:
 
 
 def num_cores(folder: Path = Path("/sys/devices/system/cpu")) -> int | None:
-    """Physical cores, told by which hardware threads share one; None where the kernel does not tell."""
+    """Number of physical cores, from the kernel's lists of hardware threads that share one; None if the kernel does not tell."""
     try:
         shared = {path.read_text(encoding="utf-8") for path in folder.glob("cpu[0-9]*/topology/thread_siblings_list")}
     except OSError:
@@ -48,7 +48,7 @@ def num_cores(folder: Path = Path("/sys/devices/system/cpu")) -> int | None:
 
 
 def _complaints(num_gpus: int, num_slots: int, failures: tuple[str | None, ...]) -> Iterator[str]:
-    """What nvidia-smi left unanswered, which is no matter where neither it nor a GPU is there."""
+    """Failures of nvidia-smi, and GPUs that torch does not see; a missing nvidia-smi is no failure on a machine without GPUs."""
     if num_slots and not num_gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
@@ -60,15 +60,15 @@ def _complaints(num_gpus: int, num_slots: int, failures: tuple[str | None, ...])
 
 
 def _gpu(index: int, slots: dict[str, GpuSlot]) -> Gpu:
-    found = torch.cuda.get_device_properties(index)
-    uuid = f"GPU-{found.uuid}"  # as nvidia-smi writes it
+    properties = torch.cuda.get_device_properties(index)
+    uuid = f"GPU-{properties.uuid}"  # as nvidia-smi writes it
     slot = slots.get(uuid, GpuSlot(None, None, None))
     return Gpu(
         index=index,
-        name=found.name,
-        compute_capability=f"{found.major}.{found.minor}",
-        num_multiprocessors=found.multi_processor_count,
-        memory_bytes=found.total_memory,
+        name=properties.name,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        num_multiprocessors=properties.multi_processor_count,
+        memory_bytes=properties.total_memory,
         uuid=uuid,
         nvidia_smi_index=slot.nvidia_smi_index,
         pcie_generation=slot.pcie_generation,
@@ -77,7 +77,7 @@ def _gpu(index: int, slots: dict[str, GpuSlot]) -> Gpu:
 
 
 def _versions() -> dict[str, str | None]:
-    """Of what times and numbers depend on, and of what devices and links are driven by."""
+    """Versions of the software that times and numbers depend on, and of the software that drives devices and links."""
     has_cuda = torch.cuda.is_available()
     has_nccl = has_cuda and distributed.is_nccl_available()
     try:

@@ -1,10 +1,11 @@
 """Schedule-free AdamW and SGD: an average of the weights takes the place of a decaying learning rate.
 
-They need no schedule (``lr_schedule=constant``), so the length of the training need not be known. Gradients are taken between the
-average and the weights that move; the average is what is evaluated, which the training tells them by ``eval()`` and ``train()``.
-Running statistics of batch norms belong to the former: with few steps that costs accuracy, which group norm does not.
+These optimizers need no schedule (``lr_schedule=constant``), so the length of the training need not be known. Gradients are taken at
+weights between the average and the weights that move. The average is what is evaluated: the training switches to it with ``eval()`` and
+back with ``train()``. Running statistics of batch norms belong to the weights at which gradients are taken, not to the average: with few
+steps that costs accuracy, which group norm does not.
 
-Rates and decays are stated for 1,024 samples, as in ``autotune.training.optimizers.decoupled``.
+Learning rates and weight decays are stated for 1,024 samples, as in ``autotune.training.optimizers.decoupled``.
 
 Source: Defazio et al., "The Road Less Scheduled" (2024), in the authors' package ``schedulefree``.
 """
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.training.optimizers.groups import SAMPLES, scaled_groups
+from autotune.training.optimizers.groups import REFERENCE_SAMPLES, scaled_groups
 
 
 def schedule_free_adamw(
@@ -32,12 +33,12 @@ def schedule_free_adamw(
     decay_biases: bool,
     foreach: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """Schedule-free AdamW after a linear warm-up; ``beta1`` says how near to the average gradients are taken."""
-    step_share = batch_size / SAMPLES
+    """Schedule-free AdamW with a linear warm-up; the higher ``beta1``, the nearer to the average gradients are taken."""
+    step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
         model,
         lr=lr * step_share,
-        lost_fraction=weight_decay * step_share,
+        decay_fraction=weight_decay * step_share,
         bias_lr_scale=bias_lr_scale,
         head_lr_scale=head_lr_scale,
         decay_biases=decay_biases,
@@ -62,12 +63,12 @@ def schedule_free_sgd(
     decay_biases: bool,
     foreach: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """Schedule-free SGD after a linear warm-up; ``momentum`` says how near to the average gradients are taken."""
-    step_share = batch_size / SAMPLES
+    """Schedule-free SGD with a linear warm-up; the higher ``momentum``, the nearer to the average gradients are taken."""
+    step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
         model,
         lr=lr * step_share,
-        lost_fraction=weight_decay * step_share,
+        decay_fraction=weight_decay * step_share,
         bias_lr_scale=bias_lr_scale,
         head_lr_scale=head_lr_scale,
         decay_biases=decay_biases,
@@ -85,6 +86,6 @@ def _warmup_steps(warmup_fraction: float, total_steps: int) -> int:
 
 
 def _in_training(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer ready for steps; it is made for evaluation."""
+    """The optimizer, switched to training: schedule-free optimizers start in evaluation mode and refuse to step."""
     optimizer.train()  # type: ignore[attr-defined]  # schedule-free optimizers have it
     return optimizer

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: every rank holds some of the layers, and micro-batches pass from rank to rank.
+"""Pipeline parallelism: every rank holds a stage, that is some neighbouring layers, and micro-batches pass from rank to rank.
 
 A model names its layers in order: ``pipeline_layers()`` returns modules that, applied one after the other, are its forward pass. They
-are shared out evenly by their number of parameters.
+are divided into stages of about equally many parameters.
 """
 
 import json
@@ -16,21 +16,22 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks
-from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, Views, needs_whole_weights
+from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, Views, refuse_whole_weight_settings
 
 _SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline(Strategy):
-    """Every rank is a stage of torch's pipelining.
+    """Pipeline parallelism by ``torch.distributed.pipelining``, with one stage for each rank.
 
     Args:
-        num_workers: ranks, one stage each.
-        schedule: ``gpipe``, all forward passes and then all backward passes, or ``1f1b``, in turns, which keeps fewer activations.
-        num_micro_batches: parts of a batch that are under way at once.
+        num_workers: number of ranks, and of stages.
+        schedule: ``gpipe`` runs all forward passes and then all backward passes; ``1f1b`` alternates, which keeps fewer activations.
+        num_micro_batches: number of parts of a batch that are under way at once.
+        backend: torch.distributed backend; None for nccl between GPUs and gloo between CPUs.
 
     Raises:
-        ConfigError: values that do not go together.
+        ConfigError: an unknown schedule, or too few micro-batches for it.
 
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) for 1F1B.
     """
@@ -45,10 +46,10 @@ class Pipeline(Strategy):
         self._schedule, self._num_micro_batches = schedule, num_micro_batches
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Refuse what cannot be trained in stages.
+        """Refuse a training that cannot be divided into stages.
 
         Raises:
-            ConfigError: the model does not name its layers or has too few, a batch cannot be divided, or something needs whole weights.
+            ConfigError: the model names no layers or too few, the batch cannot be divided, or a setting does not allow it.
         """
         super().check(config, model, batch_size=batch_size)
         layers = _layers_of(model)
@@ -58,7 +59,7 @@ class Pipeline(Strategy):
             raise ConfigError(
                 f"parallelism.num_micro_batches: found {self._num_micro_batches}, accepted is a divisor of batch_size = {batch_size}"
             )
-        needs_whole_weights(config, "pipeline")
+        refuse_whole_weight_settings(config, "pipeline")
         for key, found, accepted in (
             ("views._target_", config.views["_target_"], "autotune.training.views.plain"),
             ("runtime.micro_batch_size", config.runtime["micro_batch_size"], None),
@@ -68,27 +69,26 @@ class Pipeline(Strategy):
                 raise ConfigError(f"{key}: found {found}, accepted with parallelism=pipeline is {json.dumps(accepted)}")
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """This rank's layers; those of the others are moved to the meta device."""
-        layers = _layers_of(model)
-        stages = _evenly(layers, ranks.size)
-        for number, stage in enumerate(stages):
-            if number != ranks.rank:
+        """Keep this rank's layers on the device, and move all other layers to the meta device."""
+        stages = _evenly(_layers_of(model), ranks.size)
+        for rank, stage in enumerate(stages):
+            if rank != ranks.rank:
                 for layer in stage:
                     layer.to("meta")
         own = nn.Sequential(*stages[ranks.rank])
-        made = _SCHEDULES[self._schedule](PipelineStage(own, ranks.rank, ranks.size, device), self._num_micro_batches, loss_fn=loss)
-        return PipelinedModel(model, own, made, ranks, device)
+        schedule = _SCHEDULES[self._schedule](PipelineStage(own, ranks.rank, ranks.size, device), self._num_micro_batches, loss_fn=loss)
+        return PipelinedModel(model, own, schedule, ranks, device)
 
 
 class PipelinedModel(SharedModel):
-    """A model of which this rank holds a stage."""
+    """A model of which this rank holds one stage, the module ``own``."""
 
     adds_gradients = True
 
     def __init__(self, model: nn.Module, own: nn.Module, schedule: PipelineScheduleSingle, ranks: Ranks, device: torch.device) -> None:
         super().__init__(model)
         self._own, self._schedule, self._ranks, self._device = own, schedule, ranks, device
-        self._scoring: tuple[int, ScheduleGPipe] | None = None
+        self._scoring: tuple[int, ScheduleGPipe] | None = None  # the schedule that scores, and its batch size
 
     @property
     def _is_last(self) -> bool:
@@ -102,49 +102,50 @@ class PipelinedModel(SharedModel):
             self._schedule.step(target=targets, return_outputs=False)
 
     def gradient_norm(self) -> Tensor:
-        """The norm over the layers of all ranks."""
+        """The Euclidean norm of the gradients of all ranks' layers."""
         return self._ranks.summed(super().gradient_norm().square()).sqrt()
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """The outputs on the last rank. What passes between stages has one form: a smaller batch is filled up."""
-        size, own = len(inputs), self._scoring
-        if own is None or own[0] < size:
+        """The model's outputs on the last rank, None on others. Stages exchange tensors of fixed shape: smaller batches are padded."""
+        size = len(inputs)
+        if self._scoring is None or self._scoring[0] < size:
             stage = PipelineStage(self._own, self._ranks.rank, self._ranks.size, self._device)
-            own = self._scoring = (size, ScheduleGPipe(stage, 1))
-        filled = torch.cat([inputs, inputs[:1].expand(own[0] - size, *inputs.shape[1:])])
-        outputs = own[1].step(filled) if self._ranks.is_first else own[1].step()
+            self._scoring = (size, ScheduleGPipe(stage, 1))
+        padded_size, schedule = self._scoring
+        padded = torch.cat([inputs, inputs[:1].expand(padded_size - size, *inputs.shape[1:])])
+        outputs = schedule.step(padded) if self._ranks.is_first else schedule.step()
         return outputs[:size] if self._is_last else None
 
     @property
     def counts(self) -> bool:
-        """Only the last rank has outputs."""
+        """Whether this rank's scores are to be summed: only the last rank has outputs."""
         return self._is_last
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Every stage's, gathered."""
-        own = {name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta}
+        """The state of all stages on the first rank; on any other rank, the state of its own stage."""
+        own_state = {name: value.cpu() for name, value in model.state_dict().items() if not value.is_meta}
         gathered: list[Any] | None = [None] * self._ranks.size if self._ranks.is_first else None
-        distributed.gather_object(own, gathered)
-        whole = {name: value for each in gathered or [own] for name, value in each.items()}
-        return {name: whole[name] for name in model.state_dict() if name in whole}
+        distributed.gather_object(own_state, gathered)
+        whole_state = {name: value for state in gathered or [own_state] for name, value in state.items()}
+        return {name: whole_state[name] for name in model.state_dict() if name in whole_state}
 
 
 def _layers_of(model: nn.Module) -> Sequence[nn.Module]:
-    make = getattr(model, "pipeline_layers", None)
-    if not callable(make):
+    layers = getattr(model, "pipeline_layers", None)
+    if not callable(layers):
         raise ConfigError(
             f"parallelism: {type(model).__name__} has no pipeline_layers, so it has no stages; accepted are single, ddp, fsdp"
         )
-    return make()  # type: ignore[no-any-return]  # the contract above
+    return layers()  # type: ignore[no-any-return]  # the contract in the module docstring
 
 
-def _evenly(layers: Sequence[nn.Module], number: int) -> list[list[nn.Module]]:
-    """Layers in so many groups of neighbours, none empty, of about as many parameters each."""
-    sizes = [sum(each.numel() for each in layer.parameters()) + 1 for layer in layers]
+def _evenly(layers: Sequence[nn.Module], num_stages: int) -> list[list[nn.Module]]:
+    """Divide layers into stages of neighbours, none of them empty, with about equally many parameters."""
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) + 1 for layer in layers]
     stages: list[list[nn.Module]] = []
     start = 0
-    for stage in range(number):
-        left = number - stage
+    for stage in range(num_stages):
+        left = num_stages - stage
         share, taken, end = sum(sizes[start:]) / left, 0.0, start
         while end < len(layers) - (left - 1) and (end == start or taken + sizes[end] / 2 <= share or left == 1):
             taken += sizes[end]

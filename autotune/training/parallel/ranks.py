@@ -1,7 +1,7 @@
-"""The processes that train one model together, as each of them sees them.
+"""The ranks that train one model together, as one of these processes sees them.
 
-Terms are those of ``torch.distributed``: a process is a rank, all of them the world. The first rank speaks for all: it makes each
-evaluation, its clock counts, and what its caller wants (another evaluation, or an end) the others are told.
+Terms are those of ``torch.distributed``: a process is a rank, all of them are the world. The first rank speaks for all: it yields each
+evaluation, its clock counts, and the other ranks are told what its caller wants (another evaluation, or an end).
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from torch.distributed.distributed_c10d import Store
 
 TIMEOUT = timedelta(minutes=30)
-"""Of an exchange between ranks; what ends a hung training is the trial's own deadline, long before."""
+"""Time limit of one exchange between ranks; a hung training is ended long before, by the trial's own deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """One process among those that train together; by default it is alone."""
+    """One process among the ranks that train together; by default it is the only one."""
 
     rank: int = 0
     size: int = 1
@@ -32,50 +32,50 @@ class Ranks:
         """Whether this is the rank that speaks for all."""
         return self.rank == 0
 
-    def agreed(self, value: Any) -> Any:
-        """The first rank's value, whatever this one's is; plain data."""
+    def broadcast_from_first(self, value: Any) -> Any:
+        """Broadcast the first rank's value, which must be plain data; the values that other ranks pass are ignored."""
         if self.size == 1:
             return value
-        held = [value]
-        distributed.broadcast_object_list(held, src=0, device=torch.device("cpu"))
-        return held[0]
+        values = [value]
+        distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """Around what the first rank's caller decides; afterwards the others hear whether it came back."""
+        """Context for the ``yield`` of the first rank: at its end the other ranks are told whether the caller asked for more."""
         goes_on = False
         try:
             yield
             goes_on = True
         finally:
             with contextlib.nullcontext() if goes_on else contextlib.suppress(RuntimeError):  # others may be gone
-                self.agreed(goes_on)
+                self.broadcast_from_first(goes_on)
 
     def goes_on(self) -> bool:
-        """On another rank than the first: whether that one's caller came back."""
-        return bool(self.agreed(None))
+        """Whether the first rank's caller asked for more; every other rank calls this where the first one is ``leading``."""
+        return bool(self.broadcast_from_first(None))
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's tensor."""
+        """Replace ``values`` by the sum of all ranks' tensors, in place."""
         if self.size > 1:
             distributed.all_reduce(values)
         return values
 
 
 ALONE = Ranks()
-"""One process that trains by itself."""
+"""The ranks of a training in a single process."""
 
 
 def open_store(host: str = "127.0.0.1") -> TCPStore:
-    """Where ranks meet, on a free port of the first one's machine; it is there as long as this object."""
+    """Open the store at which ranks meet, on a free port of the first rank's machine; it exists as long as the returned object."""
     return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
 
 
 @contextmanager
 def joined(store: Store, *, rank: int, size: int, device: torch.device, backend: str | None = None) -> Iterator[Ranks]:
-    """This process as one of ``size`` ranks that meet at a store, until the context ends.
+    """Join the process group as one of ``size`` ranks that meet at a store, until the context ends.
 
-    ``backend`` is what tensors on GPUs are exchanged by; None for nccl.
+    ``backend`` is the torch.distributed backend for tensors on GPUs; None means nccl. Tensors on the CPU always use gloo.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

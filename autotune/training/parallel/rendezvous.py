@@ -1,4 +1,4 @@
-"""Where the ranks of one training meet, and how each of them trains."""
+"""The rendezvous of a training's ranks, and the training of every rank but the first."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ from autotune.training.run import start_training
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How one process finds the others, as plain data: the first rank holds a store there."""
+    """How one rank finds the others, as plain data: the first rank holds a store at ``host`` and ``port``."""
 
     host: str
     port: int
@@ -31,23 +31,23 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What ended a rank before the first one ended the training."""
+    """An error that ended a rank before the first rank ended the training."""
 
     outcome: Outcome
     error: str
 
     @property
-    def is_of_another(self) -> bool:
-        """Whether this rank only met that another one was gone."""
+    def is_lost_connection(self) -> bool:
+        """Whether this rank only lost its connection to another one, whose end is the real failure."""
         return "onnection closed by peer" in self.error or "onnection reset by peer" in self.error
 
 
 @contextmanager
-def attended(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
-    """This process as one of the ranks that meet, until the context ends; the first one's store must be open.
+def joined_at(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
+    """Join the other ranks as the one that ``rendezvous`` names, until the context ends; the first rank's store must be open.
 
     Raises:
-        ConfigError: a backend that the device does not have.
+        ConfigError: the backend is nccl, and the device is the CPU.
     """
     device, backend = pick_device(config.device), config.parallelism.get("backend")
     if backend == "nccl" and device.type != "cuda":
@@ -62,9 +62,9 @@ def attended(rendezvous: Rendezvous, config: TrialConfig) -> Iterator[Ranks]:
 
 @contextmanager
 def _gloo_interface(name: str | None) -> Iterator[None]:
-    """Have gloo listen there, unless the user's environment says where.
+    """Let gloo listen at a network interface until the context ends, unless the user's environment already names one.
 
-    Left alone it listens where the host's name leads, which on many machines is 127.0.0.1: no other one can reach that.
+    By default gloo listens at the address of the host's name, on many machines 127.0.0.1, which no other machine can reach.
     """
     if name is None or _GLOO_INTERFACE in os.environ:
         yield
@@ -80,27 +80,30 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def _interface_towards(host: str) -> str | None:
-    """This machine's network interface by which it reaches a host; None where that is not told."""
+    """Name of the network interface by which this machine reaches a host; None if it cannot be found out."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         try:
             probe.connect((host, 1))
         except OSError:
             return None
-        own = probe.getsockname()[0]
-    return next((name for name, found in psutil.net_if_addrs().items() if any(each.address == own for each in found)), None)
+        local = probe.getsockname()[0]
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(address.address == local for address in addresses)), None)
 
 
 def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Failure | None:
-    """Train as a rank that is not the first, until that one ends the training.
+    """Train as a rank other than the first, until the first rank ends the training.
 
     Args:
-        settings: of ``start_training``, the same for all ranks.
+        config: the training's configuration, the same for all ranks.
+        rendezvous: where the ranks meet, and which one this is.
+        settings: further arguments of ``start_training``, the same for all ranks.
 
     Returns:
-        What went wrong here; None where nothing did.
+        The error that ended this rank; None if there was none.
     """
     try:
-        with attended(rendezvous, config) as ranks:
+        with joined_at(rendezvous, config) as ranks:
             for _ in start_training(config, ranks=ranks, **settings):
                 raise AssertionError("only the first rank yields")
     except AutotuneError as error:

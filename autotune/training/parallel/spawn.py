@@ -1,4 +1,4 @@
-"""Ranks without a cluster: the others are processes that this one starts on its own machine."""
+"""Ranks without a cluster: the first rank starts the others as processes on its own machine."""
 
 import multiprocessing
 import os
@@ -13,10 +13,10 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.device import pick_device
 from autotune.training.parallel.ranks import ALONE, Ranks, open_store
-from autotune.training.parallel.rendezvous import Failure, Rendezvous, attended, follow
+from autotune.training.parallel.rendezvous import Failure, Rendezvous, follow, joined_at
 
 _END_SECONDS = 10.0
-"""What the others may take to end once the first one has."""
+"""Seconds that the other ranks may take to end after the first one."""
 _HOST = "127.0.0.1"
 
 
@@ -26,15 +26,15 @@ class RankFailedError(RuntimeError):
 
 @contextmanager
 def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
-    """This process as the first of the configuration's ranks, the others started beside it; they end with the context.
+    """Start the other ranks of a training and join them as the first one; they end with the context.
 
     Args:
-        config: what they train.
-        settings: of ``start_training``, the same for all ranks.
+        config: the training's configuration, which gives the number of ranks.
+        settings: further arguments of ``start_training``, the same for all ranks.
 
     Raises:
-        ConfigError: there are not as many GPUs.
-        RankFailedError: another one met an error that ended the training.
+        ConfigError: there are fewer GPUs than ranks.
+        RankFailedError: another rank met an error that ended the training.
     """
     size = config.parallelism["num_workers"]
     if size == 1:
@@ -45,20 +45,20 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
     store, context = open_store(_HOST), multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(1, size)]
     others = [
-        context.Process(target=_work, args=(theirs, config, _rendezvous(store.port, rank, size), settings), daemon=True)
-        for rank, (_, theirs) in enumerate(pipes, start=1)
+        context.Process(target=_run_rank, args=(sender, config, _rendezvous(store.port, rank, size), settings), daemon=True)
+        for rank, (_, sender) in enumerate(pipes, start=1)
     ]
     for other in others:
         other.start()
     try:
-        with attended(_rendezvous(store.port, 0, size), config) as ranks:
+        with joined_at(_rendezvous(store.port, 0, size), config) as ranks:
             yield ranks
     except RuntimeError as error:
-        failures = [ours.recv() for ours, _ in pipes if ours.poll(_END_SECONDS)]
-        told = next((each for each in failures if each is not None and not each.is_of_another), None)
-        if told is None:
+        failures = [receiver.recv() for receiver, _ in pipes if receiver.poll(_END_SECONDS)]
+        cause = next((failure for failure in failures if failure is not None and not failure.is_lost_connection), None)
+        if cause is None:
             raise
-        raise RankFailedError(told.error) from error
+        raise RankFailedError(cause.error) from error
     finally:
         for other in others:
             other.join(_END_SECONDS)
@@ -69,9 +69,9 @@ def _rendezvous(port: int, rank: int, size: int) -> Rendezvous:
     return Rendezvous(host=_HOST, port=port, rank=rank, size=size)
 
 
-def _work(said: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]) -> None:
+def _run_rank(sender: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(each) for each in range(rendezvous.size)]
+    devices = visible.split(",") if visible else [str(index) for index in range(rendezvous.size)]
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[rendezvous.rank] if rendezvous.rank < len(devices) else ""
     failure: Failure | None = follow(config, rendezvous, **settings)
-    said.send(failure)
+    sender.send(failure)

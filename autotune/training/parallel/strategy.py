@@ -1,7 +1,7 @@
-"""How several processes share the work of one training; the base classes are one process that does all of it.
+"""The strategies by which several ranks share one training: base classes, and the strategy of a single process.
 
-A *strategy* is the configuration's ``parallelism``: what is settled before there is a model. What it makes of a model is a
-``SharedModel``: the model as this rank trains and scores it.
+A *strategy* is what the configuration's ``parallelism`` names, and exists before the model. It turns a model into a ``SharedModel``:
+the model as one rank trains and scores it. The base class ``SharedModel`` is a model that one process trains alone.
 """
 
 import contextlib
@@ -17,31 +17,31 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks
 
-_LEAST_NORM = 1e-6
-"""Added to the norm, as in ``torch.nn.utils.clip_grad_norm_``."""
+_NORM_EPSILON = 1e-6
+"""Added to the gradient norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``."""
 
 Views = Callable[[nn.Module, Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of outputs and targets."""
+"""Loss of a batch's outputs and targets."""
 
 
 class SharedModel:
     """A model as one rank holds it.
 
     Args:
-        model: whose parameters are trained and scored; those that another rank holds are on the meta device.
+        model: the model that is trained; parameters that only other ranks hold are on the meta device.
     """
 
     adds_gradients = False
-    """Whether it runs forward and backward pass itself, by ``add_gradients``."""
+    """Whether the shared model runs forward and backward pass itself, in ``add_gradients``."""
     mixes_tensors = False
-    """Whether some parameters are distributed tensors and others are not, so that no kernel takes them together."""
+    """Whether only some of the parameters are distributed tensors, so that no kernel can take all parameters together."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The model's outputs, as it is trained."""
+        """The model's outputs in training."""
         outputs: Tensor = self.model(inputs)
         return outputs
 
@@ -50,79 +50,80 @@ class SharedModel:
         raise NotImplementedError
 
     def before_step(self) -> None:
-        """Before the forward pass of a step: a technique may have let other parameters train since the one before."""
+        """Hook before the forward pass of a step: a technique may have frozen or unfrozen parameters since the last step."""
 
     def accumulating(self) -> contextlib.AbstractContextManager[object]:
-        """Around a backward pass that is not the last one before the update."""
+        """Context for every backward pass of an update but the last one."""
         return contextlib.nullcontext()
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The parameters that this rank's optimizer steps, or their parts."""
+        """The parameters that this rank's optimizer steps: whole ones, or this rank's parts of them."""
         return self.model.parameters()
 
     def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of the gradients of all parameters, those that other ranks hold included; a scalar on the device."""
-        return norm_of(each.grad for each in self.trained_parameters())
+        """The Euclidean norm of the gradients of all parameters, including those on other ranks; a scalar on the device."""
+        return global_norm(parameter.grad for parameter in self.trained_parameters())
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Scale this rank's gradients down by what brings the norm over all ranks down to ``max_norm``.
+        """Scale this rank's gradients so that the gradient norm over all ranks is at most ``max_norm``.
 
         Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (ICML 2013).
         """
-        scale = (max_norm / (self.gradient_norm() + _LEAST_NORM)).clamp(max=1.0)
-        gradients = [each.grad for each in self.trained_parameters() if each.grad is not None]
-        for gradient in (each.to_local() if isinstance(each, DTensor) else each for each in gradients):
-            gradient.mul_(scale)
+        scale = (max_norm / (self.gradient_norm() + _NORM_EPSILON)).clamp(max=1.0)
+        gradients = [parameter.grad for parameter in self.trained_parameters() if parameter.grad is not None]
+        for local in (gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients):
+            local.mul_(scale)
 
     def after_update(self) -> None:
-        """After the optimizer's step."""
+        """Hook after the optimizer's step."""
 
     def synchronise(self, model: nn.Module) -> None:
-        """Make a model, the trained one or an average of its weights, one model: the same on every rank that holds it."""
+        """Make a model, the trained one or an average of its weights, the same on every rank that holds it."""
 
     @contextlib.contextmanager
     def scoring(self, model: nn.Module) -> Iterator[None]:
-        """Around scoring a model: all ranks score one, and go on training with what each of them had before."""
+        """Context in which all ranks score the same model; afterwards each rank trains on with the weights that it had before."""
         self.synchronise(model)
         yield
 
     def outputs(self, model: nn.Module, views: Views, inputs: Tensor) -> Tensor | None:
-        """The outputs of the model that is scored, its own or an average of its weights; None on a rank that has none."""
+        """Outputs of the scored model, the trained one or an average of its weights; None on a rank without outputs."""
         return views(model, inputs)
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's scores are to be summed; another one may hold the same."""
+        """Whether this rank's scores are to be summed; False on a rank whose scores another rank has too."""
         return True
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """The state of the model that is scored, whole, on the first rank; every rank calls it."""
+        """The scored model's whole state on the first rank; every rank must call this."""
         return model.state_dict()
 
 
-def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
-    """The Euclidean norm of gradients, None left out; of distributed tensors that of the whole ones, on every rank."""
+def global_norm(gradients: Iterable[Tensor | None]) -> Tensor:
+    """The Euclidean norm of all gradients that are not None; distributed tensors count as a whole, on every rank."""
     groups: dict[Any, list[Tensor]] = {}
-    for each in gradients:
-        if each is not None:
-            groups.setdefault((each.device_mesh, each.placements) if isinstance(each, DTensor) else None, []).append(each)
-    norms = [get_total_norm(each) for each in groups.values()]
-    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in norms]
-    return torch.stack([each.float() for each in whole]).norm() if whole else torch.zeros(())
+    for gradient in gradients:
+        if gradient is not None:
+            layout = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+            groups.setdefault(layout, []).append(gradient)
+    norms = [get_total_norm(group) for group in groups.values()]
+    full_norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return torch.stack([norm.float() for norm in full_norms]).norm() if full_norms else torch.zeros(())
 
 
 BACKENDS = (None, "nccl", "gloo")
 
 
 class Strategy:
-    """How ranks share a training's work; by itself, every one does all of it.
+    """How ranks share a training's work; in this base class, every rank takes whole batches.
 
     Args:
-        num_workers: ranks.
-        backend: what they exchange by, nccl or gloo; None for nccl between GPUs and gloo between CPUs.
+        num_workers: number of ranks.
+        backend: torch.distributed backend, nccl or gloo; None for nccl between GPUs and gloo between CPUs.
 
     Raises:
-        ConfigError: for no ranks, or another backend.
+        ConfigError: the number of ranks is below 1, or the backend is unknown.
     """
 
     def __init__(self, *, num_workers: int, backend: str | None = None) -> None:
@@ -133,19 +134,19 @@ class Strategy:
         self.num_workers = num_workers
 
     def part_of_batch(self, rank: int) -> tuple[int, int]:
-        """Which part of a batch a rank takes, of how many; ranks that share a layer take the same."""
+        """Which part of a batch a rank takes, and the number of parts; ranks that share a layer take the same part."""
         return 0, 1
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Refuse what cannot be trained in this way.
+        """Refuse a training that does not work with this strategy.
 
         Args:
-            config: the training's.
-            model: as it is before it is shared.
-            batch_size: samples a step, over all ranks.
+            config: the training's configuration.
+            model: the model before it is shared.
+            batch_size: samples in a step, over all ranks.
 
         Raises:
-            ConfigError: with the key, what was found and what is accepted.
+            ConfigError: the training is refused; the message has the key, what was found and what is accepted.
         """
         num_parts = self.part_of_batch(0)[1]
         if batch_size % num_parts:
@@ -155,7 +156,7 @@ class Strategy:
             raise ConfigError("runtime.cuda_graph: found true, accepted with several workers is false")
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """The model as one rank holds it; its parameters are changed in place where they are shared out."""
+        """The model as one rank holds it; parameters that are split over ranks are changed in place."""
         raise NotImplementedError
 
 
@@ -163,7 +164,7 @@ class Single(Strategy):
     """One process trains alone.
 
     Raises:
-        ConfigError: for more than one worker.
+        ConfigError: the number of workers is not 1.
     """
 
     def __init__(self, *, num_workers: int) -> None:
@@ -174,18 +175,18 @@ class Single(Strategy):
         super().__init__(num_workers=1)
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Anything can be trained so."""
+        """Accept every training."""
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """The model as it is."""
+        """Leave the model as it is."""
         return SharedModel(model)
 
 
-def needs_whole_weights(config: TrialConfig, strategy: str) -> None:
-    """Refuse what reads or writes a model's weights as whole tensors on one rank.
+def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
+    """Refuse settings that read or write a model's weights or gradients as whole tensors on one rank.
 
     Raises:
-        ConfigError: with the key.
+        ConfigError: a setting is refused; the message names its key.
     """
     for key, node, accepted in (
         ("averaging", config.averaging, "autotune.training.averaging.none"),

@@ -1,7 +1,7 @@
 """Tensor parallelism: ranks share the weights of every layer, and take the same batches.
 
-Which layers are split by rows and which by columns, a model says itself: ``tensor_plan(size)`` returns torch's parallel styles by
-submodule name, and raises ``ConfigError`` where so many ranks cannot share it.
+The model itself says which of its layers are split by rows and which by columns: ``tensor_plan(size)`` returns torch's parallel styles
+by submodule name, and raises ``ConfigError`` if ``size`` ranks cannot share the model.
 """
 
 from collections.abc import Mapping
@@ -16,34 +16,34 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.parallel.ranks import Ranks
-from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, needs_whole_weights
+from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, refuse_whole_weight_settings
 
 
 class TensorParallel(Strategy):
-    """Every rank holds a part of the layers that the model's plan names, and the whole of the others.
+    """Every rank holds a part of each layer that the model's plan names, and the whole of every other layer.
 
     Raises:
-        ConfigError: for less than one worker.
+        ConfigError: the number of workers is below 1, or the backend is unknown.
 
-    Source: Shoeybi et al., "Megatron-LM" (2019); DTensor of torch.
+    Source: Shoeybi et al., "Megatron-LM" (2019); torch's DTensor.
     """
 
     def check(self, config: TrialConfig, model: nn.Module, *, batch_size: int) -> None:
-        """Refuse what cannot be trained with layers in parts.
+        """Refuse a training whose layers cannot be split.
 
         Raises:
-            ConfigError: the model has no plan, or something needs whole weights.
+            ConfigError: the model has no plan for so many ranks, or a setting does not allow it.
         """
         super().check(config, model, batch_size=batch_size)
         check_plan(config, model, self.num_workers)
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """The model with its layers shared out."""
+        """Split the layers that the model's plan names over the ranks."""
         share_layers(model, init_device_mesh(device.type, (self.num_workers,), mesh_dim_names=("tensor",)))
-        return _InParts(model, ranks)
+        return _Split(model, ranks)
 
 
-class _InParts(SharedModel):
+class _Split(SharedModel):
     mixes_tensors = True
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -59,13 +59,13 @@ class _InParts(SharedModel):
 
 
 def check_plan(config: TrialConfig, model: nn.Module, size: int) -> None:
-    """Refuse a model whose layers so many ranks cannot share, and what needs them whole.
+    """Refuse a model whose layers ``size`` ranks cannot share, and settings that do not work with split weights.
 
     Raises:
-        ConfigError: with the key, what was found and what is accepted.
+        ConfigError: the model or a setting is refused; the message has the key, what was found and what is accepted.
     """
     plan_of(model, size)
-    needs_whole_weights(config, "tensor")
+    refuse_whole_weight_settings(config, "tensor")
     if config.runtime["optimizer_kernels"] not in (None, "for_loop"):
         raise ConfigError(
             "runtime.optimizer_kernels: split and whole weights need a loop each; accepted with tensor parallelism is for_loop"
@@ -73,17 +73,17 @@ def check_plan(config: TrialConfig, model: nn.Module, size: int) -> None:
 
 
 def plan_of(model: nn.Module, size: int) -> Mapping[str, ParallelStyle]:
-    """A model's own plan for ``size`` ranks.
+    """The parallel styles by submodule name that a model's ``tensor_plan`` returns for ``size`` ranks.
 
     Raises:
-        ConfigError: it has none, or not for so many.
+        ConfigError: the model has no ``tensor_plan``, or none for so many ranks.
     """
-    make = getattr(model, "tensor_plan", None)
-    if not callable(make):
+    plan = getattr(model, "tensor_plan", None)
+    if not callable(plan):
         raise ConfigError(
             f"parallelism: {type(model).__name__} has no tensor_plan, so ranks cannot share its layers; accepted are single, ddp, fsdp"
         )
-    return make(size)  # type: ignore[no-any-return]  # the contract above
+    return plan(size)  # type: ignore[no-any-return]  # the contract in the module docstring
 
 
 def share_layers(model: nn.Module, mesh: DeviceMesh) -> None:

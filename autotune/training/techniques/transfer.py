@@ -1,4 +1,4 @@
-"""Transfer: start from the weights of another training, its layers frozen at first where asked."""
+"""Transfer: start from the weights of another training, and optionally freeze them at first."""
 
 import logging
 from collections.abc import Mapping
@@ -12,25 +12,26 @@ from autotune.remote.cache import fetched
 from autotune.remote.path import located
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.layers import head_of
-from autotune.training.techniques.technique import Score
+from autotune.training.techniques.technique import PlainTechnique
 
 _log = logging.getLogger(__name__)
 
 
-class Transfer:
-    """Take from a checkpoint every layer that fits; what was taken is frozen for the first part of the schedule.
+class Transfer(PlainTechnique):
+    """Take every layer that fits from a checkpoint, and freeze the layers taken for the first part of the schedule.
 
-    A layer is a module with tensors of its own, and fits where the checkpoint has all of them in the same shapes. Frozen weights
-    get no gradient, and frozen norms neither move their running statistics nor use the batch's.
+    A layer is a module with tensors of its own, and fits if the checkpoint has all of them in the same shapes. Frozen weights get no
+    gradient, and frozen norms neither update their running statistics nor use those of the batch.
 
     Args:
-        source: the experiment that the checkpoint is from, where it is named by that.
-        checkpoint: a file of weights that autotune wrote, or its URL.
-        fresh_head: leave the last layer as the model made it, even where it fits: its classes are others.
-        unfreeze_at: fraction of the steps after which all is trained; 0 freezes nothing, 1 keeps it frozen.
+        source: experiment that the checkpoint comes from, if the configuration names an experiment.
+        checkpoint: file of weights that autotune wrote, or its URL.
+        fresh_head: whether the last layer starts as the model made it even if it fits, since its classes are others.
+        unfreeze_at: fraction of the steps after which all layers train; 0 freezes none, 1 keeps them frozen to the end.
 
     Raises:
-        ConfigError: a value outside its range, or no checkpoint.
+        ConfigError: a value is outside its range, or there is no checkpoint.
+        DataError: the checkpoint is at a URL, and cannot be fetched.
 
     Source: Yosinski et al., "How transferable are features in deep neural networks?" (2014).
     """
@@ -45,25 +46,25 @@ class Transfer:
         self._frozen_norms: list[torch.nn.Module] = []
 
     def start(self, model: torch.nn.Module) -> None:
-        """Give the model the layers that fit, and freeze them.
+        """Copy the layers that fit into the model, and freeze them.
 
         Raises:
-            ConfigError: no layer fits, or all would be frozen.
+            ConfigError: no layer fits, or all layers would be frozen.
             DataError: the checkpoint cannot be read.
         """
         weights, _ = read_weights_once(self._path)
         head = head_of(model) if self._fresh_head else None
         layers = {name: module for name, module in model.named_modules() if _own_tensors(module)}
-        taken = {name: module for name, module in layers.items() if name != head and _take(module, name, weights)}
+        taken = {name: module for name, module in layers.items() if name != head and _copy_if_fits(module, name, weights)}
         fresh = [name for name in layers if name not in taken]
         if not taken:
             raise ConfigError(f"technique.checkpoint: no layer of the model is in {self._path} in its shape")
-        _say_once(f"{self._path.name}: {len(taken)} layers taken; fresh: {', '.join(fresh) or 'none'}")
+        _log_once(f"{self._path.name}: {len(taken)} layers taken; fresh: {', '.join(fresh) or 'none'}")
         if self._unfreeze_at > 0:
             self._freeze(model, taken)
 
     def before_step(self, model: torch.nn.Module, step: int, total_steps: int) -> None:
-        """Unfreeze when it is time."""
+        """Unfreeze the frozen layers once the fraction ``unfreeze_at`` of the steps is over."""
         if self._frozen and step >= round(self._unfreeze_at * total_steps):
             for parameter in self._frozen:
                 parameter.requires_grad_(True)
@@ -71,25 +72,15 @@ class Transfer:
                 norm.train()
             self._frozen, self._frozen_norms = [], []
 
-    def loss(self, loss: Score, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """The loss as it is."""
-        return loss(outputs, targets)
-
-    def counts(self, model: torch.nn.Module, step: int, total_steps: int) -> bool:
-        """Always."""
-        return True
-
-    def finish(self, model: torch.nn.Module) -> None:
-        """Nothing: the model is plain."""
-
     def _freeze(self, model: torch.nn.Module, taken: Mapping[str, torch.nn.Module]) -> None:
-        self._frozen = [each for module in taken.values() for each in module.parameters(recurse=False) if each.requires_grad]
+        own_parameters = [parameter for module in taken.values() for parameter in module.parameters(recurse=False)]
+        self._frozen = [parameter for parameter in own_parameters if parameter.requires_grad]
         self._frozen_norms = [module for module in taken.values() if getattr(module, "running_mean", None) is not None]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
         for norm in self._frozen_norms:
             norm.eval()
-        if not any(each.requires_grad for each in model.parameters()):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
                 f"technique.unfreeze_at: found {self._unfreeze_at}, and all layers were taken, so that nothing would train before; "
                 f"accepted is 0, or fresh_head=true"
@@ -97,11 +88,11 @@ class Transfer:
 
 
 def checkpoint_path(checkpoint: str | None) -> Path:
-    """The file that ``technique.checkpoint`` names, on this machine.
+    """Path on this machine of the file that ``technique.checkpoint`` names.
 
     Raises:
-        ConfigError: it names none.
-        DataError: it is a URL, and cannot be fetched.
+        ConfigError: ``technique.checkpoint`` is null.
+        DataError: the file is at a URL, and cannot be fetched.
     """
     if checkpoint is None:
         raise ConfigError("technique.checkpoint: found null, accepted is a file of weights, or technique.source=EXPERIMENT that makes it")
@@ -109,24 +100,24 @@ def checkpoint_path(checkpoint: str | None) -> Path:
 
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and kept buffers that are the module's own, as its state names them."""
+    """A module's own parameters and persistent buffers, without those of its submodules, by their keys in its state."""
     names = [*module._parameters, *(name for name in module._buffers if name not in module._non_persistent_buffers_set)]  # noqa: SLF001
     return {name: tensor for name in names if isinstance(tensor := getattr(module, name), torch.Tensor)}
 
 
 @torch.no_grad()
-def _take(module: torch.nn.Module, name: str, weights: Mapping[str, torch.Tensor]) -> bool:
-    """Copy the module's own tensors out of the weights, where all are there in their shapes."""
+def _copy_if_fits(module: torch.nn.Module, name: str, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Copy weights into a module's own tensors if all of them are there in the same shapes; return whether they are."""
     prefix = f"{name}." if name else ""
-    own = _own_tensors(module)
-    if any(f"{prefix}{key}" not in weights or weights[f"{prefix}{key}"].shape != tensor.shape for key, tensor in own.items()):
+    tensors = _own_tensors(module)
+    if any(f"{prefix}{key}" not in weights or weights[f"{prefix}{key}"].shape != tensor.shape for key, tensor in tensors.items()):
         return False
-    for key, tensor in own.items():
+    for key, tensor in tensors.items():
         tensor.copy_(weights[f"{prefix}{key}"])
     return True
 
 
 @cache
-def _say_once(text: str) -> None:
-    """Log a line, once a process: a training starts its technique more than once."""
+def _log_once(text: str) -> None:
+    """Log a line once in a process: a training starts its technique more than once."""
     _log.info(text)

@@ -12,14 +12,14 @@ from autotune.training.diagnosis import all_reduce_rates as all_reduce
 from autotune.training.diagnosis.all_reduce_rates import all_reduce_rates, bus_bandwidth
 from autotune.training.diagnosis.copy_rates import copy_rates
 from autotune.training.diagnosis.matrix_rates import make_product, matrix_rates
-from autotune.training.diagnosis.rounds import seconds_a_run
+from autotune.training.diagnosis.rounds import median_run_seconds
 
 CPU = torch.device("cpu")
 
 
 def test_a_round_has_as_many_runs_as_it_is_told() -> None:
     events: list[str] = []
-    seconds = seconds_a_run(lambda: events.append("run"), lambda: events.append("wait"), limit_seconds=0, at_once=3)
+    seconds = median_run_seconds(lambda: events.append("run"), lambda: events.append("wait"), limit_seconds=0, at_once=3)
     assert events == ["run", "wait", "run", "run", "run", "wait"]
     assert seconds > 0
 
@@ -33,7 +33,7 @@ def test_rounds_go_on_until_the_limit_and_the_median_counts(monkeypatch: pytest.
         now += next(lasts)
 
     monkeypatch.setattr("autotune.training.diagnosis.rounds.time.perf_counter", lambda: now)
-    assert seconds_a_run(run, lambda: None, limit_seconds=15.5, at_once=1) == 1.5
+    assert median_run_seconds(run, lambda: None, limit_seconds=15.5, at_once=1) == 1.5
     assert next(lasts, None) is None
 
 

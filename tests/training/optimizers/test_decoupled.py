@@ -10,7 +10,7 @@ from torch import nn
 
 from autotune.errors import ConfigError
 from autotune.training.optimizers.decoupled import adamw, sgd
-from autotune.training.optimizers.groups import SAMPLES
+from autotune.training.optimizers.groups import REFERENCE_SAMPLES
 
 PLAIN: dict[str, Any] = {"weight_decay": 0.0, "bias_lr_scale": 1.0, "head_lr_scale": 1.0, "decay_biases": False}
 
@@ -47,7 +47,9 @@ def train(
 @pytest.mark.parametrize("batch_size", [16, 64, 512])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.95])
 def test_sgd_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(batch_size: int, momentum: float) -> None:
-    end = train(sgd, lambda weight: torch.full_like(weight, 0.25), 3.0, 4 * SAMPLES, lr=2.0, momentum=momentum, batch_size=batch_size)
+    end = train(
+        sgd, lambda weight: torch.full_like(weight, 0.25), 3.0, 4 * REFERENCE_SAMPLES, lr=2.0, momentum=momentum, batch_size=batch_size
+    )
     assert end == pytest.approx(3.0 - 4 * 2.0 * 0.25)
 
 
@@ -55,14 +57,14 @@ def test_sgd_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momen
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.95])
 def test_adamw_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_momentum(batch_size: int, beta1: float) -> None:
     settings = {"lr": 2.0, "beta1": beta1, "beta2": 0.99, "batch_size": batch_size}
-    end = train(adamw, lambda weight: torch.full_like(weight, -0.25), 3.0, 4 * SAMPLES, **settings)
+    end = train(adamw, lambda weight: torch.full_like(weight, -0.25), 3.0, 4 * REFERENCE_SAMPLES, **settings)
     assert end == pytest.approx(3.0 + 4 * 2.0)
 
 
 @pytest.mark.parametrize("batch_size", [4, 8])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_sgd_follows_the_same_path_on_a_quadratic(batch_size: int, momentum: float) -> None:
-    end = train(sgd, lambda weight: 0.5 * weight, 3.0, 4 * SAMPLES, lr=0.8, momentum=momentum, batch_size=batch_size)
+    end = train(sgd, lambda weight: 0.5 * weight, 3.0, 4 * REFERENCE_SAMPLES, lr=0.8, momentum=momentum, batch_size=batch_size)
     assert end == pytest.approx(3.0 * math.exp(-4 * 0.8 * 0.5), rel=0.05)
 
 
@@ -70,7 +72,7 @@ def test_sgd_follows_the_same_path_on_a_quadratic(batch_size: int, momentum: flo
 @pytest.mark.parametrize("lr", [0.01, 1.0])
 @pytest.mark.parametrize(("make", "settings"), [(sgd, {"momentum": 0.0}), (sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})])
 def test_as_much_of_a_weight_decays_whatever_the_rate(make: Any, settings: dict[str, float], lr: float, batch_size: int) -> None:
-    end = train(make, torch.zeros_like, 3.0, 4 * SAMPLES, lr=lr, weight_decay=0.05, batch_size=batch_size, **settings)
+    end = train(make, torch.zeros_like, 3.0, 4 * REFERENCE_SAMPLES, lr=lr, weight_decay=0.05, batch_size=batch_size, **settings)
     assert end == pytest.approx(3.0 * math.exp(-4 * 0.05), rel=0.005)
 
 
@@ -94,7 +96,7 @@ def test_sgd_is_nesterovs_and_plain_without_momentum() -> None:
 def test_every_kernel_computes_the_same(make: Any, settings: dict[str, float], kernels: dict[str, bool]) -> None:
     given = settings | {"lr": 0.5, "weight_decay": 0.1, "batch_size": 64}
     gradient = torch.sin
-    plain, other = (train(make, gradient, 3.0, SAMPLES, **given | more) for more in ({}, kernels))
+    plain, other = (train(make, gradient, 3.0, REFERENCE_SAMPLES, **given | more) for more in ({}, kernels))
     assert other == pytest.approx(plain)
 
 
