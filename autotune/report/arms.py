@@ -1,6 +1,6 @@
-"""What repeated runs of a configuration measured, as figures and terminal tell it.
+"""The scores of an arm (a configuration that is run repeatedly), and its display as text.
 
-These records live apart from the figures so that a terminal can print a summary without importing a plotting library.
+These records are not in the figures' modules, so that a terminal can print a summary without importing a plotting library.
 """
 
 import math
@@ -13,7 +13,7 @@ from autotune.report.score_format import SECONDS, ScoreFormat
 
 @dataclass(frozen=True, kw_only=True)
 class ArmScores:
-    """One configuration's runs, scored by the objective."""
+    """The objective's scores of one arm's runs."""
 
     label: str
     runs: Sequence[RunScore]
@@ -21,48 +21,48 @@ class ArmScores:
 
     @property
     def scored_runs(self) -> list[tuple[float, bool]]:
-        """The runs that have a score, each with whether it reached the target; where it did not, its score is what it spent."""
+        """Pairs of a run's score and whether it reached the target, for runs with a score; the score of a miss is what the run spent."""
         return [(run.score, run.reached) for run in self.runs if run.score is not None]
 
     @property
     def num_runs(self) -> int:
-        """How many runs there are, with a score or without."""
+        """Number of runs, with a score or without."""
         return len(self.runs)
 
     @property
     def num_reached(self) -> int:
-        """How many runs reached the target."""
+        """Number of runs that reached the target."""
         return sum(run.reached for run in self.runs)
 
     @property
     def all_reached(self) -> bool:
-        """Whether there are runs and all of them reached the target."""
+        """Whether there is at least one run, and every run reached the target."""
         return bool(self.runs) and self.num_reached == self.num_runs
 
     @property
     def expected_score(self) -> float | None:
-        """What a success costs, misses included; infinite where no run reached the target, None where no run has a score."""
+        """Expected score per success, misses included; infinite if no run reached the target, None if no run has a score."""
         return expected_score(self.runs)
 
     @property
     def mean_spent(self) -> float | None:
-        """Mean score of the runs, whether they reached the target or not; None where no run has a score."""
+        """Mean score of all runs, whether they reached the target or not; None if no run has a score."""
         spent = [score for score, _ in self.scored_runs]
         return math.fsum(spent) / len(spent) if spent else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmationFigures:
-    """The arms of a confirmation and how much faster the exported one is."""
+    """The arms of a confirmation, and the speed-up of the chosen one over the baseline."""
 
     arms: Sequence[ArmScores]
-    """The baseline first, then what was chosen, then any others."""
+    """The arms in the order baseline, chosen arm, any others."""
     speed_up: Ratio | None
-    """The baseline's expected score over the chosen one's; None where it was not measured."""
+    """The baseline's expected score divided by the chosen arm's; None if it was not measured."""
 
 
 def format_expected(arm: ArmScores) -> str | None:
-    """What a success costs, or at least costs where no run reached the target; None where no run has a score."""
+    """The expected score as text, ``at least`` the mean spent if no run reached the target; None if no run has a score."""
     expected, spent = arm.expected_score, arm.mean_spent
     if expected is None or spent is None:
         return None
@@ -70,7 +70,7 @@ def format_expected(arm: ArmScores) -> str | None:
 
 
 def describe_arm(arm: ArmScores) -> str:
-    """One arm's score and runs in words, such as ``10.5 s (mean of 13 runs)`` or ``12.0 s (expected; reached in 7 of 8 runs)``."""
+    """An arm's score and runs in words, such as ``10.5 s (mean of 13 runs)`` or ``12.0 s (expected; reached in 7 of 8 runs)``."""
     text = format_expected(arm)
     if text is None:
         return "no confirmation runs"
@@ -80,7 +80,7 @@ def describe_arm(arm: ArmScores) -> str:
 
 
 def describe_reached(arm: ArmScores) -> str:
-    """How often an arm reached the target, with the interval of its chance where some runs did not."""
+    """How often an arm reached the target, in words, with the 95% interval of its chance if some runs missed it."""
     text = f"reached in {arm.num_reached} of {arm.num_runs} runs"
     if arm.all_reached or not arm.runs:
         return text
@@ -89,7 +89,7 @@ def describe_reached(arm: ArmScores) -> str:
 
 
 def describe_ratio(ratio: Ratio | None) -> str:
-    """A ratio in words, with its interval where there is one, and no more than it claims."""
+    """A ratio with its interval and its claim (such as ``at least``), in words."""
     if ratio is None:
         return "not measured"
     bound = "" if ratio.claim is Claim.MEASURED else f"{ratio.claim} "
@@ -97,7 +97,7 @@ def describe_ratio(ratio: Ratio | None) -> str:
 
 
 def describe_interval(ratio: Ratio) -> str:
-    """A ratio's interval in words."""
+    """The confidence interval of a ratio, in words."""
     if ratio.low > 0:
         return f"interval {ratio.low:.2f}x to {ratio.high:.2f}x" if math.isfinite(ratio.high) else f"interval from {ratio.low:.2f}x"
     return f"interval to {ratio.high:.2f}x" if math.isfinite(ratio.high) else "one pair, no interval"

@@ -1,7 +1,7 @@
-"""What a comparison measured: two sides, their runs in pairs, and the ratios between them.
+"""The record of a comparison: two sides, their runs in pairs, and the ratios between the sides.
 
-Time to target is steps to target times seconds a step, so all three are told, each as side a's over side b's. Seconds a step are
-known of a run that fell short of the target, too.
+Time to target is steps to target times seconds per step, so all three are reported, each as side a's value divided by side b's.
+Seconds per step are also known for a run that fell short of the target.
 """
 
 import math
@@ -17,31 +17,31 @@ from autotune.report.score_format import SECONDS, ScoreFormat
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSide:
-    """One of the two configurations, with the runs that ended."""
+    """One of the compared configurations, with its runs that ended."""
 
     name: str
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
-    """All that it trains with, resolved; its seed is no run's."""
+    """The resolved configuration; its seed is not the seed of any run."""
     runs: Mapping[int, TrialResult]
-    """By number of the pair."""
+    """The results of the runs that ended, by number of the pair."""
     scores: Mapping[int, RunScore]
-    """What the objective makes of each run, by number of the pair; seconds to target on the scale of time."""
+    """The objective's score of each run, by number of the pair; seconds to target if the objective is time."""
     scale: ScoreFormat = SECONDS
 
     @property
     def label(self) -> str:
-        """Name and overrides on one line."""
+        """The side's name and overrides on one line."""
         return f"{self.name}: {' '.join(self.overrides) or 'as the experiment stands'}"
 
     @property
     def arm(self) -> ArmScores:
-        """What the objective makes of its runs."""
+        """The scores of the side's runs, in the order of the pairs."""
         return ArmScores(label=self.label, runs=[self.scores[number] for number in sorted(self.scores)], scale=self.scale)
 
     @property
     def steps(self) -> Mapping[int, RunScore]:
-        """Optimizer steps to the target, or made without reaching it, by number of the pair."""
+        """Optimizer steps until a run reached the target or ended without reaching it, by number of the pair."""
         return {
             number: RunScore(float(run.last.step) if run.last is not None else None, self.scores[number].reached)
             for number, run in self.runs.items()
@@ -49,41 +49,41 @@ class ComparedSide:
 
     @property
     def step_seconds(self) -> Mapping[int, float]:
-        """Seconds of training a step, by number of the pair, of the runs that were evaluated."""
+        """Mean training seconds per step of each run that was evaluated, by number of the pair."""
         seconds = {number: step_seconds(run.last) for number, run in self.runs.items() if run.last is not None}
-        return {number: each for number, each in seconds.items() if each is not None}
+        return {number: mean for number, mean in seconds.items() if mean is not None}
 
 
 def step_seconds(evaluation: Evaluation) -> float | None:
-    """Seconds of training a step up to an evaluation; None where none was timed."""
+    """Mean training seconds per step up to an evaluation; None if no step was timed."""
     seconds = evaluation.train_seconds / evaluation.step if evaluation.step > 0 else 0.0
     return seconds if seconds > 0 and math.isfinite(seconds) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What came of a comparison, finished or interrupted."""
+    """The result of a comparison, finished or interrupted."""
 
     name: str
     experiment: str
     target: Target
     num_seeds: int
-    """Pairs that were asked for."""
+    """Number of pairs that were asked for."""
     sides: tuple[ComparedSide, ComparedSide]
 
     @property
     def scale(self) -> ScoreFormat:
-        """The objective's, which both sides share."""
+        """The format of the objective's scores, which both sides share."""
         return self.sides[0].scale
 
     @property
     def num_runs(self) -> int:
-        """Runs that ended."""
+        """Number of runs that ended, on both sides."""
         return sum(len(side.runs) for side in self.sides)
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of which both runs ended."""
+        """Number of pairs of which both runs ended."""
         return len(self._pairs)
 
     @property
@@ -102,32 +102,32 @@ class Comparison:
 
     @property
     def score_ratio(self) -> Ratio | None:
-        """Side a's expected score over side b's: above 1 where b is the better one."""
+        """Side a's expected score divided by side b's: above 1 if b is better."""
         one, other = (side.scores for side in self.sides)
         return ratio_of_expected_scores([one[number] for number in self._pairs], [other[number] for number in self._pairs])
 
     @property
     def score_ratio_where_both_reached(self) -> Ratio | None:
-        """Side a's mean score over side b's in the pairs in which both reached: a description, where a run fell short; else None."""
+        """Descriptive ratio of mean scores (a / b) over the pairs that both reached the target; None if every run did or no pair did."""
         one, other = ([side.scores[number] for number in self._pairs] for side in self.sides)
         return None if all(run.reached for run in (*one, *other)) else ratio_where_both_reached(one, other)
 
     @property
     def steps_ratio(self) -> Ratio | None:
-        """Side a's steps to target over side b's."""
+        """Side a's expected steps to target divided by side b's."""
         one, other = (side.steps for side in self.sides)
         return ratio_of_expected_scores([one[number] for number in self._pairs], [other[number] for number in self._pairs])
 
     @property
     def step_ratio(self) -> Ratio | None:
-        """Side a's seconds a step over side b's."""
+        """Side a's mean seconds per step divided by side b's; None if no pair has them on both sides."""
         one, other = (side.step_seconds for side in self.sides)
         numbers = sorted(one.keys() & other.keys())
         return ratio_of_means([one[number] for number in numbers], [other[number] for number in numbers]) if numbers else None
 
 
 def verdict(comparison: Comparison) -> str:
-    """What the comparison says, in one sentence."""
+    """The conclusion of a comparison, in one sentence."""
     ratio = comparison.score_ratio
     if comparison.num_pairs == 0:
         return "nothing to compare: no pair of runs ended"
@@ -149,7 +149,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def format_step(seconds: float) -> str:
-    """Seconds of a step as a person reads them: ``1.23 ms``, ``0.456 s``."""
+    """A step time for display, such as ``1.23 ms`` or ``0.456 s``."""
     return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
 
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison, as PNG files: every run's time to target and step time with the ratios of the pairs, and all curves."""
+"""The figures of a comparison, as PNG files: the runs' scores and step times with the ratios of the pairs, and the learning curves."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,12 @@ _RIGHT = with_arrow(CIRCLE, angle="right")
 
 
 def write_comparison_figures(folder: Path, comparison: Comparison) -> list[Path]:
-    """Write a comparison's figures into ``folder``, made where missing, and return their paths."""
+    """Write a comparison's figures into ``folder``, made if missing, and return their paths."""
     return write_png({"comparison": lambda: draw_comparison(comparison), "curves": lambda: draw_comparison_curves(comparison)}, folder)
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Above, each run's time to target and the ratio of each pair; below, the same of the step time."""
+    """Two rows of panels, for score and step time: the value of each run on the left, the ratio of each pair on the right."""
     figure = Figure(figsize=(9, 5.6), layout="constrained")
     if not any(run.score is not None for side in comparison.sides for run in side.scores.values()):
         return say(figure, f"{comparison.experiment}: a against b", f"No run has a {'time' if comparison.scale.is_time else 'score'}.")
@@ -50,7 +50,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     steps = [_in_milliseconds(side) for side in comparison.sides]
     for row, (name, values, label_of, ratio) in enumerate(
         (
-            (comparison.scale.axis_label, times, _time_label, comparison.score_ratio),
+            (comparison.scale.axis_label, times, _score_label, comparison.score_ratio),
             ("Time of a training step (ms)", steps, _step_label, comparison.step_ratio),
         )
     ):
@@ -61,8 +61,8 @@ def draw_comparison(comparison: Comparison) -> Figure:
         _draw_ratio(right, values, ratio)
         right.set_xlabel("a / b")
     _add_sides(figure, comparison, [counted(side.arm.num_runs, "run") for side in comparison.sides])
-    short = any(not run.reached for run in (*times[0].values(), *times[1].values()))
-    note, hollow = (", an arrow one that ended short of the target", ", hollow where a run ended short") if short else ("", "")
+    has_miss = any(not run.reached for run in (*times[0].values(), *times[1].values()))
+    note, hollow = (", an arrow one that ended short of the target", ", hollow where a run ended short") if has_miss else ("", "")
     detail = (
         f"{comparison.experiment} to {target_label(comparison.target)}. Left: a dot is a run{note}; a line joins the runs of a pair, "
         f"bars are means. Right: a dot is a pair{hollow}; the diamond is the ratio of the means with its 95% interval."
@@ -71,59 +71,59 @@ def draw_comparison(comparison: Comparison) -> Figure:
 
 
 def draw_comparison_curves(comparison: Comparison) -> Figure:
-    """The validation metric of every run of both sides over the seconds it prepared and trained for."""
+    """The validation metric of every run of both sides over its seconds of prepare and train."""
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     target = comparison.target
     curves = [[curve for run in side.runs.values() if (curve := curve_of(run))] for side in comparison.sides]
-    points = [point for own in curves for curve in own for point in curve]
+    points = [point for side_curves in curves for curve in side_curves for point in curve]
     headline = f"{shorten(target.metric)} over training time"
     if not points:
         return say(figure, headline, "No run has an evaluation with a finite metric yet.")
     axes = figure.add_subplot()
     low, high = metric_range([metric for _, metric in points], target, [])
-    room = high - low
-    for own, colour in zip(curves, SIDE_COLOURS, strict=True):
-        for curve in own:
-            metrics = [min(max(metric, low - room), high + room) for _, metric in curve]
+    span = high - low
+    for side_curves, colour in zip(curves, SIDE_COLOURS, strict=True):
+        for curve in side_curves:
+            metrics = [min(max(metric, low - span), high + span) for _, metric in curve]
             seconds = [second for second, _ in curve]
             axes.plot(seconds, metrics, color=colour, linewidth=1.2, alpha=0.6, zorder=2)
             axes.plot(seconds[-1:], metrics[-1:], "o", color=colour, markersize=5, markeredgecolor="white", markeredgewidth=0.6, zorder=3)
     line = axes.axhline(target.value, color=INK, linestyle="--", linewidth=1.3, zorder=4, label=f"target {target.value:g}")
-    axes.set_ylim(low - 0.05 * room, high + 0.08 * room)
+    axes.set_ylim(low - 0.05 * span, high + 0.08 * span)
     set_scale(axes, "x", [second for second, _ in points])
     if axes.get_xscale() == "linear":
         axes.set_xlim(left=0)
     axes.set_xlabel("Prepare and train time (s)")
     axes.set_ylabel(f"{shorten(target.metric)} on the validation split")
     axes.legend(handles=[line], loc="lower right" if target.mode == "max" else "upper right")
-    _add_sides(figure, comparison, [counted(len(own), "run") for own in curves])
+    _add_sides(figure, comparison, [counted(len(side_curves), "run") for side_curves in curves])
     return add_title(figure, headline, f"{comparison.experiment} to {target_label(target)}: each line is a run up to where it ended")
 
 
 def _draw_runs(axes: Axes, values: Sequence[Mapping[int, RunScore]]) -> None:
-    """Two rows of dots, lines between those of a pair, and a bar to what a success costs."""
-    known = [{pair: run for pair, run in own.items() if run.score is not None} for own in values]
+    """Draw the runs of each side as a row of dots, a line between the runs of a pair, and a bar up to each side's expected score."""
+    known = [{pair: run for pair, run in runs.items() if run.score is not None} for runs in values]
     for pair in sorted(known[0].keys() & known[1].keys()):
-        seconds = [own[pair].score or 0.0 for own in known]
-        axes.plot(seconds, [_height(0, pair), _height(1, pair)], color=_PAIR_COLOUR, linewidth=0.7, alpha=0.7, zorder=2)
-    for row, (own, colour) in enumerate(zip(known, SIDE_COLOURS, strict=True)):
-        expected = expected_score(list(own.values()))
+        scores = [runs[pair].score or 0.0 for runs in known]
+        axes.plot(scores, [_height(0, pair), _height(1, pair)], color=_PAIR_COLOUR, linewidth=0.7, alpha=0.7, zorder=2)
+    for row, (runs, colour) in enumerate(zip(known, SIDE_COLOURS, strict=True)):
+        expected = expected_score(list(runs.values()))
         if expected is not None:
-            bar = expected if math.isfinite(expected) else fmean(run.score or 0.0 for run in own.values())
+            bar = expected if math.isfinite(expected) else fmean(run.score or 0.0 for run in runs.values())
             axes.barh(row, bar, height=0.62, color=colour, alpha=0.22, linewidth=0)
             axes.plot([bar, bar], [row - 0.31, row + 0.31], color=colour, linewidth=2.4, solid_capstyle="butt", zorder=3)
-        for pair, run in own.items():
+        for pair, run in runs.items():
             mark = Mark(colour=colour, marker="o" if run.reached else _RIGHT, hollow=not run.reached, size=5.5 if run.reached else 16)
             draw_mark(axes, run.score or 0.0, _height(row, pair), mark)
     axes.set_ylim(1.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    longest = max([axes.dataLim.x1, *(run.score or 0.0 for own in known for run in own.values())])
+    longest = max([axes.dataLim.x1, *(run.score or 0.0 for runs in known for run in runs.values())])
     axes.set_xlim(0, 1.08 * longest if longest > 0 else 1)
 
 
 def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunScore]], ratio: Ratio | None) -> None:
-    """The ratio of each pair as a dot, the ratio of all with its interval above them, and a line at equality."""
+    """Draw the ratio of each pair as a dot, the overall ratio with its interval above them, and a line at 1."""
     axes.axvline(1.0, color=INK, linestyle="--", linewidth=1.1, zorder=1)
     axes.set_yticks([])
     axes.set_ylim(1.2, -0.9)
@@ -137,12 +137,12 @@ def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunScore]], ratio: Rat
         for pair in sorted(values[0].keys() & values[1].keys())
         if (one := values[0][pair]).score and (other := values[1][pair]).score and (one.reached or other.reached)
     ]
-    for pair, each, both_reached in pairs:
+    for pair, pair_ratio, both_reached in pairs:
         mark = Mark(colour=_PAIR_COLOUR, marker="o", hollow=not both_reached, size=5)
-        draw_mark(axes, each, 0.55 + _height(0, pair), mark)
-    shown = [ratio.ratio, 1.0, *(each for _, each, _ in pairs), *(end for end in (ratio.low, ratio.high) if 0 < end < math.inf)]
-    room = 0.12 * max(max(shown) - min(shown), 0.05)
-    left, right = max(0.0, min(shown) - room), max(shown) + room
+        draw_mark(axes, pair_ratio, 0.55 + _height(0, pair), mark)
+    shown = [ratio.ratio, 1.0, *(pair_ratio for _, pair_ratio, _ in pairs), *(end for end in (ratio.low, ratio.high) if 0 < end < math.inf)]
+    margin = 0.12 * max(max(shown) - min(shown), 0.05)
+    left, right = max(0.0, min(shown) - margin), max(shown) + margin
     ends = (ratio.low if ratio.low > 0 else left, ratio.high if math.isfinite(ratio.high) else right)
     axes.plot(ends, [-0.25, -0.25], color=INK, linewidth=2.2, zorder=3, solid_capstyle="butt")
     for end, is_open, tip in ((ends[0], ratio.low <= 0, "<"), (ends[1], math.isinf(ratio.high), ">")):
@@ -157,7 +157,7 @@ def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunScore]], ratio: Rat
 
 
 def _height(row: int, pair: int) -> float:
-    """Where in its row a pair's run stands, so that runs of like times do not hide each other."""
+    """The y coordinate of a pair's run, shifted within its row so that runs with similar values do not hide each other."""
     return row + 0.085 * (pair % 5 - 2)
 
 
@@ -166,7 +166,7 @@ def _in_milliseconds(side: ComparedSide) -> Mapping[int, RunScore]:
 
 
 def _add_sides(figure: Figure, comparison: Comparison, counts: Sequence[str]) -> None:
-    """What the colours stand for, below the axes, where long overrides have room."""
+    """Add a legend of the sides below the axes, where long overrides have room."""
     handles = [
         Line2D([], [], color=colour, linewidth=6, alpha=0.8, label=f"{shorten(side.label, _MAX_OVERRIDES)} ({text})")
         for side, colour, text in zip(comparison.sides, SIDE_COLOURS, counts, strict=True)
@@ -174,7 +174,7 @@ def _add_sides(figure: Figure, comparison: Comparison, counts: Sequence[str]) ->
     figure.legend(handles=handles, loc="outside lower left", ncols=1, borderaxespad=0.8)
 
 
-def _time_label(side: ComparedSide) -> str:
+def _score_label(side: ComparedSide) -> str:
     arm = side.arm
     if arm.expected_score is None:
         return f"{side.name}\nno {'time' if arm.scale.is_time else 'score'}"

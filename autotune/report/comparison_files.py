@@ -1,6 +1,6 @@
-"""The files of a comparison's folder that programs and tables read: compare.json and runs.csv.
+"""The machine-readable files of a comparison's folder: compare.json and runs.csv.
 
-They are written anew after every run, so that a comparison that is ended from outside keeps what it measured.
+Both are rewritten after every run, so that a comparison that is killed keeps what it measured.
 """
 
 import csv
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def write_comparison(folder: Path, comparison: Comparison, circumstances: Mapping[str, Any]) -> list[Path]:
-    """Write both files and return their paths; ``circumstances`` are facts about the command and the machine, for compare.json."""
+    """Write both files and return their paths; ``circumstances``, facts about the command and the machine, go to compare.json."""
     one, other = comparison.sides
     quantity = comparison.scale.quantity.replace(" ", "_")
     ratios = {quantity: comparison.score_ratio, "steps_to_target": comparison.steps_ratio, "step_seconds": comparison.step_ratio}
@@ -46,11 +46,11 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
     with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
-        for place, (side, number, run) in enumerate(_in_order(comparison)):
+        for index, (side, number, run) in enumerate(_in_order(comparison)):
             last = run.last.as_dict() if run.last else {}
             measured = {
                 **last,
-                "run": place,
+                "run": index,
                 "side": side.name,
                 "pair": number,
                 "seed": run.seed,
@@ -86,6 +86,6 @@ def _unit_word(side: ComparedSide) -> str:
 
 
 def _in_order(comparison: Comparison) -> list[tuple[ComparedSide, int, TrialResult]]:
-    """Every run in the order they were made."""
-    every = [(side, number, run) for side in comparison.sides for number, run in side.runs.items()]
-    return sorted(every, key=lambda each: each[2].started_at)
+    """Every run with its side and the number of its pair, in the order in which the runs started."""
+    runs = [(side, number, run) for side in comparison.sides for number, run in side.runs.items()]
+    return sorted(runs, key=lambda entry: entry[2].started_at)

@@ -1,6 +1,6 @@
-"""What a person sees while two configurations are compared, and at the end.
+"""Terminal output of a comparison: the live display while it runs, and the table of results at its end.
 
-On a terminal the run under way is redrawn in place; every run that ends leaves one line, there and anywhere else.
+On a terminal the current run is redrawn in place; each run that ends is one line, on a terminal and anywhere else.
 """
 
 import time
@@ -15,14 +15,14 @@ from rich.text import Text
 
 from autotune.comparison import Claim, Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.arms import ArmScores, describe_interval, format_expected
+from autotune.report.arms import describe_interval, format_expected
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
 from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
 from autotune.report.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 
 class ComparisonDisplay:
-    """Shows a comparison while it runs; a context manager."""
+    """Context manager that shows a comparison while it runs."""
 
     def __init__(
         self, *, title: str, target: Target, sides: Sequence[str], num_runs: int, console: Console, scale: ScoreFormat = SECONDS
@@ -55,16 +55,16 @@ class ComparisonDisplay:
             self._live = None
 
     def run_started(self, side: str, seed: int) -> None:
-        """A run began."""
+        """Show that a run of a side begins."""
         self._evaluation, self._since = None, time.monotonic()
         self._running = f"run {self._num_done + 1} of {self._num_runs}: {side}, seed {seed}"
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """The run under way reported."""
+        """Show the latest evaluation of the current run."""
         self._evaluation = evaluation
 
     def run_finished(self, side: str, result: TrialResult, score: float | None) -> None:
-        """A run ended; ``score`` at the target, or what was spent without reaching it."""
+        """Print the line of a run that ended; ``score`` is what it spent, whether it reached the target or not."""
         self._num_done += 1
         self._running = None
         parts = [f"run {self._num_done} of {self._num_runs}", side, f"{result.outcome}"]
@@ -75,12 +75,12 @@ class ComparisonDisplay:
             step = step_seconds(last)
             parts += [f"{last.step} steps", *([f"{format_step(step)} a step"] if step else [])]
             parts.append(f"{self._target.metric} {format_metric(last.metric)}")
-        parts += [each for each in (result.error_line, result.contention) if each]
+        parts += [remark for remark in (result.error_line, result.contention) if remark]
         style = "" if last is not None else result.outcome.traits.terminal_style
         self._console.print(Text(printable("  ".join(parts)), style=style), soft_wrap=True)
 
     def _render(self) -> RenderableType:
-        running, evaluation = self._running, self._evaluation  # the refreshing thread calls: the driver may change them meanwhile
+        running, evaluation = self._running, self._evaluation  # called by the refreshing thread: the driver may change both meanwhile
         if running is None:
             return Text("starting new processes" if self._num_done < self._num_runs else "")
         text = f"{running} · {format_seconds(time.monotonic() - self._since)}"
@@ -93,7 +93,7 @@ class ComparisonDisplay:
 
 
 def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
-    """Print what a comparison measured: both sides in a table, the ratios, and what it says."""
+    """Print the result of a comparison: a table of both sides with their ratios, notes and the conclusion."""
     lines = [Text(f"\n{comparison.experiment} · {comparison.name}", style="bold")]
     lines.append(Text.assemble((f"  {'target':<8}", "dim"), describe_target(comparison.target)))
     lines += [Text.assemble((f"  {side.name:<8}", "dim"), printable(side.label.partition(": ")[2])) for side in comparison.sides]
@@ -106,7 +106,7 @@ def print_comparison(console: Console, comparison: Comparison, *, folder: str) -
 
 
 def _table(comparison: Comparison) -> list[Text]:
-    """Rows of the same width, never wrapped or cut: a log file is as narrow as it says."""
+    """The table's rows as aligned text, never wrapped or cut, whatever width a log file claims to have."""
     one, other = comparison.sides
     rows = [("", "a", "b", "a / b"), *((name, cell(one), cell(other), ratio) for name, cell, ratio in _rows(comparison))]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -119,16 +119,16 @@ def _table(comparison: Comparison) -> list[Text]:
 
 
 def is_resolved(comparison: Comparison) -> bool:
-    """Whether the comparison says which side is the faster one."""
+    """Whether the comparison shows which side is better: both reached the target, and the ratio's interval excludes 1."""
     ratio = comparison.score_ratio
     return comparison.each_side_reached and ratio is not None and not ratio.low <= 1 <= ratio.high
 
 
 def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], str], str]]:
-    """Name, cell of a side, and ratio of each row."""
+    """Each row of the table: its name, the function that gives a side's cell, and the text of its ratio."""
     return [
         ("reached", lambda side: f"{side.arm.num_reached} of {side.arm.num_runs}", ""),
-        (comparison.scale.quantity, lambda side: _expected(side.arm), _ratio(comparison, comparison.score_ratio)),
+        (comparison.scale.quantity, lambda side: format_expected(side.arm) or "-", _ratio(comparison, comparison.score_ratio)),
         ("steps to target", _mean_steps, _ratio(comparison, comparison.steps_ratio)),
         ("step time", _mean_step, _ratio(comparison, comparison.step_ratio)),
         ("build, once a process", _mean_build, ""),
@@ -137,7 +137,7 @@ def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], st
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to read the table."""
+    """Notes that a reader needs to understand the table."""
     one, other = comparison.sides
     notes = []
     if not comparison.is_complete:
@@ -146,13 +146,13 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append(f"a step of a is {one.config['batch_size']} samples, one of b {other.config['batch_size']}")
     for side in comparison.sides:
         nothing = "without a time" if side.scale.is_time else "without a score"
-        timeless = [run for number, run in side.runs.items() if side.scores[number].score is None]
-        if timeless:
-            notes.append(f"{side.name}: {len(timeless)} {nothing}: {timeless[0].outcome} {timeless[0].error_line}".rstrip())
-    described = comparison.score_ratio_where_both_reached
-    if described is not None and comparison.each_side_reached:
-        pairs = "1 pair" if described.num_pairs == 1 else f"{described.num_pairs} pairs"
-        notes.append(f"in the {pairs} in which both reached the target, a / b is {described.ratio:.2f}x; above it counts the misses")
+        scoreless = [run for number, run in side.runs.items() if side.scores[number].score is None]
+        if scoreless:
+            notes.append(f"{side.name}: {len(scoreless)} {nothing}: {scoreless[0].outcome} {scoreless[0].error_line}".rstrip())
+    both_reached = comparison.score_ratio_where_both_reached
+    if both_reached is not None and comparison.each_side_reached:
+        pairs = "1 pair" if both_reached.num_pairs == 1 else f"{both_reached.num_pairs} pairs"
+        notes.append(f"in the {pairs} in which both reached the target, a / b is {both_reached.ratio:.2f}x; above it counts the misses")
     return notes
 
 
@@ -162,10 +162,6 @@ def _ratio(comparison: Comparison, ratio: Ratio | None) -> str:
     bound = f"{ratio.claim} " if ratio.claim is not Claim.MEASURED else ""
     pairs = "" if ratio.num_pairs == comparison.num_pairs else f", {ratio.num_pairs} of {comparison.num_pairs} pairs"
     return f"{bound}{ratio.ratio:.2f}x ({describe_interval(ratio)}){pairs}"
-
-
-def _expected(arm: ArmScores) -> str:
-    return format_expected(arm) or "-"
 
 
 def _mean_steps(side: ComparedSide) -> str:

@@ -1,7 +1,6 @@
-"""What all figures are drawn with: one style, a mark for each outcome, titles, legends and scales.
+"""Drawing helpers that all figures share: one style, a mark for each outcome, titles, legends and axis scales.
 
-Figures are drawn on figure objects of their own, not through pyplot, so that no window system and no state of a notebook is
-touched.
+Figures are created as ``Figure`` objects, not through pyplot, so that neither a window system nor a notebook's state is touched.
 """
 
 import math
@@ -54,7 +53,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How a point is drawn."""
+    """The appearance of a point in a figure; ``size`` is in points."""
 
     colour: str
     marker: str | Outline
@@ -63,7 +62,7 @@ class Mark:
 
 
 def with_arrow(shape: Outline, *, angle: str = "up") -> Outline:
-    """A marker shape with an arrow leaving it, for a value that is only a lower bound."""
+    """A marker shape with an arrow (``up`` or else to the right) that marks the value as a lower bound."""
     arrow = [(0.0, 1.0), (0.0, 3.0), (-0.7, 2.2), (0.0, 3.0), (0.7, 2.2)]
     codes = [Outline.MOVETO, Outline.LINETO, Outline.MOVETO, Outline.LINETO, Outline.LINETO]
     points = arrow if angle == "up" else [(y, x) for x, y in arrow]
@@ -85,22 +84,22 @@ MARKS: Mapping[Outcome, Mark] = {
     )
     for outcome in Outcome
 }
-"""How each outcome is drawn; shapes repeat what colours say."""
+"""The mark of each outcome; shape and colour each tell outcomes apart."""
 
 
 def curve_of(result: TrialResult) -> list[tuple[float, float]]:
-    """A trial's learning curve: warm seconds and metric of each evaluation, less what is not finite."""
+    """A trial's learning curve: warm seconds and metric of each evaluation, without values that are not finite."""
     points = [(evaluation.warm_seconds, evaluation.metric) for evaluation in result.evaluations]
     return [(seconds, metric) for seconds, metric in points if math.isfinite(seconds) and math.isfinite(metric)]
 
 
 def metric_range(metrics: Sequence[float], target: Target, best: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The range of the metric to show: all of it, unless a few diverging trials would flatten everyone else."""
-    kept = [target.value, *(metric for _, metric in best)]
-    low, high = min(*kept, *metrics), max(*kept, *metrics)
+    """The range of the metric to show: all values, unless a few diverging trials would flatten the curves of all others."""
+    always_shown = [target.value, *(metric for _, metric in best)]
+    low, high = min(*always_shown, *metrics), max(*always_shown, *metrics)
     if len(metrics) > 1:
         cuts = statistics.quantiles(metrics, n=20, method="inclusive")
-        core_low, core_high = min(*kept, cuts[0]), max(*kept, cuts[-1])
+        core_low, core_high = min(*always_shown, cuts[0]), max(*always_shown, cuts[-1])
         if not high - low < 5 * (core_high - core_low):  # also where the difference overflows
             low, high = core_low, core_high
     if high - low > 1e-9 * max(abs(low), abs(high)):
@@ -109,12 +108,12 @@ def metric_range(metrics: Sequence[float], target: Target, best: Sequence[tuple[
 
 
 def draw_mark(axes: Axes, x: float, y: float, mark: Mark, *, scale: float = 1.0) -> None:
-    """Draw one point."""
+    """Draw one point with a mark, whose size is multiplied by ``scale``."""
     axes.plot([x], [y], linestyle="", zorder=4, **mark_properties(mark, scale))
 
 
 def mark_properties(mark: Mark, scale: float = 1.0) -> dict[str, Any]:
-    """A mark as matplotlib's lines take it."""
+    """A mark as keyword arguments of matplotlib's lines; ``scale`` multiplies its size."""
     return {
         "marker": MarkerStyle(mark.marker),
         "markersize": mark.size * scale,
@@ -125,7 +124,7 @@ def mark_properties(mark: Mark, scale: float = 1.0) -> dict[str, Any]:
 
 
 def set_scale(axes: Axes, axis: str, values: Iterable[float]) -> None:
-    """A logarithmic axis with plain numbers where the positive values span far, and a linear one elsewhere."""
+    """Make an axis logarithmic, with plain numbers, if all values are positive and the largest is over ``LOG_SPAN`` times the smallest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or min(finite) <= 0 or max(finite) / min(finite) <= LOG_SPAN:
         return
@@ -141,12 +140,12 @@ def set_scale(axes: Axes, axis: str, values: Iterable[float]) -> None:
 
 
 def add_legend(axes: Axes, handles: Sequence[Artist], *, title: str) -> None:
-    """A legend to the right of the axes."""
+    """Add a legend to the right of the axes."""
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=title, alignment="left")
 
 
 def write_png(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
-    """Draw figures into ``folder``, made where missing, as files of their names; their paths."""
+    """Draw each figure to ``NAME.png`` in ``folder``, made if missing, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     with mpl.rc_context(STYLE):  # text and ticks are made while drawing, so saving belongs inside the style too
@@ -160,7 +159,7 @@ def write_png(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list
 
 
 def add_title(figure: Figure, headline: str, detail: str) -> Figure:
-    """A headline and a line of detail across the figure's width, with the axes moved down to make room."""
+    """Add a headline and a detail text across the figure's width, and move the axes down to make room."""
     height = figure.get_figheight()
     below = 0.1
     for text, size, colour, weight, columns in ((headline, 12.5, INK, "bold", 80), (detail, 9.5, "#555555", "normal", 120)):
@@ -173,7 +172,7 @@ def add_title(figure: Figure, headline: str, detail: str) -> Figure:
 
 
 def say(figure: Figure, headline: str, sentence: str) -> Figure:
-    """A figure that says why there is nothing to see."""
+    """Fill a figure that has nothing to plot with a sentence that says why."""
     axes = figure.add_subplot()
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center", fontsize=12, color="#555555", transform=axes.transAxes)
@@ -181,17 +180,17 @@ def say(figure: Figure, headline: str, sentence: str) -> Figure:
 
 
 def target_label(target: Target) -> str:
-    """A target as it stands in a figure, such as ``accuracy ≥ 0.94``."""
+    """A target as figures show it, such as ``accuracy ≥ 0.94``."""
     return f"{shorten(target.metric)} {'≥' if target.mode == 'max' else '≤'} {target.value:g}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, such as ``1 trial`` and ``2 trials``."""
+    """A count with its noun in singular or plural, such as ``1 trial`` or ``2 trials``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def shorten(name: str, max_characters: int = MAX_LABEL) -> str:
-    """A name that fits beside an axis, its middle left out where it is long."""
+    """A name on one line, with an ellipsis for the middle if it is longer than ``max_characters``."""
     line = " ".join(name.split())
     if len(line) <= max_characters:
         return line

@@ -1,6 +1,6 @@
 """The figures of a study, as PNG files.
 
-A study that reached nothing still gets its figures: each then says in words why it is empty.
+A study without a trial that reached the target still gets its figures: a figure that would be empty says why in words.
 """
 
 import math
@@ -58,11 +58,12 @@ def write_figures(
     scale: ScoreFormat = SECONDS,
     front: Front | None = None,
 ) -> list[Path]:
-    """Write a study's figures into ``folder``, made where missing, and return their paths.
+    """Write a study's figures into ``folder``, made if missing, and return their paths.
 
-    ``scores`` are on the objective's ``scale``, by trial number, of trials that REACHED only. ``importances`` are shares by parameter;
-    where there are none, the figure says that ``num_reached_needed`` reached trials are needed. Without a confirmation
-    there is no figure of one, nor of a front without one.
+    Args:
+        scores: by trial number, in the unit of ``scale``, of the trials that REACHED the target only.
+        importances: share of each parameter; if empty, the figure says why, such as fewer than ``num_reached_needed`` trials that REACHED.
+        confirmation: drawn as a figure of its own unless None, and so is ``front``.
     """
     finite_scores = {trial: score for trial, score in scores.items() if math.isfinite(score)}
     figures = {
@@ -82,18 +83,18 @@ def write_figures(
 def draw_best_over_search(
     results: Sequence[TrialResult], scores: Mapping[int, float], target: Target, scale: ScoreFormat = SECONDS
 ) -> Figure:
-    """The best score so far against search time, and where every trial ended.
+    """The best score so far over search time, and a mark for the end of each trial.
 
-    A trial that was stopped stands at what it spent, with an arrow: its own score lies above. Trials that have no score
-    at all stand in a strip below.
+    A stopped trial is drawn at what it spent, a lower bound on its score, with an arrow up. Trials without any score are drawn in a
+    strip below.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
     if not results:
         return say(figure, f"Best {scale.quantity} over the search", "No trial has finished yet.")
     start = min(result.started_at for result in results)
     heights = {result.trial: _height(result, scores, scale) for result in results}
-    timeless = [result for result in results if heights[result.trial] is None]
-    axes, strip = _axes_with_strip(figure, has_strip=bool(timeless), scale=scale)
+    scoreless = [result for result in results if heights[result.trial] is None]
+    axes, strip = _axes_with_strip(figure, has_strip=bool(scoreless), scale=scale)
     handles: list[Artist] = []
 
     ordered = sorted((result for result in results if result.trial in scores), key=lambda result: result.stopped_at)
@@ -108,13 +109,13 @@ def draw_best_over_search(
     mark_scale = 0.7 if len(results) > _MANY_TRIALS else 1.0
     for result in results:
         height = heights[result.trial]
-        where = (axes, height) if height is not None else (strip, 0.0)
-        draw_mark(where[0], result.stopped_at - start, where[1], MARKS[result.outcome], scale=mark_scale)
+        panel, y = (axes, height) if height is not None else (strip, 0.0)
+        draw_mark(panel, result.stopped_at - start, y, MARKS[result.outcome], scale=mark_scale)
 
     set_scale(axes, "y", [height for height in heights.values() if height is not None] + list(scores.values()))
-    if len(timeless) == len(results):
+    if len(scoreless) == len(results):
         axes.set_yticks([])
-        axes.text(0.5, 0.5, f"No trial has a {_short(scale)} yet.", ha="center", va="center", fontsize=12, transform=axes.transAxes)
+        axes.text(0.5, 0.5, f"No trial has a {_noun(scale)} yet.", ha="center", va="center", fontsize=12, transform=axes.transAxes)
     axes.margins(x=0.03, y=0.12)
     axes.update_datalim([(0.0, axes.dataLim.y0)], updatey=False)
     axes.set_ylabel(scale.axis_label)
@@ -128,12 +129,12 @@ def draw_best_over_search(
         headline = f"Best {scale.quantity} over the search: none yet"
     reached = f"{len(scores)} of {counted(len(results), 'trial')} reached {target_label(target)}"
     has_bound = any(result.outcome.is_censored for result in results)
-    note = f"; an arrow marks a trial that ended short of it, at a lower bound of its {_short(scale)}" if has_bound else ""
+    note = f"; an arrow marks a trial that ended short of it, at a lower bound of its {_noun(scale)}" if has_bound else ""
     return add_title(figure, headline, reached + note)
 
 
 def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], target: Target) -> Figure:
-    """The validation metric of every trial over the seconds it prepared and trained for."""
+    """The validation metric of every trial over its seconds of prepare and train."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     curves = {result.trial: curve_of(result) for result in results}
     drawn = [result for result in results if curves[result.trial]]
@@ -144,19 +145,19 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
     winner = min(scores, key=lambda trial: scores[trial]) if scores else None
     best_curve = [] if winner is None else curves.get(winner, [])
     low, high = metric_range([metric for curve in curves.values() for _, metric in curve], target, best_curve)
-    room = high - low
+    span = high - low
     faint = 0.35 if len(drawn) > _MANY_TRIALS else 0.65
     for result in drawn:
         mark, is_best = MARKS[result.outcome], result.trial == winner
-        # A diverging metric may be too large to draw: beyond the axes any value will do.
-        metrics = [min(max(metric, low - room), high + room) for _, metric in curves[result.trial]]
+        # A diverging metric may be too large to draw, so values are clipped well outside the visible range.
+        metrics = [min(max(metric, low - span), high + span) for _, metric in curves[result.trial]]
         seconds = [second for second, _ in curves[result.trial]]
         zorder = 5.0 if is_best else 3.0 if result.outcome is Outcome.REACHED else 2.0
         width, alpha = (3.2, 1.0) if is_best else (1.1, faint)
         axes.plot(seconds, metrics, color=mark.colour, linewidth=width, alpha=alpha, zorder=zorder)
         axes.plot(seconds[-1:], metrics[-1:], ".", color=mark.colour, markersize=10 if is_best else 5, alpha=alpha, zorder=zorder)
     line = axes.axhline(target.value, color=INK, linestyle="--", linewidth=1.3, zorder=4, label=f"target {target.value:g}")
-    axes.set_ylim(low - 0.05 * room, high + 0.05 * room)
+    axes.set_ylim(low - 0.05 * span, high + 0.05 * span)
     set_scale(axes, "x", [second for curve in curves.values() for second, _ in curve])
     axes.set_xlabel("Prepare and train time (s)")
     axes.set_ylabel(textwrap.fill(f"{shorten(target.metric)} on the validation split", 48))
@@ -173,7 +174,7 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
 
 
 def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_reached_needed: int, scale: ScoreFormat = SECONDS) -> Figure:
-    """How much each parameter matters to the score, the most important one on top."""
+    """A bar for the importance of each parameter for the score, the most important one on top."""
     headline = f"Which parameters matter for the {scale.quantity}"
     finite = sorted(((share, name) for name, share in importances.items() if math.isfinite(share)), reverse=True)
     if not finite:
@@ -202,13 +203,13 @@ def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_r
 
 
 def draw_confirmation(confirmation: ConfirmationFigures, target: Target) -> Figure:
-    """Each arm's scores on fresh seeds: a dot a run, a bar to what a success costs."""
+    """Each arm's scores on fresh seeds: a dot for each run, and a bar up to the expected score (what a success costs)."""
     arms = confirmation.arms
     scale = arms[0].scale if arms else SECONDS
     figure = Figure(figsize=(9, 2.0 + 0.85 * max(len(arms), 1)), layout="constrained")
     headline = "Confirmation on fresh seeds"
     if not any(arm.scored_runs for arm in arms):
-        return say(figure, headline, f"No confirmation run has a {_short(scale)}.")
+        return say(figure, headline, f"No confirmation run has a {_noun(scale)}.")
     if len(arms) > 1 and confirmation.speed_up is not None:
         headline = f"{scale.gain.capitalize()} on fresh seeds: {describe_ratio(confirmation.speed_up)}"
     axes = figure.add_subplot()
@@ -251,18 +252,18 @@ def _arm_label(arm: ArmScores) -> str:
 
 
 def _height(result: TrialResult, scores: Mapping[int, float], scale: ScoreFormat) -> float | None:
-    """The score, or for a stopped trial what bounds it from below; None where there is neither."""
+    """A trial's score, or the lower bound on it if the trial was stopped; None if there is neither."""
     if result.trial in scores:
         return scores[result.trial]
     return scale.spent(result) if result.outcome.is_censored else None
 
 
-def _short(scale: ScoreFormat) -> str:
+def _noun(scale: ScoreFormat) -> str:
     return "time" if scale.is_time else "score"
 
 
 def _axes_with_strip(figure: Figure, *, has_strip: bool, scale: ScoreFormat) -> tuple[Axes, Axes]:
-    """The main axes and a strip below it for trials without a time; the same axes twice where none is needed."""
+    """The main axes, and a strip below them for trials without a score; the main axes twice if no strip is needed."""
     if not has_strip:
         axes = figure.add_subplot()
         return axes, axes
@@ -270,7 +271,7 @@ def _axes_with_strip(figure: Figure, *, has_strip: bool, scale: ScoreFormat) -> 
     axes = figure.add_subplot(grid[0])
     strip = figure.add_subplot(grid[1], sharex=axes)
     axes.tick_params(axis="x", labelbottom=False)
-    strip.set_yticks([0], [f"no {_short(scale)}"])
+    strip.set_yticks([0], [f"no {_noun(scale)}"])
     strip.set_ylim(-1, 1)
     strip.tick_params(axis="y", length=0)
     return axes, strip

@@ -1,4 +1,4 @@
-"""The Pareto front of a study: a table of it, and what each preference picks, in words."""
+"""The Pareto front of a study: the record, its CSV file, and lines on which trial each preference picks."""
 
 import csv
 from collections.abc import Iterable, Mapping
@@ -15,31 +15,32 @@ from autotune.space import Suggestion
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """The trials that reached the target, by several objectives; of single runs of the search, not confirmed."""
+    """Scores by several objectives of the trials that reached the target; each is one run of the search, not confirmed."""
 
     scales: Mapping[str, ScoreFormat]
-    """Of each objective, by its name in the configuration."""
+    """The score format of each objective, by the objective's name in the configuration."""
     points: Mapping[int, tuple[float, ...]]
-    """By trial, a value for each objective."""
+    """The score of a trial by each objective, by trial number."""
     members: tuple[int, ...]
-    """Trials that no other one beats in all objectives, the best by the first objective first."""
+    """Trials that no other trial beats in all objectives, sorted by the first objective, best first."""
     picks: Mapping[str, int]
-    """The trial that each preference picks."""
+    """The trial that each preference picks, by the preference's name."""
 
     def picked_by(self, trial: int) -> list[str]:
-        """The preferences that pick a trial."""
+        """Names of the preferences that pick a trial."""
         return [name for name, picked in self.picks.items() if picked == trial]
 
 
 def front_of(objective: Pareto, results: Iterable[TrialResult]) -> Front | None:
-    """The front of the trials that REACHED; None where there is none."""
-    points = {each.trial: objective.values(each.last) for each in results if each.outcome is Outcome.REACHED and each.last is not None}
+    """The Pareto front of the trials that REACHED the target; None if no trial did."""
+    reached = [result for result in results if result.outcome is Outcome.REACHED]
+    points = {result.trial: objective.values(result.last) for result in reached if result.last is not None}
     if not points:
         return None
     trials = list(points)
-    members = tuple(trials[place] for place in pareto_front(list(points.values())))
+    members = tuple(trials[index] for index in pareto_front(list(points.values())))
     return Front(
-        scales={name: score_format_of(each) for name, each in objective.objectives.items()},
+        scales={name: score_format_of(component) for name, component in objective.objectives.items()},
         points=points,
         members=members,
         picks=objective.picks({trial: points[trial] for trial in members}),
@@ -47,7 +48,7 @@ def front_of(objective: Pareto, results: Iterable[TrialResult]) -> Front | None:
 
 
 def write_front(path: Path, front: Front, results: Mapping[int, TrialResult]) -> None:
-    """Write the front as a table: a row a trial, with its value for each objective, who picks it, and its parameters as overrides."""
+    """Write the front as CSV: for each trial its score by each objective, the preferences that pick it, and its overrides."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", *(f"{name} ({scale.unit})" for name, scale in front.scales.items()), "picked_by", "overrides"])
@@ -57,11 +58,11 @@ def write_front(path: Path, front: Front, results: Mapping[int, TrialResult]) ->
 
 
 def describe_front(front: Front) -> list[str]:
-    """The front in lines for a reader."""
+    """Lines on the front's size and on the trial that each preference picks."""
     lines = [f"Pareto front: {len(front.members)} of {len(front.points)} trials that reached the target, by {', '.join(front.scales)}"]
     width = max(map(len, front.picks))
     for name, trial in front.picks.items():
         values = zip(front.scales.items(), front.points[trial], strict=True)
-        told = ", ".join(f"{objective} {scale.format(value)}" for (objective, scale), value in values)
-        lines.append(f"  {name:<{width}}  picks trial {trial}: {told}")
+        scores = ", ".join(f"{objective} {scale.format(value)}" for (objective, scale), value in values)
+        lines.append(f"  {name:<{width}}  picks trial {trial}: {scores}")
     return lines

@@ -1,4 +1,4 @@
-"""The figure of a Pareto front: a panel for each pair of objectives."""
+"""The figure of a Pareto front, with one panel for each pair of objectives."""
 
 import itertools
 import math
@@ -20,12 +20,12 @@ _MOST_COLUMNS = 3
 
 
 def draw_front(front: Front, target: Target) -> Figure:
-    """Every trial that reached the target by two objectives a panel, the front among them, and what each preference picks."""
+    """Each panel shows all trials that reached the target by two objectives, and marks the front and the trial each preference picks."""
     pairs = list(itertools.combinations(range(len(front.scales)), 2))
     columns = min(_MOST_COLUMNS, len(pairs))
     num_rows = math.ceil(len(pairs) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 3.2 + 4.2 * columns, 1.2 + 3.8 * num_rows), layout="constrained")
-    panels = [figure.add_subplot(num_rows, columns, place + 1) for place in range(len(pairs))]
+    panels = [figure.add_subplot(num_rows, columns, index + 1) for index in range(len(pairs))]
     for axes, pair in zip(panels, pairs, strict=True):
         _draw_pair(axes, front, pair)
     handles = [
@@ -44,7 +44,7 @@ def draw_front(front: Front, target: Target) -> Figure:
 
 def _draw_pair(axes: Axes, front: Front, pair: tuple[int, int]) -> None:
     spots = {trial: (point[pair[0]], point[pair[1]]) for trial, point in front.points.items()}
-    if len(front.scales) == 2:  # of more objectives the front is no line
+    if len(front.scales) == 2:  # with more objectives the front is not a line
         members = [spots[trial] for trial in front.members]
         axes.step([x for x, _ in members], [y for _, y in members], where="post", color=_MEMBER.colour, linewidth=1.6, zorder=2)
     for trial, (x, y) in spots.items():
@@ -52,11 +52,11 @@ def _draw_pair(axes: Axes, front: Front, pair: tuple[int, int]) -> None:
     for trial in dict.fromkeys(front.picks.values()):
         draw_mark(axes, *spots[trial], _PICKED)
         label = f"{', '.join(front.picked_by(trial))}\ntrial {trial}"
-        is_right = spots[trial][0] > statistics.median(x for x, _ in spots.values())  # then there is room on its left
+        is_right = spots[trial][0] > statistics.median(x for x, _ in spots.values())  # room for the label on its left
         offset, side = ((-9, 7), "right") if is_right else ((9, 7), "left")
         axes.annotate(label, spots[trial], xytext=offset, textcoords="offset points", ha=side, fontsize=9, zorder=5)
-    for axis, place in zip("xy", pair, strict=True):
-        set_scale(axes, axis, [point[place] for point in front.points.values()])
+    for axis, index in zip("xy", pair, strict=True):
+        set_scale(axes, axis, [point[index] for point in front.points.values()])
     scales = list(front.scales.values())
     axes.set_xlabel(scales[pair[0]].axis_label)
     axes.set_ylabel(scales[pair[1]].axis_label)

@@ -1,4 +1,4 @@
-"""A diagnosis as a person reads it on a terminal, or in a log file."""
+"""Terminal output of a machine's diagnosis; it is readable in a log file, too."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autotune.machine import AllReduceRate, CopyRate, Diagnosis, Gpu, Link, Machine, MatrixRate, NotMeasured, Rate
 
-_WAYS = {
+_LINK_KINDS = {
     "PIX": "over one PCIe bridge at most",
     "PXB": "over several PCIe bridges",
     "PHB": "over a PCIe host bridge",
@@ -17,14 +17,14 @@ _WAYS = {
     "SYS": "over PCIe and between NUMA nodes",
 }
 _MOST_PAIRS = 8
-"""Pairs of devices that are told one by one; of more, how many they are."""
+"""Largest number of device pairs that are listed one by one; of more pairs, only their number is shown."""
 
 _BUSY = 0.5
-"""Processes for each CPU that wanted to run beforehand: from there on, rates are worth a warning."""
+"""Load per CPU (processes that wanted to run) in the minute before measuring, above which a warning is printed."""
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
-    """Print what the machine is, what it gives, and what of a search space it cannot run."""
+    """Print what the machine is, its measured rates, and the options of a search space that it cannot run."""
     _say(console, Text(diagnosis.machine.host, style="bold"))
     for name, value in _facts(diagnosis.machine):
         _say(console, Text.assemble((f"  {name:<11}", "dim"), value))
@@ -36,9 +36,9 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
         console.print()
         console.print(table)
     console.print()
-    for each in diagnosis.rates:
-        if isinstance(each, NotMeasured):
-            _say(console, Text.assemble(("not measured  ", "dim"), f"{each.what}: {each.reason}"))
+    for rate in diagnosis.rates:
+        if isinstance(rate, NotMeasured):
+            _say(console, Text.assemble(("not measured  ", "dim"), f"{rate.what}: {rate.reason}"))
     for line in diagnosis.left_out:
         _say(console, Text.assemble(("left out      ", "dim"), line))
     if not diagnosis.left_out:
@@ -56,15 +56,15 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     if not machine.gpus:
         yield "GPUs", "none found"
     yield from (("links", line) for line in _links(machine.links))
-    if len(machine.gpus) > 1 and not any(_is_gpu(each.first) and _is_gpu(each.second) for each in machine.links):
+    if len(machine.gpus) > 1 and not any(_is_gpu(link.first) and _is_gpu(link.second) for link in machine.links):
         yield "links", "none told between GPUs"
     for port in machine.infiniband:
         yield "InfiniBand", f"{port.device} port {port.port}: {port.rate}, {port.state}, {port.link_layer}"
     if not machine.infiniband:
         yield "InfiniBand", "none found"
-    for each in machine.networks:
-        speed = "speed not told" if each.bits_per_second is None else f"{each.bits_per_second / 1e9:g} Gbit/s"
-        yield "network", f"{each.name}: {speed}"
+    for network in machine.networks:
+        speed = "speed not told" if network.bits_per_second is None else f"{network.bits_per_second / 1e9:g} Gbit/s"
+        yield "network", f"{network.name}: {speed}"
     if not machine.networks:
         yield "network", "none found"
     yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version is not None)
@@ -85,38 +85,38 @@ def _gpu(gpu: Gpu) -> str:
 
 
 def _links(links: Sequence[Link]) -> Iterator[str]:
-    """A line for each way in which GPUs are connected with each other, and with network adapters."""
-    between = [each for each in links if _is_gpu(each.first) and _is_gpu(each.second)]
-    beyond = [each for each in links if _is_gpu(each.first) != _is_gpu(each.second)]
-    for pairs in (between, beyond):
-        for kind in dict.fromkeys(each.kind for each in pairs):
-            alike = [f"{each.first}-{each.second}" for each in pairs if each.kind == kind]
-            told = ", ".join(alike) if len(alike) <= _MOST_PAIRS else f"{len(alike)} of {len(pairs)} pairs"
-            yield f"{kind} ({_way(kind)}): {told}{' (GPU and network adapter)' if pairs is beyond else ''}"
+    """A line for each kind of link between two GPUs, and for each kind between a GPU and a network adapter."""
+    between_gpus = [link for link in links if _is_gpu(link.first) and _is_gpu(link.second)]
+    to_adapters = [link for link in links if _is_gpu(link.first) != _is_gpu(link.second)]
+    for pairs in (between_gpus, to_adapters):
+        for kind in dict.fromkeys(link.kind for link in pairs):
+            names = [f"{link.first}-{link.second}" for link in pairs if link.kind == kind]
+            shown = ", ".join(names) if len(names) <= _MOST_PAIRS else f"{len(names)} of {len(pairs)} pairs"
+            yield f"{kind} ({_describe_kind(kind)}): {shown}{' (GPU and network adapter)' if pairs is to_adapters else ''}"
 
 
 def _is_gpu(device: str) -> bool:
     return re.fullmatch(r"GPU\d+", device) is not None
 
 
-def _way(kind: str) -> str:
-    found = re.fullmatch(r"NV(\d+)", kind)
-    return f"over {found[1]} NVLinks" if found else _WAYS.get(kind, "in nvidia-smi's words")
+def _describe_kind(kind: str) -> str:
+    match = re.fullmatch(r"NV(\d+)", kind)
+    return f"over {match[1]} NVLinks" if match else _LINK_KINDS.get(kind, "in nvidia-smi's words")
 
 
 def _tables(rates: Iterable[Rate]) -> Iterator[Table]:
     rates = list(rates)
-    products = [each for each in rates if isinstance(each, MatrixRate)]
-    copies = [each for each in rates if isinstance(each, CopyRate)]
-    sums = [each for each in rates if isinstance(each, AllReduceRate)]
+    products = [rate for rate in rates if isinstance(rate, MatrixRate)]
+    copies = [rate for rate in rates if isinstance(rate, CopyRate)]
+    sums = [rate for rate in rates if isinstance(rate, AllReduceRate)]
     if products:
-        rows = [(f"{each.precision} on {each.device}", _flops(each.flops_per_second), f"{each.size} rows") for each in products]
+        rows = [(f"{rate.precision} on {rate.device}", _flops(rate.flops_per_second), f"{rate.size} rows") for rate in products]
         yield _table(("matrix product", "rate", "of"), rows)
     if copies:
-        rows = [(_copy(each), _digits(each.bytes_per_second / 1e9), _binary(each.num_bytes)) for each in copies]
+        rows = [(_copy(rate), _digits(rate.bytes_per_second / 1e9), _binary(rate.num_bytes)) for rate in copies]
         yield _table(("copy", "GB/s", "of"), rows)
     if sums:
-        yield _table(("all-reduce", "bus GB/s", "of", "ms"), [_sum_row(each) for each in sums])
+        yield _table(("all-reduce", "bus GB/s", "of", "ms"), [_sum_row(rate) for rate in sums])
 
 
 def _flops(per_second: float) -> str:
@@ -136,15 +136,15 @@ def _sum_row(rate: AllReduceRate) -> tuple[str, ...]:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for place, name in enumerate(columns):
-        table.add_column(name, no_wrap=True, justify="right" if place else "left", min_width=0 if place else 28)
+    for index, name in enumerate(columns):
+        table.add_column(name, no_wrap=True, justify="right" if index else "left", min_width=0 if index else 28)
     for row in rows:
         table.add_row(*row)
     return table
 
 
 def _digits(number: float) -> str:
-    """Three significant digits, without an exponent."""
+    """A number with about three significant digits, without an exponent."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}" if number >= 1 else f"{number:.3f}"
 
 

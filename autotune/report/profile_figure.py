@@ -1,4 +1,4 @@
-"""The figure of a profile: the parts of a step as one bar, and the operators that take longest."""
+"""The figure of a profile: the parts of a step as stacked bars, and the operators that take longest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from autotune.step_profile import BETWEEN, IDLE, WAITING, StepProfile
 
 _NUM_OPERATORS = 8
 _MIN_LABELLED_SHARE = 0.06
-"""A narrower stretch of the bar has no room for its share."""
+"""Smallest share of a step whose stretch of the bar has room for a label."""
 _WIDEST_NAME = 34
 _MAX_KEY_COLUMNS = 6
 
@@ -46,21 +46,21 @@ _LOOKS: Mapping[str, _Look] = {
 
 
 def write_profile_figure(folder: Path, profile: StepProfile, title: str) -> Path:
-    """Write ``profile.png`` into a folder, made where missing, and return its path."""
+    """Write ``profile.png`` into ``folder``, made if missing, and return its path."""
     (path,) = write_png({"profile": lambda: draw_profile(profile, title)}, folder)
     return path
 
 
 def draw_profile(profile: StepProfile, title: str) -> Figure:
-    """The parts of a step, on the host and on a GPU where there is one, above the operators that take longest."""
+    """Two panels: the parts of a step on the host and on the GPU if there is one, and below them the operators that take longest."""
     times = profile.times
     bars = {"host": times.host_seconds, "GPU": times.device_seconds} if times.device_seconds else {"step": times.host_seconds}
     operators = times.operators[:_NUM_OPERATORS]
     looks = [look for part, look in _LOOKS.items() if any(parts.get(part, 0.0) > 0 for parts in bars.values())]
     heights = [0.25 * _key_rows(looks), 0.5 * len(bars) + 0.6, 0.27 * len(operators) + 0.6]
     figure = Figure(figsize=(9, sum(heights) + 0.9), layout="constrained")
-    room, above, below = figure.subplots(3, 1, height_ratios=heights)
-    room.set_axis_off()
+    key_room, above, below = figure.subplots(3, 1, height_ratios=heights)
+    key_room.set_axis_off()
     _draw_parts(above, bars, profile)
     _draw_operators(below, profile)
     detail = (
@@ -82,8 +82,8 @@ def _draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]], profile: St
             width = share(parts.get(part, 0.0))
             axes.barh(row, width, left=left, height=0.7, color=look.colour, edgecolor=look.edge, hatch=look.hatch)
             if width >= _MIN_LABELLED_SHARE:
-                said = axes.text(left + width / 2, row, f"{width:.0%}", ha="center", va="center", color=look.ink, fontsize=10)
-                said.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.5} if look.hatch else {"alpha": 0, "pad": 0})
+                label = axes.text(left + width / 2, row, f"{width:.0%}", ha="center", va="center", color=look.ink, fontsize=10)
+                label.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.5} if look.hatch else {"alpha": 0, "pad": 0})
             left += width
     axes.set_yticks(range(len(bars)), list(bars))
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -95,8 +95,8 @@ def _draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]], profile: St
 
 
 def _add_key(figure: Figure, looks: Sequence[_Look], top: float) -> None:
-    """What the colours mean, across the figure's width and not only the axes'."""
-    handles = [Patch(facecolor=each.colour, hatch=each.hatch, edgecolor=each.edge, label=each.label) for each in looks]
+    """Add the key of the colours across the figure's whole width, beneath its title."""
+    handles = [Patch(facecolor=look.colour, hatch=look.hatch, edgecolor=look.edge, label=look.label) for look in looks]
     columns = ceil(len(handles) / _key_rows(looks))
     key = figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.012, top), ncols=columns, columnspacing=1.5, handlelength=1.2)
     key.set_in_layout(False)
@@ -108,12 +108,11 @@ def _key_rows(looks: Sequence[_Look]) -> int:
 
 def _draw_operators(axes: Axes, profile: StepProfile) -> None:
     shown = profile.times.operators[:_NUM_OPERATORS]
-    shares = [profile.times.share(each.self_seconds) for each in shown]
+    shares = [profile.times.share(operator.self_seconds) for operator in shown]
     bars = axes.barh(range(len(shown)), shares, height=0.7, color="#888888")
-    axes.bar_label(
-        bars, labels=[f"{share:.1%}  {each.calls:g} calls" for share, each in zip(shares, shown, strict=True)], padding=4, fontsize=9
-    )
-    axes.set_yticks(range(len(shown)), [_short(each.short_name) for each in shown])
+    labels = [f"{share:.1%}  {operator.calls:g} calls" for share, operator in zip(shares, shown, strict=True)]
+    axes.bar_label(bars, labels=labels, padding=4, fontsize=9)
+    axes.set_yticks(range(len(shown)), [_short(operator.short_name) for operator in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * max([*shares, 1e-3]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -1,4 +1,4 @@
-"""A profile as a person reads it on a terminal, or in a log file."""
+"""Terminal output of a profile; it is readable in a log file, too."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,11 +12,11 @@ from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, S
 NUM_OPERATORS = 10
 _MAX_NAME = 44
 _NUMBERS_WIDTH = 28
-"""Columns that the numbers beside a name take."""
+"""Width in characters of the number columns beside a name."""
 _UNEVEN = 1.5
-"""A mean step that is so many times the median is made by few."""
+"""Ratio of mean to median step time above which a few slow steps dominate the mean."""
 _WIDE = 100
-"""Columns of a terminal that has room for shapes."""
+"""Minimum width in characters of a terminal that has room for a column of shapes."""
 _ROWS: Mapping[str, str] = {
     **{part: part for part in PARTS},
     "graph": "forward, backward",
@@ -24,18 +24,15 @@ _ROWS: Mapping[str, str] = {
     WAITING: "waiting for the GPU",
     IDLE: "idle",
 }
-"""Part of a step -> what the table calls it."""
+"""The table's label of each part of a step."""
 
 
 def print_profile(console: Console, profile: StepProfile, advice: Sequence[Advice], *, title: str, files: Mapping[str, str]) -> None:
     """Print where a step's time goes, what to try, and where the files are.
 
     Args:
-        console: where to.
-        profile: what was measured.
-        advice: what follows from it.
-        title: of what.
-        files: what each is, and its path.
+        title: headline that names the profiled configuration.
+        files: path of each file, by a word that says what it is.
     """
     _say(console, Text(title, style="bold"))
     for name, value in _facts(profile):
@@ -48,8 +45,8 @@ def print_profile(console: Console, profile: StepProfile, advice: Sequence[Advic
         console.print()
         console.print(_operators_table(profile, profile.times.kernels, "kernel", console.width, has_shapes=False))
     console.print()
-    for each in advice:
-        _say(console, Text.assemble(("advice  ", "bold green"), each.line))
+    for entry in advice:
+        _say(console, Text.assemble(("advice  ", "bold green"), entry.line))
     if not advice:
         _say(console, Text("advice  none: nothing stands out"))
     console.print()
@@ -58,18 +55,18 @@ def print_profile(console: Console, profile: StepProfile, advice: Sequence[Advic
 
 
 def _facts(profile: StepProfile) -> list[tuple[str, str]]:
-    plain, watched = profile.plain_step_seconds, profile.times.step_seconds
+    plain, profiled = profile.plain_step_seconds, profile.times.step_seconds
     threads = f", {profile.num_threads} thread{'s' if profile.num_threads > 1 else ''}" if profile.device == "cpu" else ""
     facts = [
         ("device", f"{profile.device_name}{threads}"),
         ("step", f"{_milliseconds(plain)} ms, {profile.batch_size / plain:,.0f} samples/s (mean of {profile.num_steps} steps)"),
-        ("profiled", f"{_milliseconds(watched)} ms under the profiler, which takes time too; what follows is of such a step"),
+        ("profiled", f"{_milliseconds(profiled)} ms under the profiler, which takes time too; what follows is of such a step"),
         ("memory", f"{profile.peak_memory_bytes / 2**20:,.0f} MiB at its peak"),
     ]
-    middle = profile.times.median_step_seconds
-    if profile.device == "cpu" and watched > _UNEVEN * middle:
-        said = f"half of these steps took at most {_milliseconds(middle)} ms: the machine was busy, or some steps do more than others"
-        facts.append(("uneven", said))
+    median = profile.times.median_step_seconds
+    if profile.device == "cpu" and profiled > _UNEVEN * median:
+        text = f"half of these steps took at most {_milliseconds(median)} ms: the machine was busy, or some steps do more than others"
+        facts.append(("uneven", text))
     return facts
 
 
@@ -93,20 +90,20 @@ def _cells(share: Callable[[float], float], seconds: float | None) -> tuple[str,
 
 
 def _operators_table(profile: StepProfile, operators: Sequence[OperatorTime], kind: str, width: int, *, has_shapes: bool) -> Table:
-    """The operators or kernels that take longest."""
+    """A table of the operators or kernels that take longest, with one row for all others."""
     table = _table()
     table.add_column(Text(kind), no_wrap=True, overflow="ellipsis", max_width=min(_MAX_NAME, width - _NUMBERS_WIDTH))
     for name in ("calls", "ms", "share"):
         table.add_column(name, justify="right", no_wrap=True, min_width=6)
     if has_shapes:
         table.add_column("shapes, where it takes longest", no_wrap=True, overflow="ellipsis")
-    for each in operators[:NUM_OPERATORS]:
-        cells = (f"{each.calls:g}", *_cells(profile.times.share, each.self_seconds))
-        table.add_row(Text(each.short_name), *cells, *((Text(each.shapes),) if has_shapes else ()))
+    for operator in operators[:NUM_OPERATORS]:
+        cells = (f"{operator.calls:g}", *_cells(profile.times.share, operator.self_seconds))
+        table.add_row(Text(operator.short_name), *cells, *((Text(operator.shapes),) if has_shapes else ()))
     rest = operators[NUM_OPERATORS:]
     if rest:
-        spent = sum(each.self_seconds for each in rest)
-        table.add_row(f"{len(rest)} others", f"{sum(each.calls for each in rest):g}", *_cells(profile.times.share, spent), style="dim")
+        seconds, calls = sum(operator.self_seconds for operator in rest), sum(operator.calls for operator in rest)
+        table.add_row(f"{len(rest)} others", f"{calls:g}", *_cells(profile.times.share, seconds), style="dim")
     return table
 
 
@@ -115,7 +112,7 @@ def _table() -> Table:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds with three significant digits, down to microseconds."""
+    """Seconds as milliseconds: with three decimals below 1 ms, two below 100 ms, else none."""
     milliseconds = 1e3 * seconds
     return f"{milliseconds:.3f}" if milliseconds < 1 else f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:,.0f}"
 

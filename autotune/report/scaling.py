@@ -1,4 +1,4 @@
-"""What more workers bring: time to target, seconds a step and efficiency over their number, as records, files and tables."""
+"""The result of a scaling measurement: time to target, step time and efficiency by number of workers, as records, JSON and tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,31 +22,31 @@ from autotune.report.terminal import describe_target, printable
 
 
 class Mode(StrEnum):
-    """What stays as it is while workers are added."""
+    """The kind of scaling: what stays constant while workers are added."""
 
     STRONG = "strong"
-    """The batch."""
+    """The batch size stays constant, so that workers share the same work."""
     WEAK = "weak"
-    """Each worker's part of it."""
+    """Each worker's part of the batch stays constant, so that the batch size grows with the number of workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingPoint:
-    """One number of workers."""
+    """The runs with one number of workers in one scaling mode."""
 
     mode: Mode
     num_workers: int
     batch_size: int
-    """Samples a step, over all workers."""
+    """Samples per step, summed over all workers."""
     side: ComparedSide
     part: ComparedSide | None
-    """One worker by itself on its part of the batch; None where the training does not fit one."""
+    """The runs of one worker alone on its part of the batch; None if a single worker was not measured."""
     share_of_part: float
-    """What of that part is one worker's."""
+    """Fraction of the part's work that one worker does; below 1 if workers split the model's layers."""
 
     @property
     def times(self) -> Mapping[int, RunScore]:
-        """Warm seconds to the target, or spent without reaching it, by round."""
+        """Warm seconds that each run took to the target or spent without reaching it, by round."""
         return {
             number: RunScore(run.time_to_target_seconds or (run.last.warm_seconds if run.last else None), run.outcome is Outcome.REACHED)
             for number, run in self.side.runs.items()
@@ -54,38 +54,41 @@ class ScalingPoint:
 
     @property
     def num_reached(self) -> int:
-        """Runs that reached the target."""
-        return sum(each.reached for each in self.times.values())
+        """Number of runs that reached the target."""
+        return sum(run.reached for run in self.times.values())
 
     @property
     def seconds(self) -> float | None:
-        """Warm seconds that a success is expected to cost; None where no run reached the target."""
+        """Expected warm seconds per success, misses included; None if no run reached the target."""
         expected = expected_score(list(self.times.values()))
         return expected if expected is not None and math.isfinite(expected) else None
 
     @property
     def device_seconds(self) -> float | None:
-        """Those, times the workers."""
+        """Expected device-seconds per success: ``seconds`` times the number of workers; None if no run reached the target."""
         return None if self.seconds is None else self.seconds * self.num_workers
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean seconds of a step."""
+        """Mean seconds per step over all runs; None if no step was timed."""
         return fmean(self.side.step_seconds.values()) if self.side.step_seconds else None
 
     @property
     def computation_share(self) -> float | None:
-        """What a step would take with nothing to exchange, of what it takes: at most 1. The rest is exchange, and waiting for others."""
-        alone, together = (dict(each.step_seconds) if each is not None else {} for each in (self.part, self.side))
+        """Fraction of a step spent in computation, at most 1; the rest is exchange and waiting for other workers.
+
+        It is estimated from the step time of one worker alone on its part of the batch; None if that was not measured.
+        """
+        alone, together = (dict(side.step_seconds) if side is not None else {} for side in (self.part, self.side))
         rounds = sorted(alone.keys() & together.keys())
         if not rounds:
             return None
-        return min(1.0, self.share_of_part * fmean(alone[each] for each in rounds) / fmean(together[each] for each in rounds))
+        return min(1.0, self.share_of_part * fmean(alone[number] for number in rounds) / fmean(together[number] for number in rounds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """All of them, finished or interrupted."""
+    """The result of a scaling measurement, finished or interrupted."""
 
     name: str
     experiment: str
@@ -96,36 +99,40 @@ class Scaling:
     is_complete: bool
 
     def of(self, mode: Mode) -> list[ScalingPoint]:
-        """Those of one kind, by their number of workers."""
-        return [each for each in self.points if each.mode is mode]
+        """The points of one scaling mode, in rising order of their number of workers."""
+        return [point for point in self.points if point.mode is mode]
 
     @property
     def each_reached(self) -> bool:
         """Whether every number of workers reached the target at least once."""
-        return all(each.num_reached for each in self.points)
+        return all(point.num_reached for point in self.points)
 
     def speed_up(self, point: ScalingPoint) -> Ratio | None:
-        """Time to target of the fewest workers over a point's, by rounds."""
+        """Expected time to target with the fewest workers of the same mode divided by that of ``point``, paired by round."""
         base = self.of(point.mode)[0]
         rounds = sorted(base.times.keys() & point.times.keys())
-        return ratio_of_expected_scores([base.times[each] for each in rounds], [point.times[each] for each in rounds]) if rounds else None
+        if not rounds:
+            return None
+        return ratio_of_expected_scores([base.times[number] for number in rounds], [point.times[number] for number in rounds])
 
     def efficiency(self, point: ScalingPoint) -> float | None:
-        """Speed-up of the time to target over how many times as many workers it took."""
+        """Speed-up of the time to target divided by the growth in the number of workers."""
         speed_up = self.speed_up(point)
         return None if speed_up is None else speed_up.ratio * self.of(point.mode)[0].num_workers / point.num_workers
 
     def step_efficiency(self, point: ScalingPoint) -> Ratio | None:
-        """Samples a second and worker, over those of the fewest workers: 1 where exchange costs nothing."""
+        """Samples per second and worker divided by those with the fewest workers of the same mode: 1 if exchange costs nothing."""
         base = self.of(point.mode)[0]
-        one, other = base.side.step_seconds, point.side.step_seconds
-        rounds = sorted(one.keys() & other.keys())
+        base_seconds, point_seconds = base.side.step_seconds, point.side.step_seconds
+        rounds = sorted(base_seconds.keys() & point_seconds.keys())
         work = point.batch_size / base.batch_size * base.num_workers / point.num_workers
-        return ratio_of_means([work * one[each] for each in rounds], [other[each] for each in rounds]) if rounds else None
+        if not rounds:
+            return None
+        return ratio_of_means([work * base_seconds[number] for number in rounds], [point_seconds[number] for number in rounds])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What a tracker keeps of it."""
+        """The metrics for a tracker, named ``MODE_NUMWORKERS_NAME``; values that were not measured are left out."""
         return {name: value for point in self.points for name, value in self._metrics_of(point) if value is not None}
 
     def _metrics_of(self, point: ScalingPoint) -> Iterator[tuple[str, float | None]]:
@@ -152,7 +159,7 @@ def write_scaling(folder: Path, scaling: Scaling, circumstances: Mapping[str, An
         **circumstances,
         "num_seeds": scaling.num_seeds,
         "is_complete": scaling.is_complete,
-        "points": [_as_json(scaling, each) for each in scaling.points],
+        "points": [_as_json(scaling, point) for point in scaling.points],
     }
     write_json(path, content)
     return [path]
@@ -178,11 +185,11 @@ def _as_json(scaling: Scaling, point: ScalingPoint) -> dict[str, Any]:
 
 
 def print_scaling(console: Console, scaling: Scaling, *, folder: str) -> None:
-    """A table for each kind of scaling, and where the files lie."""
-    for mode in dict.fromkeys(each.mode for each in scaling.points):
+    """Print a table for each scaling mode, and the folder of the files."""
+    for mode in dict.fromkeys(point.mode for point in scaling.points):
         console.print(_table(scaling, mode))
     lines = [f"folder  {folder}"]
-    if any(each.computation_share is not None for each in scaling.points):
+    if any(point.computation_share is not None for point in scaling.points):
         lines.insert(
             0, "computing: one worker by itself on its part of a batch, over a step of all; the rest is exchange, and waiting for others"
         )
@@ -193,8 +200,8 @@ def print_scaling(console: Console, scaling: Scaling, *, folder: str) -> None:
 
 
 def _table(scaling: Scaling, mode: Mode) -> Table:
-    what = "the same batch for all" if mode is Mode.STRONG else "the same part of a batch for each worker"
-    title = f"{scaling.experiment} · {scaling.strategy} · {mode} scaling ({what}) to {describe_target(scaling.target)}"
+    constant = "the same batch for all" if mode is Mode.STRONG else "the same part of a batch for each worker"
+    title = f"{scaling.experiment} · {scaling.strategy} · {mode} scaling ({constant}) to {describe_target(scaling.target)}"
     table = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("workers", "batch", "reached", "to target", "speed-up", "device time", "a step", "step efficiency", "computing"):
         table.add_column(name, justify="right")

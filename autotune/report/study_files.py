@@ -1,4 +1,4 @@
-"""The files of a study's folder that tables and programs read: trials.csv and best.json."""
+"""The machine-readable files of a study's folder: trials.csv and best.json."""
 
 import csv
 import json
@@ -21,9 +21,9 @@ _MEASURED = (
 
 
 class TrialsTable:
-    """``trials.csv``: a row an ended trial, in the order they end, its varied parameters last.
+    """Writes ``trials.csv``: a row for each ended trial, in the order in which trials end, with the varied parameters last.
 
-    The file is written anew from what ended before, then a row at a time.
+    The file is rewritten with the trials that ended in earlier sessions, then a row is appended for each trial that ends.
     """
 
     def __init__(
@@ -35,27 +35,28 @@ class TrialsTable:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["trial", *_MEASURED, *self._parameters])
-            writer.writerows(self._row(each, scores.get(each.trial)) for each in sorted(results, key=lambda each: each.stopped_at))
+            ended = sorted(results, key=lambda result: result.stopped_at)
+            writer.writerows(self._row(result, scores.get(result.trial)) for result in ended)
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """Append a trial's row."""
+        """Append the row of a trial that ended."""
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(self._row(result, score))
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
-        """Only ended trials have a row."""
+        """Write nothing: only ended trials have a row."""
 
     def evaluated(self, trial: int, evaluation: Any) -> None:
-        """Only ended trials have a row."""
+        """Write nothing: only ended trials have a row."""
 
     def trial_paused(self, trial: int) -> None:
-        """Only ended trials have a row."""
+        """Write nothing: only ended trials have a row."""
 
     def trial_lost(self, trial: int) -> None:
-        """Only ended trials have a row."""
+        """Write nothing: only ended trials have a row."""
 
     def trial_contended(self, trial: int, why: str) -> None:
-        """Only ended trials have a row."""
+        """Write nothing: only ended trials have a row."""
 
     def _row(self, result: TrialResult, score: float | None) -> list[Any]:
         last = result.last.as_dict() if result.last else {}
@@ -77,7 +78,7 @@ class TrialsTable:
 
 
 def arm_json(arm: ArmScores) -> dict[str, Any]:
-    """One configuration's repeated runs, for programs; scores stand for times where the objective is another one."""
+    """The repeated runs of one configuration as JSON data, with keys for times or, if the objective is not time, for scores."""
     is_time = arm.scale.is_time
     scores, bounds, expected = (
         ("times_seconds", "lower_bounds_seconds", "expected_seconds") if is_time else ("scores", "lower_bounds", "expected_score")
@@ -94,7 +95,7 @@ def arm_json(arm: ArmScores) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write strict JSON, replaced as a whole: numbers that are not finite become null."""
+    """Write strict JSON, replacing the file atomically; numbers that are not finite become null."""
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     temporary.replace(path)
@@ -104,7 +105,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value

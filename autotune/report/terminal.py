@@ -1,8 +1,8 @@
-"""What a person sees while a study runs, and at its end.
+"""Terminal output of a study: the live display while it runs, and the summary at its end.
 
-On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe) every event that ends
-something is one plain line. Text of the user's (overrides, errors, commands) is never read as markup and never wrapped, so
-that it can be searched for and copied whole.
+On a terminal a table of the running trials is redrawn in place; anywhere else (a log file, a pipe) each trial that ends and each
+confirmation run that starts is one plain line. The user's own text (overrides, errors, commands) is never read as markup and never
+wrapped, so that it can be searched for and copied whole.
 """
 
 import contextlib
@@ -27,15 +27,14 @@ from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
 
 REFRESHES_PER_SECOND = 2
 FRAME_LINES = 8
-"""Lines of the live display besides its trials."""
+"""Lines of the live display that do not show a trial."""
 
 
 class StudyDisplay:
-    """Shows a study while it runs; a context manager.
+    """Context manager that shows a study while it runs.
 
-    ``num_done`` counts trials of earlier sessions of the same study, ``best`` is the best of them with its score, on the objective's
-    ``scale``.
-    Its verbs are called from one thread; the live table is redrawn from another one.
+    ``num_done`` counts the trials of earlier sessions of the same study; ``best`` is the number and the score of the best of them,
+    in the unit of ``scale``. The methods are called from one thread; the live table is redrawn from another one.
     """
 
     def __init__(
@@ -80,34 +79,34 @@ class StudyDisplay:
             self._live = None
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
-        """A trial was handed out."""
+        """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
         earlier = self._paused.pop(trial, None)
         self._running[trial] = earlier or _Running(overrides=shorten_overrides(overrides), evaluation=None)
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
-        """A running trial reported."""
+        """Show the latest evaluation of a running trial."""
         if trial in self._running:
             self._running[trial] = _Running(overrides=self._running[trial].overrides, evaluation=evaluation)
 
     def trial_paused(self, trial: int) -> None:
-        """A running trial left its worker, and may go on later."""
+        """Take a paused trial out of the table; it may be resumed later."""
         if trial in self._running:
             self._paused[trial] = self._running.pop(trial)
 
     def trial_lost(self, trial: int) -> None:
-        """A running trial was lost with its machine; its point is tried again."""
+        """Note that a trial was lost with its machine, and that its configuration is tried again."""
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
         self.note(f"trial {trial}  LOST with its machine; its configuration is tried again")
 
     def trial_contended(self, trial: int, why: str) -> None:
-        """A trial's times say little, and its point is tried again."""
+        """Note that other programs spoilt a trial's times, and that its configuration is tried again."""
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
         self.note(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """A trial ended; ``score`` where it reached the target."""
+        """Count a trial that ended and print its line; ``score`` is None unless it reached the target."""
         self._running.pop(result.trial, None)
         self._paused.pop(result.trial, None)
         self._outcomes[result.outcome] += 1
@@ -121,13 +120,13 @@ class StudyDisplay:
             self.note(f"trial {result.trial}  marked: {result.contention}")
 
     def confirming(self, done: int, total: int, label: str) -> None:
-        """A confirmation run of the arm ``label`` is the latest of ``done`` runs, out of ``total``."""
+        """Show that confirmation run ``done`` of ``total`` starts; ``label`` names its arm."""
         self._confirming = f"confirmation run {done} of {total}: {label}"
         if self._live is None:
             self._print(self._confirming)
 
     def note(self, line: str) -> None:
-        """Show a line of text that stays, above the live table."""
+        """Print a line of text above the live table, where it stays."""
         self._print(line)
 
     def _print(self, line: str) -> None:
@@ -152,7 +151,7 @@ class StudyDisplay:
         return f"best {self._scale.format(score)} (trial {trial})"
 
     def _budget(self) -> str:
-        """What is left of the study's budget, in words."""
+        """The number of trials done and the seconds left of the study's time budget, in words."""
         done = f"{self._num_done}" if self._num_trials is None else f"{self._num_done} of {self._num_trials}"
         if self._time_budget_seconds is None:
             return f"{done} trials done"
@@ -160,7 +159,7 @@ class StudyDisplay:
         return f"{done} trials done, {format_seconds(left)} left"
 
     def _render(self) -> RenderableType:
-        # Called by the refreshing thread: the trials are copied in one step, since the study adds and removes them meanwhile.
+        # Called by the refreshing thread: the dict is copied in one step, since the study adds and removes trials meanwhile.
         running = list(self._running.items())
         room = max(3, self._console.height - FRAME_LINES)
         table = Table(box=None, expand=True, padding=(0, 1), header_style="bold")
@@ -169,8 +168,8 @@ class StudyDisplay:
         table.add_column("epoch", justify="right", no_wrap=True)
         table.add_column(Text(self._target.metric), justify="right", no_wrap=True, max_width=24)
         table.add_column("train s", justify="right", no_wrap=True)
-        for trial, each in running[:room]:
-            table.add_row(*map(Text, (str(trial), each.overrides, *each.numbers())))
+        for trial, row in running[:room]:
+            table.add_row(*map(Text, (str(trial), row.overrides, *row.numbers())))
         head = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
         head.append(f"  target {describe_target(self._target)}", style="not bold")
         lines: list[RenderableType] = [head, table]
@@ -185,37 +184,37 @@ class StudyDisplay:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What there is to say at the end of a study."""
+    """The contents of the summary that is printed at the end of a study."""
 
     study: str
     experiment: str
     target: Target
     baseline: ArmScores
     chosen: ArmScores | None
-    """The candidate that won the race; None where there was none."""
+    """The candidate that won the confirmation; None if there was none."""
     chosen_overrides: Sequence[str]
     is_exported: bool
-    """Whether it is what is exported, and not the baseline, which nothing beat."""
+    """Whether the chosen candidate is exported; False if no candidate beat the baseline."""
     speed_up: Ratio | None
-    """The baseline's expected score over the chosen one's."""
+    """The baseline's expected score divided by the chosen candidate's."""
     others: Sequence[tuple[ArmScores, str]]
-    """The candidates that left the race, each with why."""
+    """The other candidates, each with the reason why it left the confirmation."""
     outcomes: Mapping[str, int]
-    """How many trials ended in which way."""
+    """Number of trials by outcome."""
     train_seconds_spent: float
-    """Summed over the search's trials."""
+    """Training seconds summed over the search's trials."""
     wall_seconds: float
     folder: str
     next_commands: Sequence[tuple[str, str]]
-    """What each does, and the command as it is typed."""
+    """Pairs of a purpose and the command for it, as it is typed."""
     notes: Sequence[tuple[str, str]] = ()
-    """What is to be known of how it was measured, each with a name."""
+    """Pairs of a name and a remark on how the study was measured."""
     advice: str | None = None
-    """What would make a better result likelier, where nothing beat the baseline."""
+    """What would make a better result likelier; None if a candidate beat the baseline."""
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Print the end of a study: what was gained, at what price, where it is and what to type next."""
+    """Print a study's summary: the gain, what it cost, where the files are and which commands come next."""
     outcomes = ", ".join(f"{outcome} {count}" for outcome, count in summary.outcomes.items() if count)
     times = f"{format_seconds(summary.train_seconds_spent)} of training in {format_seconds(summary.wall_seconds)} of wall clock"
     rows = [
@@ -240,7 +239,7 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def describe_target(target: Target) -> str:
-    """A target as it is said, such as ``accuracy >= 0.94``."""
+    """A target in words, such as ``accuracy >= 0.94``."""
     return f"{target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}"
 
 
@@ -250,7 +249,7 @@ def format_metric(metric: float) -> str:
 
 
 def shorten_overrides(overrides: Sequence[str]) -> str:
-    """Overrides on one line: the last part of each key, numbers with three digits."""
+    """Overrides on one line: the last part of each key, and floats with three significant digits."""
     return " ".join(_shorten_override(override) for override in overrides) or "(no overrides)"
 
 
@@ -260,14 +259,14 @@ class _Running:
     evaluation: Evaluation | None
 
     def numbers(self) -> tuple[str, str, str]:
-        """Epoch, metric and train seconds, as the table shows them."""
+        """The cells of a table row: epoch, metric and train seconds."""
         if self.evaluation is None:
             return "-", "-", "-"
         return f"{self.evaluation.epoch:.1f}", format_metric(self.evaluation.metric), f"{self.evaluation.train_seconds:.1f}"
 
 
 def _verdict(summary: Summary) -> list[tuple[str, str]]:
-    """The rows that compare baseline and the chosen candidate, then a row for every other candidate."""
+    """Summary rows that compare the baseline with the chosen candidate, then one row for every other candidate."""
     rows = [("baseline", describe_arm(summary.baseline))]
     chosen, scale, speed_up = summary.chosen, summary.baseline.scale, summary.speed_up
     better = "faster" if scale.is_time else "better"
@@ -286,12 +285,11 @@ def _verdict(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("", f"the interval includes 1: not shown to be {better} than the baseline, nor {worse}"))
     if speed_up is not None and speed_up.high < 1:
         rows.append(("", "slower than the baseline" if scale.is_time else "worse than the baseline"))
-    rows += [("" if index else "others", f"{arm.label}: {_other(arm)}, {why}") for index, (arm, why) in enumerate(summary.others)]
+    rows += [
+        ("" if index else "others", f"{arm.label}: {describe_arm(arm) if arm.runs else 'no runs'}, {why}")
+        for index, (arm, why) in enumerate(summary.others)
+    ]
     return rows
-
-
-def _other(arm: ArmScores) -> str:
-    return describe_arm(arm) if arm.runs else "no runs"
 
 
 def _is_resolved_gain(summary: Summary) -> bool:
@@ -299,7 +297,7 @@ def _is_resolved_gain(summary: Summary) -> bool:
 
 
 def _outcome_line(outcomes: Mapping[Outcome, int], num_paused: int) -> Text:
-    parts = [Text(f"{each} {outcomes[each]}", style=each.traits.terminal_style) for each in Outcome if outcomes.get(each)]
+    parts = [Text(f"{outcome} {outcomes[outcome]}", style=outcome.traits.terminal_style) for outcome in Outcome if outcomes.get(outcome)]
     if num_paused:
         parts.append(Text(f"paused {num_paused}", style="dim"))
     return Text(" · ").join(parts) if parts else Text("no trial has finished yet", style="dim")
@@ -313,5 +311,5 @@ def _shorten_override(override: str) -> str:
 
 
 def printable(line: str) -> str:
-    """The line without control characters, which a log must not carry."""
+    """The line with spaces in place of control characters, which a log must not carry."""
     return "".join(character if character.isprintable() else " " for character in line)

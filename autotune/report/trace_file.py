@@ -1,6 +1,6 @@
-"""``trace.csv``: which worker trained what, a row for each stretch that a trial was trained without a pause.
+"""``trace.csv``: which worker trained which trial when, with a row for each stretch that a trial trained without a pause.
 
-Studies and replays write the same columns, so that the one can be held against the other.
+Studies and replays write the same columns, so that a study can be compared with its replay.
 """
 
 import csv
@@ -12,7 +12,8 @@ from autotune.measurement import PAUSED, Evaluation, TrialResult
 from autotune.outcome import Outcome
 
 COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
-"""Seconds of the search's clock, and where in its own training (prepare and train) a trial began the stretch and stood at its end."""
+"""Columns of ``trace.csv``. ``started_seconds`` and ``stopped_seconds`` count from the start of the search; ``from_train_seconds`` and
+``train_seconds`` are the trial's own seconds of prepare and train at the beginning and at the end of the stretch."""
 
 
 @dataclass
@@ -23,7 +24,7 @@ class _Stretch:
 
 
 class TraceFile:
-    """Writes a study's trace as it runs, a row when a trial leaves its worker; a file that is there is gone on with.
+    """Writes a study's trace while it runs: a row each time a trial leaves its worker, appended to an existing file.
 
     Args:
         began_at: Unix time at which the search began, in the first process of the study.
@@ -44,40 +45,38 @@ class TraceFile:
             self._write(COLUMNS)
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
-        """A worker began a trial, or went on with it."""
-        taken = {each.worker for each in self._running.values()}
-        worker = next(each for each in range(len(taken) + 1) if each not in taken)
+        """Note that a worker begins or resumes a trial."""
+        busy = {stretch.worker for stretch in self._running.values()}
+        worker = next(number for number in range(len(busy) + 1) if number not in busy)
         self._running[trial] = _Stretch(worker, self._seconds(), self._train_seconds.get(trial, 0.0))
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
-        """A running trial reported."""
+        """Note how many seconds a running trial has trained."""
         self._train_seconds[trial] = evaluation.warm_seconds
 
     def trial_paused(self, trial: int) -> None:
-        """A running trial left its worker, and may go on later."""
+        """Write the row of a trial that is paused and may be resumed later."""
         self._end(trial, PAUSED)
 
     def trial_lost(self, trial: int) -> None:
-        """A running trial was lost with its machine."""
+        """Write the row of a running trial that was lost with its machine."""
         if trial in self._running:
             self._end(trial, Outcome.LOST)
 
     def trial_contended(self, trial: int, why: str) -> None:
-        """A trial's times say little, and its point is tried again."""
+        """Write the row of a running trial that is discarded since other programs spoilt its times."""
         if trial in self._running:
             self._end(trial, Outcome.CONTENDED)
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
-        """A trial ended; one that was paused has its last row already."""
+        """Write the row of a trial that ended, unless it was paused and so has its last row already."""
         if result.trial in self._running:
             self._end(result.trial, result.outcome)
 
     def _end(self, trial: int, outcome: str) -> None:
         stretch = self._running.pop(trial)
-        seconds = self._train_seconds.get(trial, 0.0)
-        self._write(
-            (self._num_rows, trial, stretch.worker, stretch.started_seconds, self._seconds(), stretch.from_train_seconds, seconds, outcome)
-        )
+        times = (stretch.started_seconds, self._seconds(), stretch.from_train_seconds, self._train_seconds.get(trial, 0.0))
+        self._write((self._num_rows, trial, stretch.worker, *times, outcome))
         self._num_rows += 1
 
     def _seconds(self) -> float:

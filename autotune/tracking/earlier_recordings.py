@@ -1,4 +1,4 @@
-"""An earlier study as a command line names it: by its name, by its recording's folder, or by its run in MLflow."""
+"""Finds the recordings of earlier studies that a command line gives by a study's name, a folder, or the id of an MLflow run."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ _RUN_ID = r"[0-9a-f]{32}"
 
 
 def earlier_recordings(entries: Sequence[str], studies: Path, uri: str | None) -> list[tuple[str, Recording]]:
-    """The recordings that the entries of ``warm_start`` name, each with a name to be shown.
+    """The recordings that the entries of ``warm_start`` name, each with a name to display.
 
     Args:
-        studies: the folder that studies of a name lie in.
+        studies: folder that contains the studies' folders.
         uri: of the MLflow store, as ``tracking.uri``.
 
     Raises:
-        ConfigError: an entry names nothing that is there.
+        ConfigError: an entry names neither a study nor a folder with a recording nor a run of a study.
         DataError: a recording cannot be read.
     """
     return [_earlier_recording(entry, studies, uri) for entry in entries]
@@ -29,10 +29,10 @@ def earlier_recordings(entries: Sequence[str], studies: Path, uri: str | None) -
 
 def _earlier_recording(entry: str, studies: Path, uri: str | None) -> tuple[str, Recording]:
     refuse_url(entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run")
-    given = Path(entry).expanduser()
-    for folder, name in ((given, given.name), (given / "recording", given.name), (studies / entry / "recording", entry)):
+    path = Path(entry).expanduser()
+    for folder, name in ((path, path.name), (path / "recording", path.name), (studies / entry / "recording", entry)):
         if (folder / "study.yaml").is_file():
-            return given.parent.name if name == "recording" else name, read_recording(folder)
+            return path.parent.name if name == "recording" else name, read_recording(folder)
     if re.fullmatch(_RUN_ID, entry):
         return _tracked_recording(entry, uri)
     known = ", ".join(sorted(path.parent.parent.name for path in studies.glob("*/recording/study.yaml")))

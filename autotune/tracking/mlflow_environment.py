@@ -1,6 +1,6 @@
-"""MLflow's environment: which store it names, and what MLflow finds there where the user set nothing.
+"""MLflow's environment variables: our defaults for what the user did not set, and the store that they name.
 
-MLflow reads part of it as it is imported.
+MLflow reads some of them while it is imported.
 """
 
 import os
@@ -11,33 +11,33 @@ from typing import Any
 
 from autotune.database_url import without_password
 
-_ENVIRONMENT = {
+_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-"""Short patience, since what fails is tried again, and no word to others."""
+"""Defaults of MLflow's environment variables: short timeouts, since failed writes are tried again, no telemetry and less output."""
 
 
 def set_environment() -> None:
-    """Fill in what the user did not set; to be called before MLflow is imported."""
-    for variable, value in _ENVIRONMENT.items():
+    """Set MLflow's environment variables that the user did not set; must be called before MLflow is imported."""
+    for variable, value in _DEFAULTS.items():
         os.environ.setdefault(variable, value)
 
 
 def store_uri(uri: str | None) -> str:
-    """The store to use: the one given, else the environment's, else a SQLite file in the working folder."""
+    """The URI of the store: ``uri`` if given, else MLFLOW_TRACKING_URI, else a SQLite file in the working folder."""
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
 
 
 def how_to_browse(tracking: Mapping[str, Any], studies: str) -> str | None:
-    """What shows the runs of a tracker of this configuration, a command or the address of a server; None for a tracker that is not ours.
+    """The command or the server address that shows the tracked runs; None for a tracker that is not part of autotune.
 
     Args:
-        tracking: the configuration's node.
-        studies: the folder that studies lie in.
+        tracking: the ``tracking`` node of the configuration.
+        studies: folder that contains the studies' folders.
     """
     if tracking["_target_"].endswith(".TensorBoardTracker"):
         return f"tensorboard --logdir {shlex.quote(studies)}"
@@ -46,5 +46,5 @@ def how_to_browse(tracking: Mapping[str, Any], studies: str) -> str | None:
     uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return "mlflow ui"
-    shown = without_password(uri)
-    return shown if uri.startswith(("http://", "https://")) else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
+    shown_uri = without_password(uri)
+    return shown_uri if uri.startswith(("http://", "https://")) else f"mlflow ui --backend-store-uri {shlex.quote(shown_uri)}"

@@ -1,4 +1,4 @@
-"""A study read back from an MLflow store: what its recording is written of."""
+"""Reads a study back from an MLflow store, as the input of its recording."""
 
 import json
 import math
@@ -27,24 +27,24 @@ from autotune.tracking.mlflow_store import first_contact, open_store
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedStudy:
-    """A study as a store has it: the arguments of ``autotune.recording.write_recording``."""
+    """A study read from an MLflow store: the arguments of ``autotune.recording.write_recording``."""
 
     name: str
     target: Target
     space: Mapping[str, Any]
     results: tuple[TrialResult, ...]
     baseline: int | None
-    """Number of its trial; None where the study did not say."""
+    """Number of the baseline's trial; None if the study did not record it."""
 
 
 def tracked_study(run_id: str, uri: str | None) -> TrackedStudy:
-    """Read the study of a parent run; trials that are still running, or were interrupted, are left out.
+    """Read the study whose parent run is ``run_id``; trials that are still running, or were interrupted, are left out.
 
     ``uri`` names the store as ``tracking.uri`` does.
 
     Raises:
-        ConfigError: the store cannot be read, or the run is not there, or none of a study.
-        DataError: what the store holds of it is not what a study writes.
+        ConfigError: the store cannot be read, or the run does not exist or is not the parent run of a study.
+        DataError: the run's files or params are not what a study writes.
     """
     uri = store_uri(uri)
     with first_contact(uri):
@@ -56,8 +56,8 @@ def tracked_study(run_id: str, uri: str | None) -> TrackedStudy:
     tags = run.data.tags
     if tags.get("autotune.phase") != "study":
         parent = tags.get("mlflow.parentRunId")
-        found = f"is a run of study {tags['autotune.study']}, whose own is {parent}" if parent else "is none of a study"
-        raise ConfigError(f"{where}: {found}; accepted is the id of a study's run")
+        kind = f"is a run of study {tags['autotune.study']}, whose own is {parent}" if parent else "is none of a study"
+        raise ConfigError(f"{where}: {kind}; accepted is the id of a study's run")
     with first_contact(uri):
         files = {name: _file(client, run_id, name) for name in ("study.yaml", "space.yaml")}
         children = tagged_runs(client, run.info.experiment_id, {"mlflow.parentRunId": run_id, "autotune.phase": "search"})
@@ -71,7 +71,7 @@ def tracked_study(run_id: str, uri: str | None) -> TrackedStudy:
         name=tags["autotune.study"],
         target=target_of(files["study.yaml"] or {}, f"{where}: study.yaml"),
         space=space.as_mapping(),
-        results=tuple(sorted(results, key=lambda each: each.trial)),
+        results=tuple(sorted(results, key=lambda result: result.trial)),
         baseline=(files["study.yaml"] or {}).get("baseline"),
     )
 
@@ -86,8 +86,8 @@ def _run(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def _file(client: MlflowClient, run_id: str, name: str) -> Mapping[str, Any] | None:
-    """What a run keeps in a YAML file; None where it has none of that name."""
-    if name not in {each.path for each in client.list_artifacts(run_id)}:
+    """The content of a YAML file among a run's artifacts; None if there is no file of that name."""
+    if name not in {artifact.path for artifact in client.list_artifacts(run_id)}:
         return None
     with TemporaryDirectory() as folder:
         content = yaml.safe_load(Path(client.download_artifacts(run_id, name, folder)).read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def _file(client: MlflowClient, run_id: str, name: str) -> Mapping[str, Any] | N
 
 
 def _has_ended(child: Run) -> bool:
-    """Whether it is a trial of the study: not one that was taken again because of what else wanted its machine."""
+    """Whether a child run is an ended trial; one that was CONTENDED does not count, since its configuration was trained again."""
     return child.data.tags.get("autotune.outcome") in set(Outcome) - {Outcome.CONTENDED}
 
 
@@ -103,30 +103,30 @@ _SECONDS = ("build_seconds", "prepare_seconds", "train_seconds")
 
 
 def _curve(client: MlflowClient, run_id: str) -> list[Evaluation]:
-    """Every evaluation of a run, as far as a recording tells of it; NaN for a metric that was not finite, which MLflow is not told."""
+    """All evaluations of a run, with the fields that a recording needs; a metric that MLflow lacks, since it was not finite, is NaN."""
     keys = (*_SECONDS, "build_joules", "energy_joules", "num_workers", "epoch", "metric")
-    told = {key: {each.step: each.value for each in client.get_metric_history(run_id, key)} for key in keys}
+    history = {key: {point.step: point.value for point in client.get_metric_history(run_id, key)} for key in keys}
     return [
         Evaluation(
             step=step,
-            epoch=told["epoch"].get(step, math.nan),
+            epoch=history["epoch"].get(step, math.nan),
             samples=0,
-            **{key: told[key].get(step, math.nan) for key in _SECONDS},
+            **{key: history[key].get(step, math.nan) for key in _SECONDS},
             evaluate_seconds=math.nan,
-            metric=told["metric"].get(step, math.nan),
+            metric=history["metric"].get(step, math.nan),
             loss=math.nan,
             samples_per_second=math.nan,
             peak_memory_bytes=None,
-            energy_joules=told["energy_joules"].get(step),
-            build_joules=told["build_joules"].get(step),
-            num_workers=int(told["num_workers"].get(step, 1)),
+            energy_joules=history["energy_joules"].get(step),
+            build_joules=history["build_joules"].get(step),
+            num_workers=int(history["num_workers"].get(step, 1)),
         )
-        for step in sorted(told["train_seconds"])
+        for step in sorted(history["train_seconds"])
     ]
 
 
 def _result(child: Run, curve: list[Evaluation], space: SearchSpace) -> TrialResult:
-    """A trial as far as a recording tells of it: what it does not is empty or NaN."""
+    """The result of a trial, with the fields that a recording needs; other fields are empty or NaN."""
     tags, info = child.data.tags, child.info
     last, cap = tags.get("autotune.last_evaluation"), tags.get("autotune.cap_seconds")
     if curve and last is not None:
@@ -146,7 +146,7 @@ def _result(child: Run, curve: list[Evaluation], space: SearchSpace) -> TrialRes
 
 
 def _values(space: SearchSpace, params: Mapping[str, str], where: str) -> dict[str, Any]:
-    """A trial's values of a space's parameters, in the space's order; a baseline outside the space has none."""
+    """A trial's parameter values from its params, in the order of the search space; empty for a baseline outside the space."""
     values: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
         text = params.get(plain_key(key))

@@ -1,7 +1,7 @@
-"""One study's runs in an MLflow store: made, written to, ended and found again, by their ids.
+"""Creates, writes, ends and finds the runs of one study in an MLflow store.
 
-MLflow's fluent functions share one global run; here every call names its run, so several trials can be open at once. Any
-call may raise what the store's client raises, and may be made again: nothing is kept twice.
+MLflow's fluent functions share one global run; here every call gives the id of its run, so several trials can be open at once. Any
+call may raise what the store's client raises, and may be repeated: nothing is stored twice.
 """
 
 import getpass
@@ -25,17 +25,17 @@ from autotune.tracking.mlflow_fields import INTERRUPTED, Point
 from autotune.tracking.mlflow_store import first_contact, open_experiment
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
-_MAX_METRICS = 800  # a batch holds 1,000 entries of all kinds
+_MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
 _PAGE = 1000
 
 
 class MlflowRuns:
-    """The parent run of a study and its children; ``finished`` names the children whose results are known.
+    """The parent run of a study and its child runs in a store; ``finished`` has the names of the children whose results are known.
 
     Raises:
-        ConfigError: The store does not answer.
+        ConfigError: the store does not answer.
     """
 
     def __init__(self, info: StudyInfo, uri: str | None, finished: Collection[str]) -> None:
@@ -46,68 +46,68 @@ class MlflowRuns:
             self._client, self._experiment = open_experiment(uri, info.workload)
             self._parent = self._open_parent(info, is_resumed=bool(finished))
             self.left: dict[str, str | None] = self._take_over(finished)
-            """The children that are there already, by name: the id of one still open, None for a complete one."""
+            """The child runs that earlier processes left, by name: the id of a run that is still open, None for a complete one."""
 
     def _open_parent(self, info: StudyInfo, *, is_resumed: bool) -> str:
-        """The study's parent run, open; a new one where the store's belongs to an earlier study of that name and folder."""
+        """Id of the study's open parent run: a new run if the store has none, or one of an earlier study of that name and folder."""
         tags = fields.study_tags(info, str(Path(info.folder).resolve()))
         settings = fields.params(info.settings)
         earlier = self._find_parent(tags)
         if earlier is not None and (is_resumed or not self._has_ended_children(earlier.info.run_id)):
             run_id = str(earlier.info.run_id)
-            kept = dict(earlier.data.params)
-            # A param is written once; what a resumed study was asked for otherwise stands beside it as a tag.
-            changed = {key: value for key, value in settings.items() if kept.get(key, value) != value}
+            stored = dict(earlier.data.params)
+            # A param can be written only once, so settings that changed when the study was resumed become tags.
+            changed = {key: value for key, value in settings.items() if stored.get(key, value) != value}
             tags |= fields.plain_tags({f"autotune.resumed.{key}": value for key, value in changed.items()})
             self._client.update_run(run_id, status="RUNNING")
         else:
-            kept = {}
+            stored = {}
             run_id = self._create(info.name, tags, time.time())
-        self._log(run_id, params={key: value for key, value in settings.items() if key not in kept}, tags=tags)
+        self._log(run_id, params={key: value for key, value in settings.items() if key not in stored}, tags=tags)
         for name, content in info.files.items():
             self._client.log_text(run_id, yaml.safe_dump(dict(content), sort_keys=False), name)
         return run_id
 
     def _find_parent(self, tags: Mapping[str, str]) -> Run | None:
-        found = self._search({key: tags[key] for key in ("autotune.study", "autotune.phase", "autotune.folder")})
-        return max(found, key=lambda run: run.info.start_time, default=None)
+        parents = self._search({key: tags[key] for key in ("autotune.study", "autotune.phase", "autotune.folder")})
+        return max(parents, key=lambda run: run.info.start_time, default=None)
 
     def _has_ended_children(self, parent: str) -> bool:
         children = self._search({"mlflow.parentRunId": parent})
         return any(not _is_open(run) and not _was_interrupted(run) for run in children)
 
     def _take_over(self, finished: Collection[str]) -> dict[str, str | None]:
-        """Find the children that earlier processes left; an open one without a result lost its driver and is ended."""
-        kept: dict[str, str | None] = {}
+        """Find the child runs that earlier processes left, as in ``left``; an open one whose result is not known is interrupted."""
+        left: dict[str, str | None] = {}
         for run in self._search({"mlflow.parentRunId": self._parent}):
             name = str(run.info.run_name)
             if _is_open(run):
-                if name in finished and name not in kept:
-                    kept[name] = str(run.info.run_id)
+                if name in finished and name not in left:
+                    left[name] = str(run.info.run_id)
                 else:
                     self.interrupt(run.info.run_id)
             elif not _was_interrupted(run):
-                kept[name] = None
-        return kept
+                left[name] = None
+        return left
 
     def start(self, trial: TrackedTrial) -> str:
-        """Make a run and give its id."""
+        """Create the run of a trial and return its id."""
         tags = fields.trial_tags(trial, self._study) | {"mlflow.parentRunId": self._parent}
         return self._create(trial.name, tags, trial.started_at)
 
     def describe(self, run_id: str, trial: TrackedTrial) -> None:
-        """Write what is known of a run before it trains."""
+        """Write a run's params, configuration and overrides."""
         self._log(run_id, params=fields.params(trial.values))
         self._log_files(run_id, _description(trial))
 
     def write(self, run_id: str, points: Sequence[Point]) -> None:
-        """Write metrics, each a key's value at a step."""
+        """Write values of metrics to a run."""
         self._log(run_id, points=points)
 
     def finish(
         self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point], is_described: bool
     ) -> None:
-        """Write a run's last ``points`` and what its end tells, with what ``describe`` would have written, and end it."""
+        """Write a run's last ``points`` and its result, and end it; also writes what ``describe`` would have, unless ``is_described``."""
         params = {} if is_described else fields.params(trial.values)
         self._log(run_id, points=[*points, *fields.result_points(result, score)], params=params, tags=fields.result_tags(trial, result))
         files = {} if is_described else _description(trial)
@@ -118,22 +118,22 @@ class MlflowRuns:
         self._client.set_terminated(run_id, result.outcome.traits.mlflow_status, fields.milliseconds(result.stopped_at))
 
     def interrupt(self, run_id: str) -> None:
-        """End a run of which no result will come."""
+        """End a run as KILLED, with the outcome INTERRUPTED: it will have no result."""
         self._client.set_tag(run_id, "autotune.outcome", INTERRUPTED)
         self._client.set_terminated(run_id, "KILLED")
 
     def interrupt_open(self) -> None:
-        """End every run of the study that is still open, such as one whose making was answered too late."""
+        """Interrupt every child run that is still open, such as one whose creation succeeded after the client had given up."""
         for run in self._search({"mlflow.parentRunId": self._parent}):
             if _is_open(run):
                 self.interrupt(run.info.run_id)
 
     def steps(self, run_id: str) -> set[int]:
-        """The steps whose evaluations a run already has."""
+        """Steps of the evaluations that a run has in the store."""
         return {point.step for point in self._client.get_metric_history(run_id, fields.STEP_METRIC)}
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Write what the study came to, and end its run; artifacts that are not there are left out."""
+        """Write the study's metrics, tags and artifacts, and end its run; artifacts that do not exist are left out."""
         self._log(self._parent, points=fields.study_points(metrics, time.time()), tags=fields.plain_tags(tags))
         for path in artifacts:
             if path.is_dir():
@@ -154,9 +154,9 @@ class MlflowRuns:
         params: Mapping[str, str] = MappingProxyType({}),
         tags: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Write all in as few calls as MLflow's limits allow."""
+        """Write metrics, params and tags to a run in as few calls as MLflow's limits allow."""
         batches = zip_longest(
-            _batches([Metric(each.key, each.value, each.timestamp_ms, each.step) for each in points], _MAX_METRICS),
+            _batches([Metric(point.key, point.value, point.timestamp_ms, point.step) for point in points], _MAX_METRICS),
             _batches([Param(key, value) for key, value in params.items()], _MAX_PARAMS),
             _batches([RunTag(key, value) for key, value in tags.items()], _MAX_TAGS),
             fillvalue=(),
@@ -165,7 +165,7 @@ class MlflowRuns:
             self._client.log_batch(run_id, metrics=metrics, params=some_params, tags=some_tags)
 
     def _log_files(self, run_id: str, files: Mapping[str, str]) -> None:
-        """Write artifacts, of each its name and text, in one call: each has to find out where a run's artifacts lie."""
+        """Write artifacts (text by file name) in one call, since every call first asks the store where the run's artifacts lie."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 Path(folder, name).write_text(text, encoding="utf-8")
@@ -176,13 +176,13 @@ class MlflowRuns:
 
 
 def _description(trial: TrackedTrial) -> dict[str, str]:
-    """Files that say what a run trains, by name."""
+    """Text of the files that describe what a run trains, by file name."""
     parts = {"config.yaml": trial.config, "overrides.yaml": trial.overrides}
     return {name: yaml.safe_dump(fields.plain(part)) for name, part in parts.items()}
 
 
 def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:
-    """An experiment's runs that have all these tags."""
+    """All runs of an experiment that have all the given tags; ``experiment`` is its id."""
     query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
     runs: list[Run] = []
     token: str | None = None
@@ -214,5 +214,5 @@ def _quoted(text: str) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # a user in a container may have no name
         return "unknown"

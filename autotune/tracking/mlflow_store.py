@@ -1,7 +1,7 @@
-"""The way to an MLflow store: which one, whether it answers, and quietly.
+"""Opens an MLflow store, without MLflow's own retries and log output.
 
-A store that cannot be reached is told in one line before a study takes any device. Left alone, MLflow retries a server for
-minutes and a database for two, prints tracebacks of what it retries, and lists the migrations of every new database.
+A store that cannot be reached is reported in one line before a study takes any device. By itself MLflow retries a server for
+minutes and a database for two minutes, prints tracebacks of what it retries, and lists the migrations of every new database.
 """
 
 import logging
@@ -31,15 +31,15 @@ _DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 
 @contextmanager
 def first_contact(uri: str) -> Iterator[None]:
-    """Tell whatever goes wrong within as one line.
+    """Context manager that quiets MLflow's loggers and turns any error of the store into a one-line error.
 
     Raises:
-        ConfigError: The store does not answer, is none, or refuses.
+        ConfigError: the store does not answer, is not an MLflow store, or refuses.
     """
     for logger, level in _QUIET_LOGGERS.items():
         logging.getLogger(logger).setLevel(level)
     try:
-        with warnings.catch_warnings():  # MLflow's own use of SQLAlchemy; not for our users to mend
+        with warnings.catch_warnings():  # caused by MLflow's use of SQLAlchemy, which our users cannot change
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     except Exception as error:  # each kind of store raises its own client's errors
@@ -47,14 +47,14 @@ def first_contact(uri: str) -> Iterator[None]:
 
 
 def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
-    """A client of a store that answers, and the id of the named experiment in it, made or restored where need be."""
+    """A client of the store, and the id of the named experiment, which is created or restored if necessary."""
     _check_database(uri)
     client = MlflowClient(uri)
     return client, _experiment_id(client, uri, name)
 
 
 def open_store(uri: str) -> MlflowClient:
-    """A client of a store that is there, to read; none is made."""
+    """A client that reads an existing store; a SQLite file that does not exist is an error and is not created."""
     database = sqlalchemy.make_url(uri).database if uri.startswith("sqlite") else None
     if database is not None and not Path(database).is_file():
         raise FileNotFoundError(f"there is no file {database}")
@@ -63,7 +63,7 @@ def open_store(uri: str) -> MlflowClient:
 
 
 def _check_database(uri: str) -> None:
-    """Read a database once, without MLflow's ten attempts."""
+    """Read a database once, so that an unreachable one fails at once instead of after MLflow's ten attempts."""
     if kind_of_database(uri) not in _DATABASES:
         return
     check_listens(uri)
@@ -78,22 +78,22 @@ def _check_database(uri: str) -> None:
 
 
 def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name, artifact_location=_artifact_location(uri, name)))
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # another study may have made it just now
-            if found is None:
+            experiment = client.get_experiment_by_name(name)  # another study may have created it at the same time
+            if experiment is None:
                 raise
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
         LOGGER.info("MLflow experiment %s was deleted; restored it", name)
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _artifact_location(uri: str, experiment: str) -> str | None:
-    """``mlruns`` beside a SQLite file, wherever the study is started from; any other store knows its own place."""
+    """The folder ``mlruns`` beside a SQLite file, whatever the working folder; None for other stores, which choose their own location."""
     if not uri.startswith("sqlite"):
         return None
     database = sqlalchemy.make_url(uri).database
@@ -101,7 +101,7 @@ def _artifact_location(uri: str, experiment: str) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the error that began it all."""
+    """The first line, at most 200 characters, of the error at the start of the chain of causes, without a password."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     if isinstance(error, KeyError):

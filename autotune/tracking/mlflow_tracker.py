@@ -1,8 +1,8 @@
-"""A study in MLflow: one experiment a workload, one parent run a study, one child run a trial or confirmation run.
+"""Writes a study to MLflow: one experiment per workload, one parent run per study, one child run per trial or confirmation run.
 
-One thread does all the writing, fed by a queue, so that the driver never waits for a store. What a run still owes the store
-stays in memory until it is written: a store that fails for a while costs nothing but delay, one that fails for good costs
-its own record and never the study, and resuming the study writes what is missing.
+One thread does all the writing, fed by a queue, so that the driver never waits for the store. Data that is not written yet stays
+in memory: a store that fails for a while costs only delay, and one that fails for good costs its own record but never the study.
+Resuming the study writes what is missing.
 """
 
 import logging
@@ -21,34 +21,34 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
 WRITE_EVERY_SECONDS = 5.0
-"""How long a running trial and its evaluations may wait to be seen: one that has ended by then is written in one go."""
+"""Least seconds between writes of a running trial; a trial that ends before its first write is written all at once."""
 RETRY_AFTER_SECONDS = 30.0
 _MAX_FAILURES_AT_CLOSE = 2
 
 
 def preload() -> None:
-    """Import what the tracker needs, which takes seconds."""
+    """Import MLflow and what else the tracker needs, which takes seconds."""
     set_environment()
-    import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415  # MLflow reads part of its environment as it is imported
+    import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415  # MLflow reads its environment while it is imported
 
 
 class MlflowTracker:
-    """Keeps a study in an MLflow store.
+    """Tracker that writes a study to an MLflow store.
 
-    ``uri`` names the store; None takes the environment's MLFLOW_TRACKING_URI, else ``mlflow.db`` in the working folder.
-    ``finished`` are the runs of this study that ended before it was resumed.
+    Args:
+        uri: of the store; if None, MLFLOW_TRACKING_URI of the environment, else ``mlflow.db`` in the working folder.
+        finished: runs of this study that ended before it was resumed.
 
     Raises:
-        ConfigError: The store does not answer.
+        ConfigError: the store does not answer.
     """
 
     def __init__(self, info: StudyInfo, *, uri: str | None = None, finished: Sequence[FinishedRun] = ()) -> None:
         set_environment()
-        # Imported here because MLflow takes seconds to import, and reads part of its environment as it is.
-        from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415
+        from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # takes seconds, and MLflow reads its environment
 
         self._store = MlflowRuns(info, uri, {trial.name for trial, _, _ in finished})
-        self._runs = _owed_runs(finished, self._store.left)
+        self._runs = _unwritten_runs(finished, self._store.left)
         self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
         self._retry_at = 0.0
         self._num_failures = 0
@@ -57,37 +57,37 @@ class MlflowTracker:
         self._thread.start()
 
     def start(self, trial: TrackedTrial) -> None:
-        """Make the trial's run."""
+        """Queue the creation of the trial's run."""
         self._queue.put(partial(self._take_start, trial))
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        """Keep an evaluation, as made now."""
+        """Queue an evaluation of the run ``name``, with the current time."""
         self._queue.put(partial(self._take_evaluation, name, evaluation, time.time()))
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Write the whole run and end it."""
+        """Queue the end of a run: its result and all that is not written of it yet."""
         self._queue.put(partial(self._take_finish, trial, result, score))
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Write all that is waiting, end every open run and then the study's; a second call does nothing."""
+        """Write all that is queued, end every open run and then the study's run; a second call does nothing."""
         if self._thread.is_alive():
             write_study = partial(self._store.close, status=status, metrics=metrics, tags=tags, artifacts=artifacts)
             self._queue.put(partial(self._take_close, write_study))
             self._queue.put(None)
             self._thread.join()
 
-    # All below runs in the writing thread.
+    # All methods below run in the writing thread.
 
     def _work(self) -> None:
         while True:
             try:
-                take = self._queue.get(timeout=1.0)
+                action = self._queue.get(timeout=1.0)
             except queue.Empty:
                 pass
             else:
-                if take is None:
+                if action is None:
                     return
-                self._attempt(take)
+                self._attempt(action)
             self._write_due()
 
     def _take_start(self, trial: TrackedTrial) -> None:
@@ -128,7 +128,7 @@ class MlflowTracker:
                 return
 
     def _by_failures(self) -> list["_Run"]:
-        """Runs that never failed first, so that one which the store refuses does not hold up the others."""
+        """Unwritten runs, those with the fewest failed writes first, so that a run that the store refuses does not hold up the others."""
         return sorted(self._runs.values(), key=lambda run: run.num_failures)
 
     def _attempt(self, action: Callable[[], None], run: "_Run | None" = None) -> bool:
@@ -146,7 +146,7 @@ class MlflowTracker:
         return True
 
     def _write(self, run: "_Run") -> None:
-        """Write what a run owes; safe to repeat after it failed midway."""
+        """Write the data of a run that is not in the store yet; safe to repeat after a failure midway."""
         if run.run_id is None:
             run.run_id = self._store.start(run.trial)
         if not run.is_described and run.end is None:
@@ -166,7 +166,7 @@ class MlflowTracker:
             run.written_at = time.monotonic()
 
     def _end(self, run: "_Run") -> None:
-        """Write what a run owes and end it, also where no result of it came."""
+        """Write the data of a run that is not in the store yet, and end it, as interrupted if it has no result."""
         self._write(run)
         if run.end is None and run.run_id is not None:
             self._store.interrupt(run.run_id)
@@ -175,25 +175,25 @@ class MlflowTracker:
 
 @dataclass(kw_only=True)
 class _Run:
-    """A run that still owes the store something."""
+    """A run that is not completely written to the store."""
 
     trial: TrackedTrial = field(kw_only=False)
     run_id: str | None = None
     is_described: bool = False
     steps: set[int] | None = field(default_factory=set)
-    """The steps whose evaluations are written or in ``points``; None where only the store knows."""
+    """Steps whose evaluations are written or in ``points``; None if they have to be read from the store."""
     points: list[fields.Point] = field(default_factory=list)
     written_at: float = field(default_factory=time.monotonic)
     end: tuple[TrialResult, float | None] | None = None
     num_failures: int = 0
 
     def is_due(self, now: float) -> bool:
-        """Whether something is to be written, at a time of the monotonic clock."""
-        owes_something = bool(self.points) or not self.is_described
-        return self.end is not None or (owes_something and now - self.written_at >= WRITE_EVERY_SECONDS)
+        """Whether the run should be written now; ``now`` is a time of the monotonic clock."""
+        has_unwritten = bool(self.points) or not self.is_described
+        return self.end is not None or (has_unwritten and now - self.written_at >= WRITE_EVERY_SECONDS)
 
     def add_missing_points(self) -> None:
-        """Take the evaluations from the run's result that were not seen as they were made."""
+        """Add the metrics of those evaluations in the run's result that were not received live."""
         if self.end is None or self.steps is None:
             return
         result, _ = self.end
@@ -203,12 +203,12 @@ class _Run:
                 self.points += fields.evaluation_points(evaluation, fields.evaluated_at(result, evaluation))
 
 
-def _owed_runs(finished: Sequence[FinishedRun], left: Mapping[str, str | None]) -> dict[str, _Run]:
-    """The finished runs that are not complete in the store, given the open (id) and the complete (None) ones in it."""
-    owed = {}
+def _unwritten_runs(finished: Sequence[FinishedRun], left: Mapping[str, str | None]) -> dict[str, _Run]:
+    """The finished runs that are not complete in the store; ``left`` has its runs by name: an id if open, None if complete."""
+    unwritten = {}
     for trial, result, score in finished:
         if trial.name not in left:
-            owed[trial.name] = _Run(trial, end=(result, score))
+            unwritten[trial.name] = _Run(trial, end=(result, score))
         elif (run_id := left[trial.name]) is not None:
-            owed[trial.name] = _Run(trial, run_id=run_id, steps=None, end=(result, score))
-    return owed
+            unwritten[trial.name] = _Run(trial, run_id=run_id, steps=None, end=(result, score))
+    return unwritten

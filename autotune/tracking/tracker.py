@@ -1,8 +1,8 @@
-"""What follows a study as it runs: four verbs, and the records they take.
+"""The interface of an experiment tracker: a protocol of four methods, and the records that they take.
 
-A tracker is told, never asked: nothing in a study depends on what it keeps, so it may be slow or absent and the search is
-the same. A tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before a
-study was resumed, so that it can fill in what it missed.
+A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. A
+tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before the study was resumed,
+so that it can fill in what it missed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,21 @@ from autotune.measurement import Evaluation, TrialResult
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """What a tracker is told about a study, or about a comparison."""
+    """Facts on a study, a comparison or a scaling measurement that a tracker receives when it is made."""
 
     name: str
     kind: str
-    """``study``, ``comparison`` or ``scaling``."""
+    """What is tracked: ``study``, ``comparison`` or ``scaling``."""
     workload: str
-    """What is trained on what, such as ``simple_cnn-digits``: studies of one workload can be compared."""
+    """Model and data set, such as ``simple_cnn-digits``; studies of the same workload can be compared."""
     experiment: str
     folder: str
-    """Where the study keeps its files; with ``name`` it tells one study from another."""
+    """Folder of the study's files; folder and ``name`` together identify a study."""
     settings: Mapping[str, Any]
-    """What the study was asked for, flat: target, sampler, number of trials, ..."""
+    """The study's settings as a flat mapping: target, sampler, number of trials, ..."""
     tags: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Plain data kept beside it as YAML, by file name: what a recording says of a study besides its trials."""
+    """Plain data to keep as YAML files, by file name: the content of a study's recording besides its trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,44 +37,44 @@ class TrackedTrial:
     """One run of a study: a search trial, one confirmation run of a trial's configuration, or one run of a comparison."""
 
     name: str
-    """Unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
+    """Name of the run, unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
     phase: str
-    """``search``, ``confirm``, ``compare`` or ``scale``."""
+    """What the run is part of: ``search``, ``confirm``, ``compare`` or ``scale``."""
     trial: int
-    """The trial's number; in a comparison that of the pair."""
+    """Number of the trial; in a comparison, number of the pair."""
     values: Mapping[str, Any]
-    """The varied parameters by config key."""
+    """Value of each varied parameter, by config key."""
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
     """The resolved configuration."""
     seed: int
     started_at: float
-    """Unix time."""
+    """Unix time at which the run started."""
     retry_of: int | None = None
-    """The trial of the same point that was lost before this one."""
+    """Number of an earlier, lost or interrupted trial of the same configuration that this one repeats; else None."""
 
 
 FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
-"""A run that has ended: what it was, what became of it, and its score where the objective gives one."""
+"""A run that has ended, its result, and its score; the score is None if the objective gives none."""
 
 
 class Tracker(Protocol):
-    """Contract of ``tracking:`` in the configuration. The verbs return at once: a training may be waiting."""
+    """Contract of ``tracking:`` in the configuration. All methods but ``close`` return at once, since a training may be waiting."""
 
     def start(self, trial: TrackedTrial) -> None:
-        """A run was handed to a worker."""
+        """Called when a run is handed to a worker."""
         ...
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        """The started run of this name made an evaluation."""
+        """Called after each evaluation of the started run ``name``."""
         ...
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """A run ended; also told of runs that ``start`` never saw in this process."""
+        """Called when a run has ended, even one for which ``start`` was not called in this process."""
         ...
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """The study ended; waits until all that was told is kept.
+        """Called when the study has ended; returns when everything received is stored.
 
         ``status`` is FINISHED, KILLED or FAILED; ``artifacts`` are files and folders of the study as a whole.
         """
@@ -82,7 +82,7 @@ class Tracker(Protocol):
 
 
 class NoTracker:
-    """Keeps nothing."""
+    """Tracker that keeps nothing."""
 
     def __init__(self, info: StudyInfo, *, finished: Sequence[FinishedRun] = ()) -> None:
         pass
