@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,11 +55,30 @@ class Listener(Protocol):
         ...
 
 
+class TrialStage(Enum):
+    """Where a trial stands that was handed out and has not ended."""
+
+    RUNNING = auto()
+    """A worker trains it, or is about to begin."""
+    PAUSED = auto()
+    """It has no worker; Ray Tune keeps it, paused."""
+    PAUSED_EARLIER = auto()
+    """An earlier process paused it, so that Ray Tune does not know it."""
+    RESUMING = auto()
+    """It was paused, is to continue, and waits for Ray Tune to give it a worker."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the search may resume the trial or end it, and it takes no worker meanwhile."""
+        return self in (TrialStage.PAUSED, TrialStage.PAUSED_EARLIER)
+
+
 @dataclass
-class _Running:
+class _ManagedTrial:
     trial: Trial
     tracked: TrackedTrial
     task: TrialTask
+    stage: TrialStage
     evaluations: list[Evaluation] = field(default_factory=list)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
@@ -122,19 +142,15 @@ class TrialManager:
         self._has_no_more = False
         self._unsupported = unsupported
         self._on_no_more = on_no_more
-        self._running: dict[str, _Running] = {}
-        self._paused: dict[str, _Running] = {}
-        self._paused_before: set[str] = set()
-        """Keys of trials that an earlier process paused, and that Ray Tune therefore does not know."""
-        self._resumed: dict[str, TrialTask] = {}
+        self._trials: dict[str, _ManagedTrial] = {}
         self.refusal: AutotuneError | None = None
         """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or no suggestion can be run."""
 
         for trial, evaluations in policy.paused:
-            paused = self._new_running(trial, composer.compose_suggestion(trial.suggestion, seed=trial.seed), is_paused=True)
+            composed = composer.compose_suggestion(trial.suggestion, seed=trial.seed)
+            paused = self._managed(trial, composed, TrialStage.PAUSED_EARLIER)
             paused.evaluations += evaluations
-            self._paused[paused.tracked.name] = paused
-            self._paused_before.add(paused.tracked.name)
+            self._trials[paused.tracked.name] = paused
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +160,12 @@ class TrialManager:
     @property
     def is_finished(self) -> bool:
         """Whether the search has ended: no trial is being trained, and none will be."""
-        return self._has_no_more and not self._running
+        return self._has_no_more and not self._at_work
+
+    @property
+    def _at_work(self) -> list[_ManagedTrial]:
+        """The trials that have a worker, or wait for Ray Tune to give them one."""
+        return [managed for managed in self._trials.values() if not managed.stage.is_paused]
 
     def next_task(self, key: str) -> TrialTask | None:
         """The task of the next trial, which then has this key.
@@ -152,13 +173,13 @@ class TrialManager:
         None if there is no worker for it, if a paused trial is to continue instead (see ``resumed``), or if the search has no more
         trials, in which case the paused trials are ended.
         """
-        if not self._has_room([running.task for running in self._running.values()]):
+        if not self._has_room([managed.task for managed in self._at_work]):
             return None
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = None if self.is_over else self._policy.suggest()
             if trial is None:
                 break
-            paused_key = next((other for other, paused in self._paused.items() if paused.trial.number == trial.number), None)
+            paused_key = next((other for other, managed in self._trials.items() if managed.trial.number == trial.number), None)
             if paused_key is not None:
                 return self._resume(paused_key, trial, key)
             try:
@@ -166,38 +187,38 @@ class TrialManager:
             except InvalidTrialError as error:
                 self._policy.reject(trial.number, str(error))
                 continue
-            self._running[key] = self._new_running(trial, composed)
-            return self._running[key].task
+            self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
+            return self._trials[key].task
         else:
             self.refusal = ConfigError(f"search_space: {_MOST_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
-        if self.is_over or not self._running:
+        if self.is_over or not self._at_work:
             self._has_no_more = True
             self._on_no_more()
-            for paused_key in list(self._paused):
+            for paused_key in [other for other, managed in self._trials.items() if managed.stage.is_paused]:
                 self._end(paused_key, Outcome.STOPPED, None)
         return None
 
     def resumed(self) -> tuple[str, TrialTask] | None:
         """Key and new task of a paused trial that is to continue; None if there is none."""
-        return next(iter(self._resumed.items()), None)
+        return next(((key, managed.task) for key, managed in self._trials.items() if managed.stage is TrialStage.RESUMING), None)
 
     def is_alive(self, key: str) -> bool:
         """Whether a trial is being trained, or is paused and may continue."""
-        return key in self._paused or key in self._running
+        return key in self._trials
 
     def started(self, key: str) -> None:
         """Note that a worker has begun or resumed a trial."""
-        running = self._running.get(key)
-        if running is None:
+        managed = self._trials.get(key)
+        if managed is None or managed.stage.is_paused:
             return
-        self._resumed.pop(key, None)
-        running.handed_out_at = time.time()
+        managed.stage = TrialStage.RUNNING
+        managed.handed_out_at = time.time()
         self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
-        if not running.started_at:
-            running.started_at = running.handed_out_at
-            self._tracker.start(running.tracked)
+        if not managed.started_at:
+            managed.started_at = managed.handed_out_at
+            self._tracker.start(managed.tracked)
         for listener in self._listeners:
-            listener.trial_started(running.trial.number, running.tracked.overrides)
+            listener.trial_started(managed.trial.number, managed.tracked.overrides)
 
     def reported(self, key: str, report: WorkerReport) -> Decision:
         """Take a worker's report on a trial, and end or pause the trial if that is due.
@@ -205,19 +226,19 @@ class TrialManager:
         Returns:
             Whether the trial goes on, is paused or stops.
         """
-        running = self._running[key]
-        running.fingerprint = report.fingerprint or running.fingerprint
-        running.contention = report.contention or running.contention
-        say_niceness(running.task, report)
+        managed = self._trials[key]
+        managed.fingerprint = report.fingerprint or managed.fingerprint
+        managed.contention = report.contention or managed.contention
+        say_niceness(managed.task, report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation
-            running.evaluations.append(evaluation)
-            self._tracker.evaluate(running.tracked.name, evaluation)
+            managed.evaluations.append(evaluation)
+            self._tracker.evaluate(managed.tracked.name, evaluation)
             for listener in self._listeners:
-                listener.evaluated(running.trial.number, evaluation)
+                listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
-                decision = self._policy.observe(running.trial.number, evaluation, may_pause=report.can_pause)
+                decision = self._policy.observe(managed.trial.number, evaluation, may_pause=report.can_pause)
         outcome = report.outcome or _OUTCOME_OF[decision]
         if outcome is None and self.is_over:
             outcome = Outcome.STOPPED
@@ -225,28 +246,28 @@ class TrialManager:
             self._pause(key)
         if outcome is None:
             return decision
-        if outcome is Outcome.INVALID and (report.is_data_missing or running.trial.is_baseline):
+        if outcome is Outcome.INVALID and (report.is_data_missing or managed.trial.is_baseline):
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(report.error or "refused")
         self._end(key, outcome, report.error)
         return Decision.STOP
 
     def died(self, key: str, reason: str) -> None:
         """End a trial whose worker died before it reported how the trial ended, or before it had kept the state of a paused trial."""
-        running = self._running.get(key) or self._paused.get(key)
-        if running is None:
+        managed = self._trials.get(key)
+        if managed is None:
             return
-        self._end(key, *how_it_died(running.task, seconds=time.time() - running.handed_out_at, reason=reason))
+        self._end(key, *how_it_died(managed.task, seconds=time.time() - managed.handed_out_at, reason=reason))
 
     def interrupt_all(self) -> None:
         """Give up all running and paused trials, because the search ends; a resumed study continues them or proposes them again."""
-        for key in [*self._running, *self._paused]:
+        for key in list(self._trials):
             self.interrupted(key)
 
     def interrupted(self, key: str) -> None:
         """Give up a running or paused trial; a resumed study continues it or proposes it again."""
-        running = self._running.pop(key, None) or self._paused.pop(key, None)
-        if running is not None:
-            self._policy.interrupt(running.trial.number)
+        managed = self._trials.pop(key, None)
+        if managed is not None:
+            self._policy.interrupt(managed.trial.number)
 
     def _compose(self, trial: Trial) -> Composed:
         composed = self._composer.compose_suggestion(trial.suggestion, seed=trial.seed)
@@ -255,7 +276,7 @@ class TrialManager:
             raise InvalidTrialError(reason)
         return composed
 
-    def _new_running(self, trial: Trial, composed: Composed, *, is_paused: bool = False) -> _Running:
+    def _managed(self, trial: Trial, composed: Composed, stage: TrialStage) -> _ManagedTrial:
         tracked = TrackedTrial(
             name=f"trial-{trial.number}",
             phase="search",
@@ -268,59 +289,59 @@ class TrialManager:
             retry_of=trial.retry_of,
         )
         task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
-        task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=is_paused)
-        return _Running(trial, tracked, task, handed_out_at=time.time())
+        task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=stage.is_paused)
+        return _ManagedTrial(trial, tracked, task, stage, handed_out_at=time.time())
 
     def _deadline_seconds(self) -> float:
         seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
         return min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
 
     def _pause(self, key: str) -> None:
-        running = self._running.pop(key)
-        running.contention_before, running.contention = _total(running.contention_before, running.contention), None
-        self._paused[key] = running
-        self._policy.pause(running.trial.number, running.evaluations)
+        managed = self._trials[key]
+        managed.stage = TrialStage.PAUSED
+        managed.contention_before, managed.contention = _total(managed.contention_before, managed.contention), None
+        self._policy.pause(managed.trial.number, managed.evaluations)
         for listener in self._listeners:
-            listener.trial_paused(running.trial.number)
+            listener.trial_paused(managed.trial.number)
 
     def _resume(self, paused_key: str, trial: Trial, key: str) -> TrialTask | None:
         """Resume a paused trial, under its own key; if an earlier process paused it, return its task, for the new ``key``."""
-        running = self._paused.pop(paused_key)
-        running.trial = trial
-        running.task = replace(running.task, cap_seconds=trial.cap_seconds, deadline_seconds=self._deadline_seconds(), is_paused=True)
-        if paused_key in self._paused_before:
-            self._running[key] = running
-            return running.task
-        self._running[paused_key] = running
-        self._resumed[paused_key] = running.task
+        managed = self._trials[paused_key]
+        managed.trial = trial
+        managed.task = replace(managed.task, cap_seconds=trial.cap_seconds, deadline_seconds=self._deadline_seconds(), is_paused=True)
+        if managed.stage is TrialStage.PAUSED_EARLIER:
+            del self._trials[paused_key]
+            managed.stage = TrialStage.RUNNING
+            self._trials[key] = managed
+            return managed.task
+        managed.stage = TrialStage.RESUMING
         return None
 
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
-        is_paused = key in self._paused  # its worker may still be writing the state, so its folder is deleted only after the search
-        running = self._paused.pop(key) if is_paused else self._running.pop(key)
-        self._resumed.pop(key, None)
-        contention = _total(running.contention_before, running.contention)
+        managed = self._trials.pop(key)
+        is_paused = managed.stage.is_paused  # its worker may still be writing the state, so its folder is deleted only after the search
+        contention = _total(managed.contention_before, managed.contention)
         why = contention.reason if contention is not None and outcome.is_timed else None
         result = TrialResult(
-            trial=running.trial.number,
-            values=running.trial.suggestion.values,
-            overrides=running.tracked.overrides,
-            seed=running.trial.seed,
+            trial=managed.trial.number,
+            values=managed.trial.suggestion.values,
+            overrides=managed.tracked.overrides,
+            seed=managed.trial.seed,
             outcome=outcome,
-            evaluations=tuple(running.evaluations),
-            started_at=running.started_at or running.handed_out_at,
+            evaluations=tuple(managed.evaluations),
+            started_at=managed.started_at or managed.handed_out_at,
             stopped_at=time.time(),
-            fingerprint=running.fingerprint,
+            fingerprint=managed.fingerprint,
             error=error,
-            cap_seconds=running.task.cap_seconds if math.isfinite(running.task.cap_seconds) else None,
+            cap_seconds=managed.task.cap_seconds if math.isfinite(managed.task.cap_seconds) else None,
             contention=why,
         )
         is_retaken = why is not None and self._retake(result.trial)
         if why is not None:
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
-            logger.info("%s: %s; %s", running.tracked.name, why, again)
+            logger.info("%s: %s; %s", managed.tracked.name, why, again)
         if why is not None and is_retaken:
-            self._tracker.finish(running.tracked, replace(result, outcome=Outcome.CONTENDED, error=why), None)
+            self._tracker.finish(managed.tracked, replace(result, outcome=Outcome.CONTENDED, error=why), None)
             shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
             for listener in self._listeners:
                 listener.trial_contended(result.trial, why)
@@ -328,15 +349,15 @@ class TrialManager:
         if outcome.is_timed:
             self._num_in_vain = 0 if why is None else self._num_in_vain + 1
         if outcome is Outcome.LOST and self._policy.retry(result.trial, most=self._max_retries):
-            self._tracker.finish(running.tracked, result, None)
+            self._tracker.finish(managed.tracked, result, None)
             shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
             for listener in self._listeners:
                 listener.trial_lost(result.trial)
             return
         score = self._policy.finish(result)
-        self._tracker.finish(running.tracked, result, score)
+        self._tracker.finish(managed.tracked, result, score)
         if not is_paused:
-            shutil.rmtree(self._state_folder(running.trial.number), ignore_errors=True)
+            shutil.rmtree(self._state_folder(managed.trial.number), ignore_errors=True)
         for listener in self._listeners:
             listener.trial_finished(result, score)
 

@@ -135,8 +135,8 @@ def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: Make
     assert not policy.results, "a lost trial is no result"
     again = begin(trials, "c")
     assert (again.name, again.config.batch_size) == ("trial-2", first.config.batch_size)
-    assert trials._running["c"].tracked.retry_of == 0
-    assert trials._running["c"].trial.is_baseline
+    assert trials._trials["c"].tracked.retry_of == 0
+    assert trials._trials["c"].trial.is_baseline
     trials.reported("c", report(Outcome.REACHED))
     assert list(policy.results) == [2]
 
