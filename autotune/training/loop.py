@@ -18,8 +18,7 @@ from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.outcome import outcome_of
-from autotune.training.parallel.ranks import ALONE, Ranks
-from autotune.training.parallel.time_limit import TimeLimit
+from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
 from autotune.training.progress import Progress, is_kept, keep, keep_weights, resume
 from autotune.training.set_up import Run, set_up
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.training.techniques.layers import head_of
+from autotune.training.techniques.technique import head_of
 
 KINDS = ("filters", "head", "embeddings", "biases", "whitening_bias")
 BIAS_KINDS = ("biases", "whitening_bias")

@@ -10,11 +10,11 @@ from torch.nn import functional
 from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError, DataError
 from autotune.training.checkpoint import read_weights_once
-from autotune.training.techniques.technique import PlainTechnique, Score
+from autotune.training.techniques.technique import Loss, Technique
 from autotune.training.techniques.transfer import checkpoint_path
 
 
-class Distillation(PlainTechnique):
+class Distillation(Technique):
     """A mixture of the targets' loss and the distance from a teacher's softened outputs.
 
     The loss is ``(1 - mix) * loss + mix * T^2 * KL(softmax(teacher / T) || softmax(outputs / T))``, where the divergence is a mean over
@@ -64,7 +64,7 @@ class Distillation(PlainTechnique):
         self._temperature, self._mix = temperature, mix
         self._teacher = _teacher(path.absolute(), path.stat().st_mtime_ns, tuple(allowed_targets), device)
 
-    def loss(self, loss: Score, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def loss(self, loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The mixed loss of a batch; outputs are logits ``[batch, ..., classes]``."""
         if self._mix == 0:
             return loss(outputs, targets)

@@ -11,13 +11,12 @@ import torch
 from torch.nn.utils import prune
 
 from autotune.errors import ConfigError
-from autotune.training.techniques.layers import head_of, weighted_layers
-from autotune.training.techniques.technique import PlainTechnique
+from autotune.training.techniques.technique import Technique, head_of, weighted_layers
 
 _log = logging.getLogger(__name__)
 
 
-class Pruning(PlainTechnique):
+class Pruning(Technique):
     """Masks on the weights of convolutions and linear layers, updated in place ``num_prunings`` times during training.
 
     A masked weight is zero, gets no gradient and does not come back. Masks and weights keep their memory, so that compiled code and CUDA

@@ -11,13 +11,12 @@ from autotune.errors import ConfigError
 from autotune.remote.cache import fetched
 from autotune.remote.path import located
 from autotune.training.checkpoint import read_weights_once
-from autotune.training.techniques.layers import head_of
-from autotune.training.techniques.technique import PlainTechnique
+from autotune.training.techniques.technique import Technique, head_of
 
 _log = logging.getLogger(__name__)
 
 
-class Transfer(PlainTechnique):
+class Transfer(Technique):
     """Take every layer that fits from a checkpoint, and freeze the layers taken for the first part of the schedule.
 
     A layer is a module with tensors of its own, and fits if the checkpoint has all of them in the same shapes. Frozen weights get no
