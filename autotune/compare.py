@@ -117,7 +117,7 @@ def compare_command(arguments: Sequence[str]) -> int:
     comparison = run_comparison(plan, command=arguments, code_folders=code_folders, console=console)
     if not comparison.is_complete:
         return EXIT_INTERRUPTED
-    return 0 if comparison.each_side_reached else EXIT_NOT_REACHED
+    return 0 if comparison.both_sides_reached else EXIT_NOT_REACHED
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def scale_command(arguments: Sequence[str]) -> int:
     scaling = run_scaling(plan, command=arguments, code_folders=code_folders, console=console)
     if not scaling.is_complete:
         return EXIT_INTERRUPTED
-    return 0 if scaling.each_reached else EXIT_NOT_REACHED
+    return 0 if scaling.all_points_reached else EXIT_NOT_REACHED
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def kept_awake() -> Iterator[None]:
             process.wait()
 
 
-def gives_way(process: int) -> bool:
+def has_idle_priority(process: int) -> bool:
     """Whether a process has the scheduling policy ``SCHED_IDLE``, and so makes no other process wait for a CPU."""
     if sys.platform != "linux":
         return False

@@ -28,7 +28,7 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Trac
 
 logger = logging.getLogger(__name__)
 
-MOST_HELD_SECONDS = 60.0
+MAX_HOLD_SECONDS = 60.0
 """Upper limit in seconds on how long a message to the tracker's process is held back while runs are timed."""
 _NICENESS = 10
 """Niceness added to the tracker's process once its tracker is open: trainings and the driver go first where CPUs are few."""
@@ -133,7 +133,7 @@ class BackgroundTracker:
         self._tell("finish", trial, result, score)
 
     def hold(self) -> None:
-        """Hold back all messages to the tracker from now on, each for ``MOST_HELD_SECONDS`` at most, until ``held`` or the tracker ends."""
+        """Hold back all messages to the tracker from now on, each for ``MAX_HOLD_SECONDS`` at most, until ``held`` or the tracker ends."""
         self._may_write.clear()
 
     @contextmanager
@@ -187,7 +187,7 @@ class BackgroundTracker:
         try:
             while verb != "close":
                 told_at, message = self._queue.get()
-                self._may_write.wait(max(0.0, told_at + MOST_HELD_SECONDS - time.monotonic()))
+                self._may_write.wait(max(0.0, told_at + MAX_HOLD_SECONDS - time.monotonic()))
                 connection.send(message)
                 verb = message[0]
             connection.recv()

@@ -24,7 +24,7 @@ from autotune.training.run import check_training
 from autotune.training.sources import train_missing_sources
 
 SIDE_NAMES = ("a", "b")
-VERBS = {"comparison": "compare", "scaling": "scale"}
+VERB_OF_KIND = {"comparison": "compare", "scaling": "scale"}
 """The verb of each kind of plan: the plan's folder name begins with it, and the phase of its tracked runs is called so."""
 _SHARED_KEYS = FIXED_KEYS - {"experiment"}
 _SAME_VALUES = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study")
@@ -194,7 +194,7 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "com
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
     check_cluster(config.cluster)
     experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
-    name = study_name(config, f"{VERBS[kind]}-{experiments}")
+    name = study_name(config, f"{VERB_OF_KIND[kind]}-{experiments}")
     folder = (Path(config.study.folder) / name).absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"study.name: {folder} holds files already; accepted is another name, or none")

@@ -21,13 +21,13 @@ from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.recording import write_recording
 from autotune.report.arms import ArmScores, ConfirmationFigures, describe_ratio, describe_reached
-from autotune.report.front import Front, describe_front, front_of, write_front
+from autotune.report.front import Front, describe_front, make_front, write_front
 from autotune.report.score_format import score_format_of
 from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import LEAST_REACHED, importances
 from autotune.search.policy import SearchPolicy
-from autotune.tracking.mlflow_environment import how_to_browse
+from autotune.tracking.mlflow_environment import browse_command
 from autotune.training.versions import versions
 
 
@@ -40,7 +40,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     plan, policy = live.plan, live.policy
     best = confirmation.best if confirmation else None
     results = list(policy.results.values())
-    front = front_of(plan.objective, results) if isinstance(plan.objective, Pareto) else None
+    front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
     artifacts = _write_files(plan, policy, confirmation, front)
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     live.tracker.close(
@@ -200,7 +200,7 @@ def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
 def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
     plan, policy, chosen = live.plan, live.policy, confirmation.chosen
     is_exported = chosen is not None and confirmation.best is chosen
-    browse = how_to_browse(plan.config.tracking, shown_path(plan.folder.parent))
+    browse = browse_command(plan.config.tracking, shown_path(plan.folder.parent))
     others = [arm for arm in confirmation.arms[1:] if arm is not chosen]
     return Summary(
         study=plan.name,

@@ -31,10 +31,10 @@ from typing import Any
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, outcome_of_death
 from autotune.training.preload import fork_fault, one_blas_thread, preload, usual_blas_threads
 
-LOOK_EVERY_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two looks for an interrupt while waiting for a training."""
 _END_SECONDS = 10.0
 """Seconds that a process may take to end after its training, or a fork server to end its processes; then it is killed."""
@@ -95,7 +95,7 @@ class ForkServer:
             return f"it {_ended_by(self._process.returncode)}"
         try:
             while not self._is_ready and not interrupt():
-                if self._connection.poll(LOOK_EVERY_SECONDS):
+                if self._connection.poll(POLL_SECONDS):
                     fault: str | None = self._connection.recv()
                     if fault is not None:
                         return fault
@@ -110,7 +110,7 @@ class ForkServer:
         Once ``interrupt`` returns true, the process is ended and no further report comes.
         """
         try:
-            process = ForkedProcess(self.address, share_of(task))
+            process = ForkedProcess(self.address, resource_environment(task))
         except OSError:
             yield Died(reason=f"the worker died: its fork server {_ended_by(self._process.wait())}")
             return
@@ -149,7 +149,7 @@ class ForkedProcess:
 
     Args:
         address: path of the fork server's socket.
-        share: environment variables to set in the forked process, see ``share_of``.
+        share: environment variables to set in the forked process, see ``resource_environment``.
 
     Raises:
         OSError: the fork server is gone.
@@ -208,7 +208,7 @@ class ForkedProcess:
 
     def _wait_for_message(self, interrupt: Callable[[], bool]) -> bool:
         """Wait for a message from the process; False once ``interrupt`` returns true."""
-        while not self._connection.poll(LOOK_EVERY_SECONDS):
+        while not self._connection.poll(POLL_SECONDS):
             if interrupt():
                 return False
         return True
@@ -228,7 +228,7 @@ class ForkedRun:
         """Train to the next evaluation or to the training's end; if the process died, the report says so."""
         report: WorkerReport | Died = self._process.call("next_report")
         if isinstance(report, Died):
-            outcome, error = how_it_died(self._task, seconds=time.time() - self._began_at, reason=report.reason)
+            outcome, error = outcome_of_death(self._task, seconds=time.time() - self._began_at, reason=report.reason)
             return WorkerReport(evaluation=None, outcome=outcome, error=error)
         return report
 
@@ -248,7 +248,7 @@ class ForkedRun:
 _SERVER_DIED = "the worker died: its fork server was ended"
 
 
-def share_of(task: TrialTask) -> dict[str, str]:
+def resource_environment(task: TrialTask) -> dict[str, str]:
     """Environment variables as Ray sets them for an actor of the task's size: its GPUs, and as many OpenMP threads as CPUs."""
     share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(task.num_cpus))}
     if task.num_gpus:

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.contention import MOST_RETAKES
 from autotune.errors import ClusterError
-from autotune.execution.fork_server import CAN_FORK, LOOK_EVERY_SECONDS, Died, ForkServer
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, how_it_died, import_training, say_niceness
+from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, outcome_of_death, warn_of_niceness
 from autotune.execution.worker_group import WorkerGroup, bundles
 from autotune.measurement import Evaluation, TrialResult
 
@@ -198,7 +198,7 @@ class _Worker:
         """
         until = time.monotonic() + _START_SECONDS
         pending = self._actor.fault.remote()
-        while not ray.wait([pending], timeout=LOOK_EVERY_SECONDS)[0]:
+        while not ray.wait([pending], timeout=POLL_SECONDS)[0]:
             if interrupt.is_set():
                 return None
             if time.monotonic() > until:
@@ -210,7 +210,7 @@ class _Worker:
         """Train a task and yield its reports up to the one with the outcome, or ``Died``; ends early once ``interrupt`` is set."""
         stream = self._actor.run.options(num_returns="streaming").remote(task)
         while True:
-            while not ray.wait([stream], timeout=LOOK_EVERY_SECONDS)[0]:
+            while not ray.wait([stream], timeout=POLL_SECONDS)[0]:
                 if interrupt.is_set():
                     return
             report: WorkerReport | Died = ray.get(next(stream))
@@ -263,13 +263,13 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[Tria
                 death = report.reason
                 break
             reports.append(report)
-            say_niceness(task, report)
+            warn_of_niceness(task, report)
             if report.evaluation is not None:
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:
         death = str(error)
     if death is not None:
-        outcome, message = how_it_died(task, seconds=time.time() - started_at, reason=death)
+        outcome, message = outcome_of_death(task, seconds=time.time() - started_at, reason=death)
         reports.append(WorkerReport(evaluation=None, outcome=outcome, error=message))
     if not reports or reports[-1].outcome is None:
         return None, False

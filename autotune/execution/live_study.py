@@ -82,7 +82,7 @@ class LiveStudy:
         return self.policy.num_trials_left != 0 and (seconds is None or seconds > 0) and self.policy.error is None
 
     @property
-    def is_confirmed(self) -> bool:
+    def needs_confirmation(self) -> bool:
         """Whether the study has a confirmation: some trial has a score, and ``confirm.max_runs`` is above 0."""
         return bool(self.policy.scores) and self.plan.config.confirm.max_runs > 0
 
@@ -121,7 +121,7 @@ class LiveStudy:
         """Whether workers are needed at all; a study that already has all its runs is only reported again."""
         if self.has_search_budget or self.policy.error is not None:
             return self.policy.error is None
-        if not self.is_confirmed:
+        if not self.needs_confirmation:
             return False
         race = self.planned_race()
         return bool(race.standing(confirmations(self.study), self.race_limits(race), self.plan.objective).pending)

@@ -31,7 +31,7 @@ class _Point:
     side: Side
     part: Side | None
     """One worker alone on its part of the batch; None if a single worker is not among the numbers of workers."""
-    share_of_part: float
+    worker_share: float
     """Fraction of the part's work that one worker does: workers that split the model's layers share a part."""
 
 
@@ -84,13 +84,13 @@ def plan_scaling(
             if name not in sides:
                 sides[name] = composed(name, num_workers, size)
             part, share = _part(sides, name, common, config_dirs) if workers[0] == 1 else (None, 1.0)
-            points.append(_Point(mode=mode, num_workers=num_workers, side=sides[name], part=part, share_of_part=share))
+            points.append(_Point(mode=mode, num_workers=num_workers, side=sides[name], part=part, worker_share=share))
     runs = plan_comparison(tuple(sides.values()), num_seeds=num_seeds, kind="scaling")
     return ScalingPlan(runs=runs, strategy=strategy, points=tuple(points))
 
 
 def _part(sides: dict[str, Side], name: str, common: Sequence[str], config_dirs: Sequence[str]) -> tuple[Side | None, float]:
-    """The side with one worker alone on its part of a named side's batch, added to ``sides`` if new, and the ``share_of_part``."""
+    """The side with one worker alone on its part of a named side's batch, added to ``sides`` if new, and the ``worker_share``."""
     trial = sides[name].trial
     strategy = make_strategy(trial)
     num_parts = strategy.part_of_batch(0)[1]
@@ -148,7 +148,7 @@ def _scaling(plan: ScalingPlan, results: Results) -> Scaling:
             batch_size=point.side.trial.batch_size,
             side=sides[point.side.name],
             part=None if point.part is None else sides[point.part.name],
-            share_of_part=point.share_of_part,
+            worker_share=point.worker_share,
         )
         for point in plan.points
     ]

@@ -104,7 +104,7 @@ def _search_and_confirm(
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search_budget and not interrupt.is_set():
                 _search(live, interrupt, fork_server)
-            if interrupt.is_set() or policy.error is not None or not live.is_confirmed:
+            if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
             _confirm(live, size, interrupt, fork_server)
     finally:
@@ -129,7 +129,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
     address = fork_server.address if fork_server is not None and fault is None else None
 
     def hold_tracker() -> None:
-        if live.is_confirmed:  # confirmation runs come next, and they are timed
+        if live.needs_confirmation:  # confirmation runs come next, and they are timed
             live.tracker.hold()
 
     trial_manager = TrialManager(
@@ -151,7 +151,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
         unsupported=lambda config: unsupported(config, plan.capabilities),
-        on_no_more=hold_tracker,
+        on_last_trial=hold_tracker,
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
     run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt)
@@ -203,7 +203,7 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, for
 
 def _conclude_stored(live: LiveStudy) -> Confirmation | None:
     """Conclude the race from the confirmation runs in the storage; None if the study has no confirmation."""
-    if not live.is_confirmed:
+    if not live.needs_confirmation:
         return None
     race = live.planned_race()
     return conclude(race, confirmations(live.study), live.race_limits(race), live.plan.objective)

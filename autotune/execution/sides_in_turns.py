@@ -15,7 +15,7 @@ from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.cluster import connected
-from autotune.execution.comparison_plan import VERBS, ComparisonPlan, Side
+from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.study_folder import log_file, sole_user
@@ -79,7 +79,7 @@ def make_runs(
                     on_start=partial(display.run_started, side.name, plan.seed(number)),
                     on_evaluation=display.evaluated,
                 )
-                refuse_to_go_on(plan, side, results)
+                check_failures(plan, side, results)
 
         def on_end(run: PairedRun, result: TrialResult) -> None:
             side = plan.sides[run.arm]
@@ -114,7 +114,7 @@ def device_of(results: Results) -> Any:
     return next((run.fingerprint.get("device") for run in results.values() if run.fingerprint), None)
 
 
-def refuse_to_go_on(plan: ComparisonPlan, side: Side, results: Results) -> None:
+def check_failures(plan: ComparisonPlan, side: Side, results: Results) -> None:
     """End a comparison in which further runs of a side would only fail again.
 
     Raises:
@@ -205,7 +205,7 @@ def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
 def _tracked(plan: ComparisonPlan, side: Side, number: int) -> TrackedTrial:
     return TrackedTrial(
         name=f"{side.name}-{number}",
-        phase=VERBS[plan.kind],
+        phase=VERB_OF_KIND[plan.kind],
         trial=number,
         values={"side": side.name, **side.values},
         overrides=side.overrides,

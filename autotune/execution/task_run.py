@@ -201,7 +201,7 @@ class TaskRun:
             task = replace(task, weights_path=None)
         say_what_is_fetched()  # to the worker's own log
         take_niceness(task)
-        go_to_code(task)
+        enter_code_folders(task)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
         kept: dict[str, Any] = {}
@@ -243,13 +243,13 @@ class TaskRun:
 def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
     """Train a task as one of its other workers until the first worker ends; returns this worker's failure, None if there was none."""
     take_niceness(task)
-    go_to_code(task)
+    enter_code_folders(task)
     from autotune.training.parallel.rendezvous import follow  # noqa: PLC0415  # torch is imported by the first training
 
     return follow(task.config, rendezvous, **_settings(task))
 
 
-def go_to_code(task: TrialTask) -> None:
+def enter_code_folders(task: TrialTask) -> None:
     """Change to the driver's working folder, if this machine has it, and make the user's own modules importable."""
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
@@ -262,13 +262,13 @@ def take_niceness(task: TrialTask) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
 
 
-def say_niceness(task: TrialTask, report: WorkerReport) -> None:
+def warn_of_niceness(task: TrialTask, report: WorkerReport) -> None:
     """Log a warning, once, if a worker could not take the driver's niceness."""
-    _say_niceness(report.fingerprint.get("niceness", task.niceness), task.niceness)
+    _warn_of_niceness_once(report.fingerprint.get("niceness", task.niceness), task.niceness)
 
 
 @cache
-def _say_niceness(found: int, wanted: int) -> None:
+def _warn_of_niceness_once(found: int, wanted: int) -> None:
     if found > wanted:
         logger.warning("workers run at niceness %d, not at the driver's %d: what else runs on their machines comes first", found, wanted)
 
@@ -282,7 +282,7 @@ def _settings(task: TrialTask) -> dict[str, Any]:
     return settings
 
 
-def how_it_died(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcome, str]:
+def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcome, str]:
     """Outcome and error of a training whose process died without reporting an outcome, ``seconds`` after the training began."""
     stack_traces = ""
     with contextlib.suppress(OSError):  # there is no hang file, such as from the watchdog of another machine

@@ -14,7 +14,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died, say_niceness
+from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_niceness
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
@@ -105,7 +105,7 @@ class TrialManager:
             trials in a row for which that did not help, further trials are only marked.
         time_budget_seconds: time limit of the search, from the start of its first trial; None means no limit.
         unsupported: why these machines cannot run a configuration; None if they can.
-        on_no_more: called when no further trial will be started, before the paused trials are ended.
+        on_last_trial: called when no further trial will be started, before the paused trials are ended.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TrialManager:
         max_retakes: int,
         time_budget_seconds: float | None,
         unsupported: Callable[[TrialConfig], str | None],
-        on_no_more: Callable[[], object] = lambda: None,
+        on_last_trial: Callable[[], object] = lambda: None,
     ) -> None:
         self._policy = policy
         self._composer = composer
@@ -141,7 +141,7 @@ class TrialManager:
         self._ends_at = math.inf
         self._has_no_more = False
         self._unsupported = unsupported
-        self._on_no_more = on_no_more
+        self._on_no_more = on_last_trial
         self._trials: dict[str, _ManagedTrial] = {}
         self.refusal: AutotuneError | None = None
         """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or no suggestion can be run."""
@@ -229,7 +229,7 @@ class TrialManager:
         managed = self._trials[key]
         managed.fingerprint = report.fingerprint or managed.fingerprint
         managed.contention = report.contention or managed.contention
-        say_niceness(managed.task, report)
+        warn_of_niceness(managed.task, report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation
@@ -256,7 +256,7 @@ class TrialManager:
         managed = self._trials.get(key)
         if managed is None:
             return
-        self._end(key, *how_it_died(managed.task, seconds=time.time() - managed.handed_out_at, reason=reason))
+        self._end(key, *outcome_of_death(managed.task, seconds=time.time() - managed.handed_out_at, reason=reason))
 
     def interrupt_all(self) -> None:
         """Give up all running and paused trials, because the search ends; a resumed study continues them or proposes them again."""

@@ -22,7 +22,7 @@ from typing import NamedTuple, TextIO
 import psutil
 
 from autotune.contention import MOST_STOPPED_SECONDS, Contention
-from autotune.execution.awake import gives_way
+from autotune.execution.awake import has_idle_priority
 
 _BEAT_SECONDS = 0.1
 _MOST_WAKES_PER_SECOND = 20
@@ -102,7 +102,7 @@ class Watch:
         first, seconds = self._first, self._on_seconds
         fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # share of the time since the first sample that was trained in
         used = {pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()}  # of processes still alive
-        study = sum(cpu for pid, cpu in used.items() if pid != os.getpid() and not gives_way(pid))
+        study = sum(cpu for pid, cpu in used.items() if pid != os.getpid() and not has_idle_priority(pid))
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault()
         self._latest = Contention(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import tune
 
-from autotune.execution.fork_server import ForkedProcess, ForkedRun, share_of
+from autotune.execution.fork_server import ForkedProcess, ForkedRun, resource_environment
 from autotune.execution.task_run import TaskRun, TrialTask
 from autotune.execution.worker_group import WorkerGroup, bundles
 
@@ -48,7 +48,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             return TaskRun(task, self._group.meet)
         if self._forked is None:
             try:
-                self._forked = ForkedProcess(task.fork_server, share_of(task))
+                self._forked = ForkedProcess(task.fork_server, resource_environment(task))
             except OSError:  # the fork server was ended
                 return TaskRun(task, self._group.meet)
         return ForkedRun(self._forked, task)

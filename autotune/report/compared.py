@@ -92,7 +92,7 @@ class Comparison:
         return self.num_runs == 2 * self.num_seeds
 
     @property
-    def each_side_reached(self) -> bool:
+    def both_sides_reached(self) -> bool:
         """Whether each side reached the target at least once."""
         return all(side.arm.num_reached > 0 for side in self.sides)
 
@@ -131,7 +131,7 @@ def verdict(comparison: Comparison) -> str:
     ratio = comparison.score_ratio
     if comparison.num_pairs == 0:
         return "nothing to compare: no pair of runs ended"
-    if not comparison.each_side_reached:
+    if not comparison.both_sides_reached:
         return f"{_who_never_reached(comparison)} reached the target" + (f"; a / b is {describe_ratio(ratio)}" if ratio else "")
     if ratio is None:
         return f"no pair of runs has two {'times' if comparison.scale.is_time else 'scores'} to compare"

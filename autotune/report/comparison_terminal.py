@@ -121,7 +121,7 @@ def _table(comparison: Comparison) -> list[Text]:
 def is_resolved(comparison: Comparison) -> bool:
     """Whether the comparison shows which side is better: both reached the target, and the ratio's interval excludes 1."""
     ratio = comparison.score_ratio
-    return comparison.each_side_reached and ratio is not None and not ratio.low <= 1 <= ratio.high
+    return comparison.both_sides_reached and ratio is not None and not ratio.low <= 1 <= ratio.high
 
 
 def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], str], str]]:
@@ -150,7 +150,7 @@ def _notes(comparison: Comparison) -> list[str]:
         if scoreless:
             notes.append(f"{side.name}: {len(scoreless)} {nothing}: {scoreless[0].outcome} {scoreless[0].error_line}".rstrip())
     both_reached = comparison.score_ratio_where_both_reached
-    if both_reached is not None and comparison.each_side_reached:
+    if both_reached is not None and comparison.both_sides_reached:
         pairs = "1 pair" if both_reached.num_pairs == 1 else f"{both_reached.num_pairs} pairs"
         notes.append(f"in the {pairs} in which both reached the target, a / b is {both_reached.ratio:.2f}x; above it counts the misses")
     return notes

@@ -31,7 +31,7 @@ class Front:
         return [name for name, picked in self.picks.items() if picked == trial]
 
 
-def front_of(objective: Pareto, results: Iterable[TrialResult]) -> Front | None:
+def make_front(objective: Pareto, results: Iterable[TrialResult]) -> Front | None:
     """The Pareto front of the trials that REACHED the target; None if no trial did."""
     reached = [result for result in results if result.outcome is Outcome.REACHED]
     points = {result.trial: objective.values(result.last) for result in reached if result.last is not None}

@@ -41,7 +41,7 @@ class ScalingPoint:
     side: ComparedSide
     part: ComparedSide | None
     """The runs of one worker alone on its part of the batch; None if a single worker was not measured."""
-    share_of_part: float
+    worker_share: float
     """Fraction of the part's work that one worker does; below 1 if workers split the model's layers."""
 
     @property
@@ -83,7 +83,7 @@ class ScalingPoint:
         rounds = sorted(alone.keys() & together.keys())
         if not rounds:
             return None
-        return min(1.0, self.share_of_part * fmean(alone[number] for number in rounds) / fmean(together[number] for number in rounds))
+        return min(1.0, self.worker_share * fmean(alone[number] for number in rounds) / fmean(together[number] for number in rounds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Scaling:
         return [point for point in self.points if point.mode is mode]
 
     @property
-    def each_reached(self) -> bool:
+    def all_points_reached(self) -> bool:
         """Whether every number of workers reached the target at least once."""
         return all(point.num_reached for point in self.points)
 

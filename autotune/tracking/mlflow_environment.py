@@ -32,7 +32,7 @@ def store_uri(uri: str | None) -> str:
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
 
 
-def how_to_browse(tracking: Mapping[str, Any], studies: str) -> str | None:
+def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
     """The command or the server address that shows the tracked runs; None for a tracker that is not part of autotune.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.config.compose import Composer
 from autotune.execution import awake, cluster
-from autotune.execution.awake import gives_way, kept_awake
+from autotune.execution.awake import has_idle_priority, kept_awake
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
@@ -32,9 +32,9 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_process_that_gives_way_computes_on_each_cpu_while_it_is_wanted(cpus: list[int]) -> None:
     with kept_awake():
         mine = children(os.getpid())
-        wait_until(lambda: all(gives_way(each.pid) for each in mine))
+        wait_until(lambda: all(has_idle_priority(each.pid) for each in mine))
         assert sorted(each.cpu_affinity() for each in mine) == [[cpu] for cpu in cpus]
-        assert not gives_way(os.getpid())
+        assert not has_idle_priority(os.getpid())
     assert not children(os.getpid())
 
 

@@ -95,7 +95,7 @@ def test_what_is_told_before_runs_are_timed_waits_for_them_too_where_the_tracker
 
 
 def test_a_tracker_that_holds_is_closed_without_waiting(tracker: BackgroundTracker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_tracker, "MOST_HELD_SECONDS", 1e6)
+    monkeypatch.setattr(background_tracker, "MAX_HOLD_SECONDS", 1e6)
     tracker.hold()
     tracker.start(run("first"))
     tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
@@ -103,7 +103,7 @@ def test_a_tracker_that_holds_is_closed_without_waiting(tracker: BackgroundTrack
 
 
 def test_long_runs_are_written_while_they_are_timed(tracker: BackgroundTracker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_tracker, "MOST_HELD_SECONDS", 0.1)
+    monkeypatch.setattr(background_tracker, "MAX_HOLD_SECONDS", 0.1)
     with tracker.held():
         tracker.start(run("long"))
         wait_until(lambda: [what for _, what in told(path)] == ["start long"])

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from autotune.compare import compare, compare_command
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
-from autotune.execution.sides_in_turns import refuse_to_go_on
+from autotune.execution.sides_in_turns import check_failures
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from tests.patience import exit_code, wait_until
@@ -336,19 +336,19 @@ def test_code_that_fails_again_and_again_ends_a_comparison(plan: ComparisonPlan)
     one, other = plan.sides
     results = {("a", 0): ended(Outcome.REACHED)}
     for pair in range(3):
-        refuse_to_go_on(plan, one, results)
+        check_failures(plan, one, results)
         results["b", pair] = ended(Outcome.ERRORED, f"Traceback\nboom {pair}")
         if pair < 2:
-            refuse_to_go_on(plan, other, results)
+            check_failures(plan, other, results)
     with pytest.raises(WorkerError, match="3 runs of side b in a row failed") as failed:
-        refuse_to_go_on(plan, other, results)
+        check_failures(plan, other, results)
     assert failed.value.traceback_text == "Traceback\nboom 0"
-    refuse_to_go_on(plan, other, results | {("b", 2): ended(Outcome.OUT_OF_MEMORY)})
+    check_failures(plan, other, results | {("b", 2): ended(Outcome.OUT_OF_MEMORY)})
 
 
 def test_a_side_that_no_worker_can_make_ends_a_comparison(plan: ComparisonPlan) -> None:
     with pytest.raises(ConfigError, match=r"b: data\.root: is not there"):
-        refuse_to_go_on(plan, plan.sides[1], {("b", 0): ended(Outcome.INVALID, "data.root: is not there")})
+        check_failures(plan, plan.sides[1], {("b", 0): ended(Outcome.INVALID, "data.root: is not there")})
 
 
 def test_help_needs_none_of_what_takes_long_to_import() -> None:

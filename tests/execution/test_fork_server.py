@@ -16,7 +16,7 @@ import pytest
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkServer
-from autotune.execution.task_run import TrialTask, WorkerReport, how_it_died
+from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death
 from autotune.outcome import Outcome
 from tests.patience import wait_until
 
@@ -116,7 +116,7 @@ def test_a_forked_process_trains_as_a_new_one_to_the_last_bit_and_never_trained(
 def test_what_ended_a_process_is_said_and_the_next_one_trains(server: ForkServer, make_task: Any, how: str, told: str) -> None:
     last = list(server.train(make_task(how)))[-1]
     assert last == Died(reason=f"the worker died: it was ended by {told}")
-    assert how_it_died(make_task(), seconds=1.0, reason=last.reason) == (Outcome.ERRORED, last.reason)
+    assert outcome_of_death(make_task(), seconds=1.0, reason=last.reason) == (Outcome.ERRORED, last.reason)
     [report, *_] = server.train(make_task("works"))
     assert isinstance(report, WorkerReport)
     assert report.outcome is Outcome.REACHED
@@ -126,7 +126,7 @@ def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: Fork
     task = make_task("hangs", deadline_seconds=15.0)
     last = list(server.train(task))[-1]
     assert last == Died(reason="the worker died: it ended with exit code 1")
-    outcome, error = how_it_died(task, seconds=16.0, reason=last.reason)
+    outcome, error = outcome_of_death(task, seconds=16.0, reason=last.reason)
     assert outcome is Outcome.TIMED_OUT
     assert "in wait_for_what_never_comes" in error
     wait_until(lambda: _are_gone(tmp_path))
@@ -134,7 +134,7 @@ def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: Fork
 
 def test_memory_that_ran_out_is_told_by_what_the_kernel_counts(make_task: Any) -> None:
     reason = "the worker died: it was ended by SIGKILL, while this machine was low on memory"
-    assert how_it_died(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason)
+    assert outcome_of_death(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason)
 
 
 def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server: ForkServer, make_task: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import ray
 
 from autotune.config.schema import TrialConfig
 from autotune.execution.cluster import ClusterSize
-from autotune.execution.fork_server import ForkServer, share_of
+from autotune.execution.fork_server import ForkServer, resource_environment
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
@@ -148,9 +148,9 @@ def test_a_forked_process_sees_what_an_actor_of_its_size_sees(make_run: Any, mon
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for visible, seen in (("", "0,1"), ("5,GPU-a,7", "5,GPU-a"), ("5,6", "5,6")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert share_of(task) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "3"}
+        assert resource_environment(task) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "3"}
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert share_of(replace(task, num_gpus=0)) == {"OMP_NUM_THREADS": "2"}
+    assert resource_environment(replace(task, num_gpus=0)) == {"OMP_NUM_THREADS": "2"}
 
 
 def test_a_run_of_several_workers_has_new_actors(processes: FreshProcesses, make_run: Any) -> None:

@@ -99,7 +99,7 @@ class Session:
             max_retakes=2,
             time_budget_seconds=None,
             unsupported=lambda config: None,
-            on_no_more=lambda: self.told.events.append(("no more", 0)),
+            on_last_trial=lambda: self.told.events.append(("no more", 0)),
         )  # fmt: skip
 
     def begin(self, key: str) -> TrialTask:

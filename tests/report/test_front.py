@@ -9,7 +9,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds, Pareto
 from autotune.outcome import Outcome
 from autotune.report.drawing import write_png
-from autotune.report.front import Front, describe_front, front_of, write_front
+from autotune.report.front import Front, describe_front, make_front, write_front
 from autotune.report.front_figure import draw_front
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
@@ -44,7 +44,7 @@ RESULTS = [
 def front_by(**objectives: AmortisedTime | DeviceSeconds | Cost) -> Front:
     weights = {name: dict.fromkeys(objectives, 1.0) for name in ("balanced",)}
     preferences = PREFERENCES if "devices" in objectives else {**weights, "cheap": {"cost": 1.0}}
-    found = front_of(Pareto(objectives=objectives, preferences=preferences, search_for="balanced"), RESULTS)
+    found = make_front(Pareto(objectives=objectives, preferences=preferences, search_for="balanced"), RESULTS)
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def test_only_trials_that_reached_the_target_are_on_the_front() -> None:
 
 def test_a_study_in_which_nothing_reached_has_no_front() -> None:
     objective = Pareto(objectives={"time": TIME, "devices": DEVICES}, preferences=PREFERENCES, search_for="quick")
-    assert front_of(objective, [ended(0, 1.0, 1, Outcome.MISSED)]) is None
+    assert make_front(objective, [ended(0, 1.0, 1, Outcome.MISSED)]) is None
 
 
 def test_the_table_has_a_row_a_trial_of_the_front(tmp_path: Path) -> None:

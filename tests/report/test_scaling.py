@@ -46,7 +46,7 @@ def side(*runs: TrialResult) -> ComparedSide:
 def point(
     mode: Mode, num_workers: int, batch_size: int, whole: ComparedSide, part: ComparedSide | None, share: float = 1.0
 ) -> ScalingPoint:
-    return ScalingPoint(mode=mode, num_workers=num_workers, batch_size=batch_size, side=whole, part=part, share_of_part=share)
+    return ScalingPoint(mode=mode, num_workers=num_workers, batch_size=batch_size, side=whole, part=part, worker_share=share)
 
 
 def scaling(*points: ScalingPoint, is_complete: bool = True) -> Scaling:
@@ -102,8 +102,8 @@ def test_a_run_that_falls_short_is_in_what_a_success_costs() -> None:
     speed_up = found.speed_up(found.points[1])
     assert speed_up is not None
     assert speed_up.claim == "measured"
-    assert found.each_reached
-    assert not scaling(STRONG[0], point(Mode.STRONG, 2, 64, side(run(20.0, reached=False)), None)).each_reached
+    assert found.all_points_reached
+    assert not scaling(STRONG[0], point(Mode.STRONG, 2, 64, side(run(20.0, reached=False)), None)).all_points_reached
 
 
 def test_files_tables_and_figure_tell_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.tracking.mlflow_environment import how_to_browse
+from autotune.tracking.mlflow_environment import browse_command
 from autotune.tracking.tensorboard_tracker import TensorBoardTracker
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
@@ -82,4 +82,4 @@ def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:
 
 def test_how_it_is_browsed_is_said() -> None:
     node = {"_target_": "autotune.tracking.tensorboard_tracker.TensorBoardTracker"}
-    assert how_to_browse(node, "my outputs") == "tensorboard --logdir 'my outputs'"
+    assert browse_command(node, "my outputs") == "tensorboard --logdir 'my outputs'"
