@@ -107,8 +107,8 @@ def _checkpoint(config: Config, trial: TrialConfig) -> "Iterator[Mirror | None]"
         return
     if trial.training is not None:
         raise ConfigError("checkpoint.folder: a training function of one's own keeps its own state; accepted beside it is null")
-    if trial.parallelism["num_workers"] > 1:
-        raise ConfigError(f"checkpoint.folder: accepted with parallelism.num_workers={trial.parallelism['num_workers']} is null")
+    if trial.num_workers > 1:
+        raise ConfigError(f"checkpoint.folder: accepted with parallelism.num_workers={trial.num_workers} is null")
     from autotune.remote.mirror import mirrored  # noqa: PLC0415  # after --help
 
     with mirrored(config.checkpoint.folder, "checkpoint.folder") as mirror:

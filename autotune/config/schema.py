@@ -7,7 +7,7 @@ a worker.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from omegaconf import MISSING
@@ -189,10 +189,10 @@ class TrialConfig:
     augmentation: Mapping[str, Any]
     views: Mapping[str, Any]
     technique: Mapping[str, Any]
-    precision: Mapping[str, Any]
+    precision: PrecisionConfig
     parallelism: Mapping[str, Any]
-    runtime: Mapping[str, Any]
-    data_path: Mapping[str, Any]
+    runtime: RuntimeConfig
+    data_path: DataPathConfig
     batch_size: int
     """Samples a step, over all workers."""
     epochs: float
@@ -212,25 +212,25 @@ class TrialConfig:
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
         _check_at_least("parallelism.num_workers", self.parallelism.get("num_workers"), 1)
-        _check_at_least("data_path.num_workers", self.data_path["num_workers"], 0)
-        _check_at_least("data_path.prefetch_batches", self.data_path["prefetch_batches"], 1)
+        _check_at_least("data_path.num_workers", self.data_path.num_workers, 0)
+        _check_at_least("data_path.prefetch_batches", self.data_path.prefetch_batches, 1)
         for key, value in (
             ("evaluate_every_samples", self.evaluate_every_samples),
-            ("runtime.num_threads", self.runtime["num_threads"]),
-            ("runtime.micro_batch_size", self.runtime["micro_batch_size"]),
+            ("runtime.num_threads", self.runtime.num_threads),
+            ("runtime.micro_batch_size", self.runtime.micro_batch_size),
         ):
             if value is not None:
                 _check_at_least(key, value, 1)
-        for key, value, accepted in (
+        for key, found, accepted in (
             ("device", self.device, ("auto", "cpu", "cuda")),
             ("target.mode", self.target.mode, ("max", "min")),
-            ("precision.autocast_dtype", self.precision["autocast_dtype"], (None, "bfloat16", "float16")),
-            ("precision.weights_dtype", self.precision["weights_dtype"], ("float32", "bfloat16", "float16")),
-            ("precision.float32_precision", self.precision["float32_precision"], ("ieee", "tf32")),
-            ("runtime.compile", self.runtime["compile"], (None, "default", "reduce-overhead", "max-autotune")),
-            ("runtime.optimizer_kernels", self.runtime["optimizer_kernels"], (None, "fused", "foreach", "for_loop")),
+            ("precision.autocast_dtype", self.precision.autocast_dtype, (None, "bfloat16", "float16")),
+            ("precision.weights_dtype", self.precision.weights_dtype, ("float32", "bfloat16", "float16")),
+            ("precision.float32_precision", self.precision.float32_precision, ("ieee", "tf32")),
+            ("runtime.compile", self.runtime.compile, (None, "default", "reduce-overhead", "max-autotune")),
+            ("runtime.optimizer_kernels", self.runtime.optimizer_kernels, (None, "fused", "foreach", "for_loop")),
         ):
-            _check_one_of(key, value, accepted)
+            _check_one_of(key, found, accepted)
         if not (0 < self.epochs < math.inf):
             raise ConfigError(f"epochs: found {self.epochs}, accepted is above 0")
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
@@ -241,33 +241,36 @@ class TrialConfig:
 
     def _check_together(self) -> None:
         """Refuse settings that exclude each other."""
-        if self.training is not None and self.parallelism["num_workers"] > 1:
-            raise ConfigError(
-                f"parallelism.num_workers: found {self.parallelism['num_workers']}, accepted with a training function of one's own is 1"
-            )
-        if self.precision["autocast_dtype"] is not None and self.precision["weights_dtype"] != "float32":
+        if self.training is not None and self.num_workers > 1:
+            raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted with a training function of one's own is 1")
+        if self.precision.autocast_dtype is not None and self.precision.weights_dtype != "float32":
             raise ConfigError("precision.weights_dtype: autocast keeps float32 weights; accepted beside autocast_dtype is float32")
-        if self.runtime["cuda_graph"] and self.runtime["compile"] not in (None, "default"):
+        if self.runtime.cuda_graph and self.runtime.compile not in (None, "default"):
             raise ConfigError(
-                f"runtime.cuda_graph: compile={self.runtime['compile']} makes graphs of its own; accepted beside true is null or default"
+                f"runtime.cuda_graph: compile={self.runtime.compile} makes graphs of its own; accepted beside true is null or default"
             )
-        if self.runtime["cuda_graph"] and self.runtime["activation_checkpointing"]:
+        if self.runtime.cuda_graph and self.runtime.activation_checkpointing:
             raise ConfigError(
                 "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is false: it reads the random state, "
                 "which a graph that is being captured does not let it"
             )
-        micro_batch_size = self.runtime["micro_batch_size"]
+        micro_batch_size = self.runtime.micro_batch_size
         if (
-            self.runtime["compile"] in ("reduce-overhead", "max-autotune")
+            self.runtime.compile in ("reduce-overhead", "max-autotune")
             and micro_batch_size is not None
             and micro_batch_size < self.batch_size
         ):
             raise ConfigError(
                 f"runtime.micro_batch_size: found {micro_batch_size} of batch_size={self.batch_size}, accepted with "
-                f"compile={self.runtime['compile']} is null: its graphs write over gradients that are being added up"
+                f"compile={self.runtime.compile} is null: its graphs write over gradients that are being added up"
             )
-        if self.runtime["cuda_graph"] and self.precision["autocast_dtype"] == "float16":
+        if self.runtime.cuda_graph and self.precision.autocast_dtype == "float16":
             raise ConfigError("runtime.cuda_graph: a graph cannot hold float16's gradient scaling; accepted beside it is bfloat16 or null")
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together."""
+        return int(self.parallelism["num_workers"])
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as plain nested data, as YAML holds it."""
@@ -276,8 +279,10 @@ class TrialConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Take a training's part out of a resolved configuration."""
-        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
-        return cls(**{**known, "target": Target(**known["target"]), "allowed_targets": tuple(known["allowed_targets"])})
+        known: dict[str, Any] = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        for name, make in (("precision", PrecisionConfig), ("runtime", RuntimeConfig), ("data_path", DataPathConfig), ("target", Target)):
+            known[name] = make(**known[name])
+        return cls(**{**known, "allowed_targets": tuple(known["allowed_targets"])})
 
 
 def _check_at_least(key: str, value: Any, least: int) -> None:

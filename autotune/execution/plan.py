@@ -117,7 +117,7 @@ def deadline_seconds(composed: Composed) -> float:
 
 def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, int]:
     """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
-    num_workers = config.parallelism["num_workers"]
+    num_workers = config.num_workers
     num_gpus = num_workers if uses_cuda(config, capabilities) else 0
     return num_workers * cluster.cpus_per_worker, num_gpus
 

@@ -99,7 +99,7 @@ def _part(sides: dict[str, Side], name: str, common: Sequence[str], config_dirs:
             f"batch_size: found {trial.batch_size}, accepted with {num_parts} workers that share a batch is a multiple of that"
         )
     size = trial.batch_size // num_parts
-    part = next((side for side in sides.values() if side.trial.batch_size == size and side.trial.parallelism["num_workers"] == 1), None)
+    part = next((side for side in sides.values() if side.trial.batch_size == size and side.trial.num_workers == 1), None)
     if part is None:
         label = f"alone-{size}"
         part = compose_side(label, common, (*_ALONE, f"batch_size={size}"), config_dirs, cap_seconds=_PART_SECONDS)

@@ -76,7 +76,7 @@ class TrialTask:
     @property
     def num_workers(self) -> int:
         """Number of processes that train together."""
-        return int(self.config.parallelism["num_workers"])
+        return int(self.config.num_workers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,8 +105,8 @@ def make_components(
         _check_float8_rows(config, data, model, precision, strategy.part_of_batch(0)[1])
     technique.start(model)
     if reuse is None:
-        if config.runtime["activation_checkpointing"]:
-            checkpoint_activations(model, recompute_statistics=config.runtime["compile"] is not None)
+        if config.runtime.activation_checkpointing:
+            checkpoint_activations(model, recompute_statistics=config.runtime.compile is not None)
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
         if ranks is not None and ranks.size > 1:
@@ -154,7 +154,7 @@ def _make_model(
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
     model = precision.convert(model.to(device))
-    if config.runtime["channels_last"]:
+    if config.runtime.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     if callable(initialise_from := getattr(model, "initialise_from", None)):
         inputs = data.train.inputs[:: max(1, len(data.train) // _INITIALISE_SAMPLES)][:_INITIALISE_SAMPLES].to(device)
@@ -164,11 +164,11 @@ def _make_model(
 
 def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Module, precision: Precision, num_parts: int) -> None:
     """Refuse batches that float8 cannot multiply: what its layers are given of one sample, times the samples at once."""
-    if not config.precision["float8"]:
+    if not config.precision.float8:
         return
     whole = min(config.batch_size, len(data.train))
     size = whole // num_parts // config.parallelism.get("num_micro_batches", 1)
-    at_once = min(size, config.runtime["micro_batch_size"] or size)
+    at_once = min(size, config.runtime.micro_batch_size or size)
     key, found = ("batch_size", config.batch_size) if at_once == size else ("runtime.micro_batch_size", at_once)
     there = f" ({whole} are there)" if key == "batch_size" and whole < found else ""
     inputs = data.transform(data.train.inputs[:1].to(precision.device))
@@ -204,7 +204,7 @@ def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, 
 
 def _kernel_arguments(config: TrialConfig, made: "partial[Any]") -> dict[str, bool]:
     """``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` says, of an optimizer that has them."""
-    kernels = config.runtime["optimizer_kernels"]
+    kernels = config.runtime.optimizer_kernels
     wanted = {None: {}, "fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}[kernels]
     if unknown := set(wanted) - set(inspect.signature(made.func).parameters):
         raise ConfigError(

@@ -77,9 +77,9 @@ def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     uses_gpu = uses_cuda(config, capabilities)
     if (reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)) is not None:
         return reason
-    if config.runtime["compile"] is not None and not capabilities.has_compiler:
-        return f"runtime.compile={config.runtime['compile']} needs a C++ compiler, and there is none"
-    if config.precision["float8"] and not capabilities.has_torchao:
+    if config.runtime.compile is not None and not capabilities.has_compiler:
+        return f"runtime.compile={config.runtime.compile} needs a C++ compiler, and there is none"
+    if config.precision.float8 and not capabilities.has_torchao:
         return "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
     return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect_on_cpu(config)
 
@@ -100,8 +100,8 @@ def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str 
     """What of the precision the GPUs are too old for."""
     found, precision = capabilities.compute_capability, config.precision
     wanted = {
-        "float8": precision["float8"],
-        "bfloat16": "bfloat16" in (precision["autocast_dtype"], precision["weights_dtype"]),
+        "float8": precision.float8,
+        "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
         "TensorFloat-32": _is_plain_tf32(config),
     }
     for what, least in LEAST_COMPUTE_CAPABILITY.items():
@@ -114,12 +114,12 @@ def _without_effect_on_cpu(config: TrialConfig) -> str | None:
     """What the CPU would run as if it had not been asked for."""
     runtime = config.runtime
     for setting, is_asked in (
-        ("precision.float8", config.precision["float8"]),
+        ("precision.float8", config.precision.float8),
         ("precision.float32_precision=tf32", _is_plain_tf32(config)),
-        ("runtime.cuda_graph", runtime["cuda_graph"]),
-        ("runtime.compile=reduce-overhead", runtime["compile"] == "reduce-overhead"),
-        ("runtime.cudnn_benchmark", runtime["cudnn_benchmark"]),
-        ("runtime.expandable_segments", runtime["expandable_segments"]),
+        ("runtime.cuda_graph", runtime.cuda_graph),
+        ("runtime.compile=reduce-overhead", runtime.compile == "reduce-overhead"),
+        ("runtime.cudnn_benchmark", runtime.cudnn_benchmark),
+        ("runtime.expandable_segments", runtime.expandable_segments),
     ):
         if is_asked:
             return f"{setting} is for GPUs, and this training runs on the CPU"
@@ -129,8 +129,8 @@ def _without_effect_on_cpu(config: TrialConfig) -> str | None:
 def _is_plain_tf32(config: TrialConfig) -> bool:
     """Whether TensorFloat-32 is all that sets a precision apart from float32."""
     precision = config.precision
-    is_float32 = precision["autocast_dtype"] is None and precision["weights_dtype"] == "float32" and not precision["float8"]
-    return is_float32 and precision["float32_precision"] == "tf32"
+    is_float32 = precision.autocast_dtype is None and precision.weights_dtype == "float32" and not precision.float8
+    return is_float32 and precision.float32_precision == "tf32"
 
 
 def uses_cuda(config: TrialConfig, capabilities: Capabilities) -> bool:

@@ -2,12 +2,11 @@
 
 import contextlib
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from autotune.config.schema import PrecisionConfig
 from autotune.errors import ConfigError
 
 FLOAT8_ROWS = 16
@@ -21,13 +20,13 @@ Source: torch._scaled_mm: the dimension that is summed over is divisible by 16.
 class Precision:
     """The ``precision`` node for one device."""
 
-    settings: Mapping[str, Any]
+    settings: PrecisionConfig
     device: torch.device
 
     @property
     def weights_dtype(self) -> torch.dtype:
         """Number format of weights, buffers and floating-point inputs."""
-        dtype = getattr(torch, self.settings["weights_dtype"])
+        dtype = getattr(torch, self.settings.weights_dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
@@ -36,7 +35,7 @@ class Precision:
 
         By ``allow_tf32`` alone: after torch's newer ``conv.fp32_precision`` that flag raises in all code that reads it.
         """
-        tf32 = self.settings["float32_precision"] == "tf32"
+        tf32 = self.settings.float32_precision == "tf32"
         for backend in (torch.backends, torch.backends.cudnn):  # where others set them, no TensorFloat-32 would mean theirs
             backend.fp32_precision = "none"  # type: ignore[attr-defined]  # missing in torch's stubs
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -44,7 +43,7 @@ class Precision:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context that forward pass and loss run in."""
-        dtype = self.settings["autocast_dtype"]
+        dtype = self.settings.autocast_dtype
         return torch.autocast(self.device.type, getattr(torch, dtype)) if dtype else contextlib.nullcontext()
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
@@ -53,7 +52,7 @@ class Precision:
         A step whose scaled gradients overflow is left out. With fused optimizers that is decided on the device; others make the
         host wait for the device each step.
         """
-        if self.settings["autocast_dtype"] != "float16":
+        if self.settings.autocast_dtype != "float16":
             return None
         # The first steps may be left out while the scale is found, and the schedule goes on all the same.
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
@@ -65,7 +64,7 @@ class Precision:
 
     def float8_rows(self, model: torch.nn.Module, inputs: torch.Tensor) -> set[int]:
         """The rows of the matrices that the model's float8 layers are given for these inputs, none where it has no such layer."""
-        if not self.settings["float8"]:
+        if not self.settings.float8:
             return set()
         from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415  # an optional extra, which made the model
 
@@ -91,7 +90,7 @@ class Precision:
             ConfigError: float8 without torchao, or for a model without a linear layer that float8 can compute.
         """
         model = model.to(self.weights_dtype)
-        return _to_float8(model, emulate=self.device.type != "cuda") if self.settings["float8"] else model
+        return _to_float8(model, emulate=self.device.type != "cuda") if self.settings.float8 else model
 
 
 def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
     device = pick_device(config.device)
     wait = synchronizer(device)
     config = _lengthened(config, num_needed := _NUM_WARM_UPS + _NUM_PROFILER_WARM_UPS + 2 * num_profiled + _NUM_STACK_STEPS)
-    if config.parallelism["num_workers"] > 1:
-        raise ConfigError(f"parallelism.num_workers: found {config.parallelism['num_workers']}, accepted by a profile is 1")
+    if config.num_workers > 1:
+        raise ConfigError(f"parallelism.num_workers: found {config.num_workers}, accepted by a profile is 1")
     run, step = set_up(config, device, PhaseClock(wait), num_threads)
     first = round(progress * (run.total_steps - num_needed))
     with closing(run.batches(first)) as batches:
@@ -149,7 +149,7 @@ def _optimizer_kernels(config: TrialConfig) -> tuple[str, ...]:
 
 
 def _settings(config: TrialConfig) -> dict[str, Any]:
-    groups = {"runtime": config.runtime, "data_path": config.data_path, "precision": config.precision}
+    groups = {"runtime": asdict(config.runtime), "data_path": asdict(config.data_path), "precision": asdict(config.precision)}
     return {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
 
 

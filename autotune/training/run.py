@@ -82,7 +82,7 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
         "device_type": device.type,
         "driver": driver_version() if cuda else None,
-        "num_threads": config.runtime["num_threads"] or num_threads,
+        "num_threads": config.runtime.num_threads or num_threads,
         "num_cpus": os.cpu_count(),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "host": platform.node(),

@@ -25,10 +25,10 @@ def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -
         num_threads: CPU threads, where the configuration does not say a number.
     """
     runtime = config.runtime
-    torch.set_num_threads(runtime["num_threads"] or num_threads)
-    torch.backends.cudnn.benchmark = runtime["cudnn_benchmark"]
+    torch.set_num_threads(runtime.num_threads or num_threads)
+    torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
     if device.type == "cuda":
-        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{runtime['expandable_segments']}")  # noqa: SLF001  # no public one
+        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{runtime.expandable_segments}")  # noqa: SLF001  # no public one
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # every training compiles for itself
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -53,11 +54,11 @@ class Run:
     @classmethod
     def start(cls, config: TrialConfig, data: LoadedData, device: torch.device, ranks: Ranks) -> "Run":
         """A training's data and sizes, with the data where it is trained on."""
-        on_device = config.data_path["on_device"]
+        on_device = config.data_path.on_device
         resident = fits_on(device, data) if on_device is None else on_device
         precision = Precision(config.precision, device)
         precision.apply()
-        form = {"channels_last": config.runtime["channels_last"], "dtype": precision.weights_dtype}
+        form: dict[str, Any] = {"channels_last": config.runtime.channels_last, "dtype": precision.weights_dtype}
         return cls(
             config,
             data,
@@ -118,7 +119,7 @@ class Run:
         else:
             path = config.data_path
             gathered = host_batches(
-                self.train, order, num_workers=path["num_workers"], prefetch_batches=path["prefetch_batches"], device=self.device
+                self.train, order, num_workers=path.num_workers, prefetch_batches=path.prefetch_batches, device=self.device
             )
         with closing(gathered):
             for batch in gathered:
@@ -132,7 +133,7 @@ class Run:
         inputs = self.data.transform(inputs)
         if inputs.is_floating_point():
             inputs = inputs.to(self.precision.weights_dtype)
-        if self.config.runtime["channels_last"] and inputs.ndim == 4:
+        if self.config.runtime.channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
@@ -175,7 +176,7 @@ def set_up(
         ConfigError: there are more or fewer ranks than workers.
     """
     global _built  # noqa: PLW0603  # what one process has built is the point
-    if ranks.size != (wanted := config.parallelism["num_workers"]):
+    if ranks.size != (wanted := config.num_workers):
         raise ConfigError(f"parallelism.num_workers: found {wanted}, and this training has {ranks.size}; accepted is as many")
     clock.enter(Phase.BUILD)
     key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)

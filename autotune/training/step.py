@@ -21,16 +21,16 @@ class TrainingStep:
 
     def __init__(self, config: TrialConfig, parts: Components, precision: Precision, steps_per_epoch: int, total_steps: int) -> None:
         self.parts = parts
-        self._is_compiled = config.runtime["compile"] is not None
-        self._micro_batch_size = config.runtime["micro_batch_size"]
+        self._is_compiled = config.runtime.compile is not None
+        self._micro_batch_size = config.runtime.micro_batch_size
         self._max_grad_norm = config.max_grad_norm
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = total_steps
         self._autocast = precision.autocast
-        self._compute = compiled(_compute_loss(parts, precision), config.runtime["compile"])
+        self._compute = compiled(_compute_loss(parts, precision), config.runtime.compile)
         self._graphed = (
             GraphedGradients(self._add_gradients, list(parts.model.parameters()))
-            if config.runtime["cuda_graph"] and precision.device.type == "cuda"
+            if config.runtime.cuda_graph and precision.device.type == "cuda"
             else None
         )
 

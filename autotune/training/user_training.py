@@ -110,7 +110,7 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
 
 def _make_anew(config: TrialConfig, device: torch.device, num_threads: int) -> None:
     """Set what a call of the function starts from, whatever an earlier one left."""
-    torch.set_num_threads(config.runtime["num_threads"] or num_threads)
+    torch.set_num_threads(config.runtime.num_threads or num_threads)
     reset_device(device)
     seed_everything(config.seed)
 

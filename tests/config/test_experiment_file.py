@@ -41,7 +41,7 @@ def test_values_of_an_option_that_was_left_are_not_carried_along(tmp_path: Path)
     trial = Composer(["experiment=exported"], [str(tmp_path)]).compose().trial
     assert trial.optimizer == {"_target_": "torch.optim.AdamW", "lr": 0.002, "weight_decay": 0.01}
     assert (trial.batch_size, trial.seed, trial.target.value) == (32, 5, 0.97)
-    assert trial.precision["autocast_dtype"] == "bfloat16"
+    assert trial.precision.autocast_dtype == "bfloat16"
     assert trial.model["norm"] == "batch"
 
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 def task(*overrides: str) -> TrialTask:
     config = Composer(["experiment=cnn_smoke", "runtime.num_threads=1", "target.max_train_seconds=60", *overrides]).compose().trial
-    size = config.parallelism["num_workers"]
+    size = config.num_workers
     return TrialTask(
         name="trial-0",
         config=config,

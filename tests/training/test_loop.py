@@ -187,7 +187,7 @@ def test_seeding_reaches_every_global_generator() -> None:
 def test_a_training_is_the_same_after_another_one_in_the_process(toy: MakeConfig) -> None:
     config = toy(seed=7, optimizer={"_target_": "torch.optim.AdamW", "lr": 1e-3})
     first = numbers(run(config))
-    run(toy("precision=bf16", "lr_schedule=one_cycle", runtime={**config.runtime, "channels_last": True, "num_threads": 2}, seed=1))
+    run(toy("precision=bf16", "lr_schedule=one_cycle", runtime=replace(config.runtime, channels_last=True, num_threads=2), seed=1))
     torch.set_default_dtype(torch.float64)
     assert numbers(run(config)) == first
 

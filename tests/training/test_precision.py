@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autotune.config.compose import Composer
+from autotune.config.schema import PrecisionConfig
 from autotune.errors import ConfigError
 from autotune.training.precision import Precision
 from autotune.training.run import check_training
@@ -18,7 +19,7 @@ OF_TORCHAO = ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::Us
 
 def precision(**settings: Any) -> Precision:
     plain = {"autocast_dtype": None, "weights_dtype": "float32", "float32_precision": "ieee", "float8": False}
-    return Precision({**plain, **settings}, CPU)
+    return Precision(PrecisionConfig(**{**plain, **settings}), CPU)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), [(None, False), ("bfloat16", False), ("float16", True)])

@@ -62,8 +62,8 @@ class Pipeline(Strategy):
         refuse_whole_weight_settings(config, "pipeline")
         for key, found, accepted in (
             ("views._target_", config.views["_target_"], "autotune.training.views.plain"),
-            ("runtime.micro_batch_size", config.runtime["micro_batch_size"], None),
-            ("runtime.activation_checkpointing", config.runtime["activation_checkpointing"], False),
+            ("runtime.micro_batch_size", config.runtime.micro_batch_size, None),
+            ("runtime.activation_checkpointing", config.runtime.activation_checkpointing, False),
         ):
             if found != accepted:
                 raise ConfigError(f"{key}: found {found}, accepted with parallelism=pipeline is {json.dumps(accepted)}")

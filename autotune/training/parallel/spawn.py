@@ -36,7 +36,7 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
         ConfigError: there are fewer GPUs than ranks.
         RankFailedError: another rank met an error that ended the training.
     """
-    size = config.parallelism["num_workers"]
+    size = config.num_workers
     if size == 1:
         yield ALONE
         return

@@ -152,7 +152,7 @@ class Strategy:
         if batch_size % num_parts:
             found = f"{batch_size}{' (the whole training split)' if batch_size < config.batch_size else ''}"
             raise ConfigError(f"batch_size: found {found}, accepted with {num_parts} workers that share a batch is a multiple of that")
-        if config.runtime["cuda_graph"]:
+        if config.runtime.cuda_graph:
             raise ConfigError("runtime.cuda_graph: found true, accepted with several workers is false")
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
@@ -196,9 +196,9 @@ def refuse_whole_weight_settings(config: TrialConfig, strategy: str) -> None:
             raise ConfigError(
                 f"{key}: {node['_target_'].rpartition('.')[2]} needs whole weights; accepted with parallelism={strategy} is none"
             )
-    if config.runtime["compile"] is not None:
-        raise ConfigError(f"runtime.compile: found {config.runtime['compile']}, accepted with parallelism={strategy} is null")
-    if config.precision["autocast_dtype"] == "float16":
+    if config.runtime.compile is not None:
+        raise ConfigError(f"runtime.compile: found {config.runtime.compile}, accepted with parallelism={strategy} is null")
+    if config.precision.autocast_dtype == "float16":
         raise ConfigError(
             f"precision.autocast_dtype: float16 needs whole gradients; accepted with parallelism={strategy} are bfloat16, null"
         )

@@ -66,7 +66,7 @@ def check_plan(config: TrialConfig, model: nn.Module, size: int) -> None:
     """
     plan_of(model, size)
     refuse_whole_weight_settings(config, "tensor")
-    if config.runtime["optimizer_kernels"] not in (None, "for_loop"):
+    if config.runtime.optimizer_kernels not in (None, "for_loop"):
         raise ConfigError(
             "runtime.optimizer_kernels: split and whole weights need a loop each; accepted with tensor parallelism is for_loop"
         )
