@@ -15,6 +15,7 @@ from autotune.config.experiment_file import train_command
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
+from autotune.files import replacing
 from autotune.remote.url import refuse_url
 
 _PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name."
@@ -68,9 +69,8 @@ def _copy_weights(source: Path, to: Path) -> list[Path]:
     if not source.is_file():  # workers on other machines could not leave them in the study's folder
         to.unlink(missing_ok=True)
         return []
-    part = to.with_name(f".{to.name}.part")
-    shutil.copyfile(source, part)
-    part.replace(to)
+    with replacing(to) as part:
+        shutil.copyfile(source, part)
     return [to]
 
 

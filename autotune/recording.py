@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from autotune.errors import AutotuneError, DataError
+from autotune.files import replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
@@ -266,8 +267,9 @@ def write_recording(
         "baseline": baseline,
         "outcomes": {each.trial: str(each.outcome) for each in ended},
     }
-    _replace(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False).encode())
-    _replace(folder / "space.yaml", yaml.safe_dump(dict(space), sort_keys=False).encode())
+    for name, content in (("study.yaml", study), ("space.yaml", dict(space))):
+        with replacing(folder / name) as part:
+            part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     keys = dict.fromkeys(key for each in ended for key in each.values)
     columns: dict[str, Any] = {"trial": pa.array([each.trial for each in ended], pa.int64())}
     columns |= {key: _column([each.values.get(key) for each in ended]) for key in keys}
@@ -311,13 +313,5 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    _replace(path, sink.getvalue().to_pybytes())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with replacing(path) as part:
+        pq.write_table(table, part)

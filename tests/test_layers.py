@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("errors", "collector", "contention", "outcome"),
+    ("errors", "collector", "contention", "outcome", "files"),
     ("space", "measurement", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "report"),

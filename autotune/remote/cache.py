@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import DataError
+from autotune.files import replacing
 from autotune.remote.clock_pause import waiting
 from autotune.remote.path import RemotePath
 from autotune.remote.url import shown
@@ -75,16 +76,12 @@ def _fetched(remote: RemotePath) -> Path:
         version = remote.version()
         if _is_current(target, record, version):
             return target
-        part = folder / f".{remote.name}.part"
         began = time.monotonic()
         logger.info("fetching %s%s to %s", remote, _megabytes(version), folder)
-        try:
+        with replacing(target) as part:
             remote.copy_to(part, _progress(remote))
             record.unlink(missing_ok=True)  # else it would vouch for the new file, too
             num_bytes = part.stat().st_size
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
         record.write_text(json.dumps({"url": shown(remote.url), "version": version, "num_bytes": num_bytes}), encoding="utf-8")
         if (seconds := time.monotonic() - began) >= _SECONDS_WORTH_A_LINE:
             logger.info("fetched %s in %.1f s", remote, seconds)

@@ -57,8 +57,7 @@ def replay_command(arguments: Sequence[str]) -> int:
     output = Path(own.output).expanduser()
     from autotune.recording import read_recording  # noqa: PLC0415  # after --help
     from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
-    from autotune.replay.simulation import replay  # noqa: PLC0415  # likewise
-    from autotune.replay.trace_file import write_trace  # noqa: PLC0415  # likewise
+    from autotune.replay.simulation import replay, write_trace  # noqa: PLC0415  # imports optuna
     from autotune.search.earlier_trials import earlier_study  # noqa: PLC0415  # likewise
     from autotune.tracking.earlier_recordings import earlier_recordings  # noqa: PLC0415  # likewise
 

@@ -6,16 +6,20 @@ each asks for its next trial when it is free. They may be lost, as machines are:
 has it tried again, and another worker comes at once.
 """
 
+import csv
 import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from autotune.files import replacing
 from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
+from autotune.report.trace_file import COLUMNS
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
@@ -323,3 +327,12 @@ def replayed_evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
 
 def _measured(values: Sequence[float], place: int) -> float | None:
     return values[place] if values and math.isfinite(values[place]) else None
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace as CSV: a row for each stretch of training, in the order in which they ended; seconds to the last bit."""
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for order, stretch in enumerate(trace.stretches):
+            rows.writerow([order, *(getattr(stretch, name) for name in COLUMNS[1:])])

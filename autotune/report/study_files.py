@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.comparison import reach_rate_interval
+from autotune.files import replacing
 from autotune.measurement import TrialResult
 from autotune.report.arms import ArmScores
 from autotune.report.score_format import SECONDS
@@ -96,9 +97,8 @@ def arm_json(arm: ArmScores) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write strict JSON, replacing the file atomically; numbers that are not finite become null."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

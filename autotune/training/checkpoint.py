@@ -8,7 +8,6 @@ import json
 import os
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
+from autotune.files import replacing
 from autotune.measurement import Evaluation
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -270,20 +270,13 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str,
     from safetensors import SafetensorError  # noqa: PLC0415  # a training that keeps nothing does without it
     from safetensors.torch import save  # noqa: PLC0415
 
-    part = path.with_name(f".{path.name}.part")
     text = json.dumps({"format_version": _FORMAT_VERSION, **header})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                file.write(save(dict(tensors), {"format": "pt", "autotune": text}))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
+        with replacing(path) as part, part.open("wb") as file:
+            file.write(save(dict(tensors), {"format": "pt", "autotune": text}))
+            file.flush()
+            os.fsync(file.fileno())
         _flush_names(path.parent)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be written: {_line(error)}") from error
