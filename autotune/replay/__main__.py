@@ -1,6 +1,6 @@
 """Replay a search over recorded learning curves: ``autotune replay recording=DIR [search=... stopping=...]``.
 
-Nothing is trained: a trial takes the seconds that were recorded, on a virtual clock. Exit code 0: a trace was written; 2: bad input.
+Nothing is trained: on a virtual clock, a trial takes the seconds that were recorded. Exit code 0: a trace was written; 2: bad input.
 """
 
 import re
@@ -25,7 +25,7 @@ _SEARCH_KEYS = ("search", "stopping", "objective", "cluster", "warm_start", "stu
 
 @dataclass(kw_only=True)
 class ReplayKeys:
-    """The command's own keys."""
+    """Keys that ``autotune replay`` takes beside those of the configuration."""
 
     recording: str = own_key(..., "a recording: outputs/STUDY/recording, or any folder of that format (docs/recording.md)", shown="DIR")
     seed: int = own_key(0, "of the search", least=0)
@@ -45,11 +45,11 @@ class ReplayKeys:
 
 
 def replay_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune replay`` with command-line arguments and return its exit code."""
     epilog = f"{own_keys_help(ReplayKeys)}\n\n{_OTHER_KEYS}"
     line = parse_command_line("autotune replay", _PURPOSE, epilog, arguments, takes="recording=DIR")
     own, overrides = read_own_keys(ReplayKeys, line.overrides)
-    other = next((each for each in overrides if re.split("[.=]", each.lstrip("+"))[0] not in _SEARCH_KEYS), None)
+    other = next((override for override in overrides if re.split("[.=]", override.lstrip("+"))[0] not in _SEARCH_KEYS), None)
     if other is not None:
         raise ConfigError(f"{other}: accepted beside the command's own keys are those of {', '.join(_SEARCH_KEYS)}; --help shows them")
     refuse_url(own.recording, "recording", "a folder of this machine, such as outputs/STUDY/recording")
@@ -58,8 +58,8 @@ def replay_command(arguments: Sequence[str]) -> int:
     from autotune.recording import read_recording  # noqa: PLC0415  # after --help
     from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
     from autotune.replay.simulation import replay, write_trace  # noqa: PLC0415  # imports optuna
-    from autotune.search.earlier_trials import earlier_study  # noqa: PLC0415  # likewise
-    from autotune.tracking.earlier_recordings import earlier_recordings  # noqa: PLC0415  # likewise
+    from autotune.search.earlier_trials import earlier_study  # noqa: PLC0415  # imports optuna
+    from autotune.tracking.earlier_recordings import earlier_recordings  # noqa: PLC0415  # after --help
 
     composer = composer_of(line, ["search.num_trials=null", *overrides])
     composer.refuse_sweeps()
@@ -68,10 +68,10 @@ def replay_command(arguments: Sequence[str]) -> int:
     if not output.parent.is_dir():
         raise ConfigError(f"output={output}: there is no folder {output.parent}")
     config = composed.config
-    named = earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri"))
-    earlier = [earlier_study(name, each, recording.space) for name, each in named]
-    for each in earlier:
-        print(f"warm start: {each.summary}")
+    earlier_by_name = earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri"))
+    earlier = [earlier_study(name, recorded, recording.space) for name, recorded in earlier_by_name]
+    for study in earlier:
+        print(f"warm start: {study.summary}")
     trace = replay(
         recording,
         lambda place: replayed_policy(recording, composed, seed=own.seed, place=place, earlier=earlier),
@@ -81,8 +81,8 @@ def replay_command(arguments: Sequence[str]) -> int:
         seed=own.seed,
     )
     write_trace(output, trace)
-    trials = len({each.trial for each in trace.stretches})
-    print(f"{Path(own.recording).name}: {trials} of {len(recording.trials)} trials, {trace.train_seconds:.4g} s of training")
+    num_trials = len({stretch.trial for stretch in trace.stretches})
+    print(f"{Path(own.recording).name}: {num_trials} of {len(recording.trials)} trials, {trace.train_seconds:.4g} s of training")
     if own.resume_seconds or own.decision_seconds:
         charges = trace.charges(resume_seconds=own.resume_seconds, decision_seconds=own.decision_seconds)
         print(f"resuming and deciding take {charges:.4g} device seconds besides, which are in no figure below")
@@ -92,8 +92,8 @@ def replay_command(arguments: Sequence[str]) -> int:
     else:
         within = 0.1 if own.within is None else own.within
         seconds = trace.seconds_until(recording, within)
-        found = "never" if seconds is None else f"after {seconds:.4g} device seconds, {seconds / best:.4g} times that"
-        print(f"best recorded time to target {best:.4g} s; one within {within:.0%} of it: {found}")
+        when = "never" if seconds is None else f"after {seconds:.4g} device seconds, {seconds / best:.4g} times that"
+        print(f"best recorded time to target {best:.4g} s; one within {within:.0%} of it: {when}")
     print(f"wrote {output}")
     return 0
 
