@@ -89,6 +89,24 @@ class _ManagedTrial:
     contention_before: Contention | None = None
     """Contention while earlier workers trained the trial, up to its last pause."""
 
+    def result(self, outcome: Outcome, error: str | None) -> TrialResult:
+        """What became of the trial, which ends now."""
+        contention = _total(self.contention_before, self.contention)
+        return TrialResult(
+            trial=self.trial.number,
+            values=self.trial.suggestion.values,
+            overrides=self.tracked.overrides,
+            seed=self.trial.seed,
+            outcome=outcome,
+            evaluations=tuple(self.evaluations),
+            started_at=self.started_at or self.handed_out_at,
+            stopped_at=time.time(),
+            fingerprint=self.fingerprint,
+            error=error,
+            cap_seconds=self.task.cap_seconds if math.isfinite(self.task.cap_seconds) else None,
+            contention=contention.reason if contention is not None and outcome.is_timed else None,
+        )
+
 
 class TrialManager:
     """Holds the trials that were handed out and have not ended, by key: the trial id that Ray Tune knows a trial by.
@@ -277,17 +295,7 @@ class TrialManager:
         return composed
 
     def _managed(self, trial: Trial, composed: Composed, stage: TrialStage) -> _ManagedTrial:
-        tracked = TrackedTrial(
-            name=f"trial-{trial.number}",
-            phase="search",
-            trial=trial.number,
-            values=trial.suggestion.values,
-            overrides=tuple(trial.suggestion.as_overrides()),
-            config=composed.trial.as_dict(),
-            seed=trial.seed,
-            started_at=time.time(),
-            retry_of=trial.retry_of,
-        )
+        tracked = _tracked(trial, composed)
         task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
         task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=stage.is_paused)
         return _ManagedTrial(trial, tracked, task, stage, handed_out_at=time.time())
@@ -320,52 +328,51 @@ class TrialManager:
     def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
         managed = self._trials.pop(key)
         is_paused = managed.stage.is_paused  # its worker may still be writing the state, so its folder is deleted only after the search
-        contention = _total(managed.contention_before, managed.contention)
-        why = contention.reason if contention is not None and outcome.is_timed else None
-        result = TrialResult(
-            trial=managed.trial.number,
-            values=managed.trial.suggestion.values,
-            overrides=managed.tracked.overrides,
-            seed=managed.trial.seed,
-            outcome=outcome,
-            evaluations=tuple(managed.evaluations),
-            started_at=managed.started_at or managed.handed_out_at,
-            stopped_at=time.time(),
-            fingerprint=managed.fingerprint,
-            error=error,
-            cap_seconds=managed.task.cap_seconds if math.isfinite(managed.task.cap_seconds) else None,
-            contention=why,
-        )
-        is_retaken = why is not None and self._retake(result.trial)
-        if why is not None:
-            again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
-            logger.info("%s: %s; %s", managed.tracked.name, why, again)
-        if why is not None and is_retaken:
-            self._tracker.finish(managed.tracked, replace(result, outcome=Outcome.CONTENDED, error=why), None)
-            shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
-            for listener in self._listeners:
-                listener.trial_contended(result.trial, why)
-            return
-        if outcome.is_timed:
-            self._num_in_vain = 0 if why is None else self._num_in_vain + 1
-        if outcome is Outcome.LOST and self._policy.retry(result.trial, most=self._max_retries):
-            self._tracker.finish(managed.tracked, result, None)
-            shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
-            for listener in self._listeners:
-                listener.trial_lost(result.trial)
+        result = managed.result(outcome, error)
+        if self._is_tried_again(managed, result):
             return
         score = self._policy.finish(result)
         self._tracker.finish(managed.tracked, result, score)
         if not is_paused:
-            shutil.rmtree(self._state_folder(managed.trial.number), ignore_errors=True)
+            shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
-    def _retake(self, number: int) -> bool:
-        """Discard a trial so that its point is tried again, unless the search ends or that did not help the last few trials."""
-        if self.is_over or self._has_no_more or self._num_in_vain >= _MOST_IN_VAIN:
-            return False
-        return self._policy.retry(number, most=self._max_retakes)
+    def _is_tried_again(self, managed: _ManagedTrial, result: TrialResult) -> bool:
+        """Withdraw a trial whose times were spoilt, or that was lost, if its point is to be tried again."""
+        why = result.contention
+        may_retake = why is not None and not (self.is_over or self._has_no_more) and self._num_in_vain < _MOST_IN_VAIN
+        is_retaken = may_retake and self._policy.retry(result.trial, most=self._max_retakes)
+        if why is not None:
+            again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
+            logger.info("%s: %s; %s", managed.tracked.name, why, again)
+        if not is_retaken:
+            if result.outcome.is_timed:
+                self._num_in_vain = 0 if why is None else self._num_in_vain + 1
+            if result.outcome is not Outcome.LOST or not self._policy.retry(result.trial, most=self._max_retries):
+                return False
+        self._tracker.finish(managed.tracked, replace(result, outcome=Outcome.CONTENDED, error=why) if is_retaken else result, None)
+        shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
+        for listener in self._listeners:
+            if why is not None and is_retaken:
+                listener.trial_contended(result.trial, why)
+            else:
+                listener.trial_lost(result.trial)
+        return True
+
+
+def _tracked(trial: Trial, composed: Composed) -> TrackedTrial:
+    return TrackedTrial(
+        name=f"trial-{trial.number}",
+        phase="search",
+        trial=trial.number,
+        values=trial.suggestion.values,
+        overrides=tuple(trial.suggestion.as_overrides()),
+        config=composed.trial.as_dict(),
+        seed=trial.seed,
+        started_at=time.time(),
+        retry_of=trial.retry_of,
+    )
 
 
 def _total(before: Contention | None, now: Contention | None) -> Contention | None:
@@ -373,6 +380,7 @@ def _total(before: Contention | None, now: Contention | None) -> Contention | No
 
 
 _MOST_IN_VAIN = 3
+"""Trials in a row that trying again has not helped, after which others are only marked."""
 _GRACE_SECONDS = 30.0
 """Seconds that a trial may run past the study's time budget before it counts as hung."""
 
