@@ -58,7 +58,7 @@ class NoRates(FreezeThawSampler):
     """Freeze-thaw without a model of step times: every new point is expected to take the mean of those seen."""
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._rates = _EqualRates()  # type: ignore[assignment]  # it has the verbs
+        self._gains.rates = _EqualRates()  # type: ignore[assignment]  # it has the verbs
         return super()._choose(beside=beside, new=new, ending=ending)
 
 
@@ -74,15 +74,16 @@ class NoLearning(FreezeThawSampler):
     """Freeze-thaw without learning: the model's hyperparameters keep their first values."""
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._num_learnt_of = sys.maxsize
+        self._gains.num_learnt_of = sys.maxsize
         return super()._choose(beside=beside, new=new, ending=ending)
 
 
 class PlainShortfall(FreezeThawSampler):
     """Freeze-thaw on plain shortfalls: the model predicts the distance from the target itself, so ratios far from it do not count."""
 
-    def _goodness(self, shortfalls: Array, least: Array) -> Array:
-        return -shortfalls
+    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
+        self._gains.goodness = lambda shortfalls, least: -shortfalls  # type: ignore[method-assign]
+        return super()._choose(beside=beside, new=new, ending=ending)
 
 
 class _Trusted:

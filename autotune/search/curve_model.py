@@ -79,7 +79,7 @@ class CurveModel:
         near = _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
         kernel = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
         kernel = kernel + _squared(0.25) * _SameTrial(trial) + WhiteKernel(0.01, (1e-5, 1))
-        self._has_lengths = has_lengths
+        self.has_lengths = has_lengths
         self._process = _Process(kernel)
 
     @property
@@ -122,7 +122,7 @@ class CurveModel:
 
     def _axis(self, log_steps: Array, log_lengths: Array | None) -> Array:
         """Positions of evaluations: log step or, where schedules differ in length, log of the fraction of the schedule."""
-        if not self._has_lengths:
+        if not self.has_lengths:
             return log_steps
         assert log_lengths is not None, "a model of schedules that differ in length is told their lengths"
         return log_steps - log_lengths

@@ -286,7 +286,7 @@ def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
     made.finish(result, OBJECTIVE.score(result))
     assert made.to_beat(1) == pytest.approx(6.0, rel=0.05)
     assert made.expected_scores() == {0: pytest.approx(6.0, rel=0.05)}
-    assert made._repeat(0.0) is None, "it has no point"
+    assert made._history.repeat(0.0) is None, "it has no point"
 
 
 def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:

@@ -1,0 +1,195 @@
+"""What a freeze-thaw search has seen: its trials in scores of one unit, and what their configurations are expected to need."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.objective import AmortisedTime, BoundedObjective
+from autotune.outcome import Outcome
+from autotune.search.encoding import UnitCube
+from autotune.search.expected_scores import ExpectedScores, Key, spent_by
+from autotune.search.feasibility import FeasibilityModel
+from autotune.search.known_trials import CurvePoint, KnownTrial, num_doublings, standing
+from autotune.space import Choice, SearchSpace, Suggestion
+
+WIN = 0.97
+"""Fraction of the best score so far that a winner must reach the target within."""
+_MOST_CHALLENGES = 2
+"""Maximum number of repeats by which a point may become the incumbent: those of a broken configuration all end in errors."""
+_MOST_OF_REPEAT = 4.0
+"""Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
+
+
+class TrialHistory:
+    """The trials of a search, in scores of one unit: a second of training of the first trial seen, whatever the objective.
+
+    Args:
+        length_key: config key of the schedule's length in epochs; curves are functions of it where every point of the space has it.
+    """
+
+    def __init__(self, space: SearchSpace, target: Target, objective: BoundedObjective, length_key: str) -> None:
+        self._target = target
+        self._objective = objective
+        self._is_time = isinstance(objective, AmortisedTime)
+        self._length_key = length_key if _is_length(space, length_key) else None
+        self._reached: dict[int, Key] = {}
+        self._least_gap = 1.0
+        self.unit = 1.0 if self._is_time else 0.0
+        """Score of a second of training, of the first trial seen (0 before it): all scores are divided by it."""
+        self.limit = target.max_train_seconds if self._is_time else 0.0
+        """Upper bound on any trial's score, divided by ``unit``: what ``max_train_seconds`` of the costliest trial seen cost."""
+        self.best = math.inf
+        """Score that a new configuration's first run must beat to make it the incumbent, divided by ``unit``; infinite without one."""
+        self.cube = UnitCube(space)
+        self.trials: dict[int, KnownTrial] = {}
+        self.points: dict[Key, Suggestion] = {}
+        """The point of every configuration that was trained."""
+        self.can_repeat: Callable[[Suggestion], bool] = lambda point: True
+        """Whether a point may be trained again."""
+        self.expected = ExpectedScores()
+        self.feasibility = FeasibilityModel(self.cube.num_features)
+
+    @property
+    def seen(self) -> list[KnownTrial]:
+        """The trials that have been evaluated."""
+        return [trial for trial in self.trials.values() if trial.curve]
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether curves are functions of epochs, in schedules of several lengths, and not of steps."""
+        return self._length_key is not None
+
+    def finish(self, result: TrialResult, score: float | None) -> None:
+        """Take the result of a trial; ``score`` is None unless it reached the target."""
+        trial = self.trials.get(result.trial)
+        if trial is None:  # a baseline that the space does not contain
+            for evaluation in result.evaluations:
+                self.relative_cost(evaluation)
+        else:
+            for evaluation in result.evaluations[len(trial.curve) :]:
+                self.add_evaluation(result.trial, evaluation)
+            trial.is_paused, trial.has_ended = False, True
+            if result.outcome.is_infeasible:
+                self.feasibility.add(str(result.trial), self.cube.features(trial.point[None])[0], is_feasible=False)
+        if self.unit:
+            key, features = ((), None) if trial is None else (trial.key, self.cube.features(trial.point[None])[0])
+            spent = (spent_by(result, self._objective) if score is None else score) / self.unit
+            is_repeatable = key in self.points and self.can_repeat(self.points[key])
+            self.expected.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
+            self.best = self.expected.first_run_to_win
+            if score is not None:
+                self._reached[result.trial] = key
+
+    def add_infeasible(self, suggestion: Suggestion) -> None:
+        """Learn that no training can run a point."""
+        features = self.cube.features(self.cube.encode([suggestion]))[0]
+        self.feasibility.add(" ".join(suggestion.key), features, is_feasible=False)
+
+    def expected_scores(self) -> dict[int, float]:
+        """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
+        by_key = self.expected.by_key()
+        return {number: by_key[key] * self.unit for number, key in self._reached.items()}
+
+    def to_beat(self, number: int) -> float:
+        """Score that a trial must beat to be expected better than the incumbent; for a repeat, a few times its expected score."""
+        trial = self.trials.get(number)
+        if math.isinf(self.best):
+            return math.inf
+        if trial is None or not trial.is_repeat:
+            return self.expected.incumbent * self.unit
+        return self.expected.by_key()[trial.key] * _MOST_OF_REPEAT * self.unit
+
+    def longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
+        """The paused trial, among those that may still win, that was last chosen the longest ago."""
+        may_win = [number for number in waiting if number != running and self.next_seconds(self.trials[number]) <= self.best * WIN]
+        return min(may_win, key=lambda number: self.trials[number].last_chosen, default=None)
+
+    def challenger(self) -> Suggestion | None:
+        """The point expected to be the best by its first run alone, unless a run of it has not ended or its repeats are used up."""
+        key = self.expected.challenger
+        if key is None or not self.can_repeat(self.points[key]):
+            return None
+        runs = [trial for trial in self.trials.values() if trial.key == key]
+        is_tried = len(runs) > _MOST_CHALLENGES or any(not trial.has_ended for trial in runs)
+        return None if is_tried else self.points[key]
+
+    def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
+        """The point most worth training again; None if none gains ``least_gain`` in all and more than ``better_than`` per second."""
+        running = {trial.key for trial in self.trials.values() if trial.is_repeat and not trial.has_ended}
+        gains = self.expected.log_gains_of_repeats(least_gain)
+        for key in sorted(gains, key=lambda key: -gains[key]):
+            if gains[key] <= better_than:
+                break
+            if key not in running and self.can_repeat(self.points[key]):
+                return self.points[key]
+        return None
+
+    def promoted(self, waiting: Sequence[int], reduction_factor: float) -> int | None:
+        """A waiting trial to train on to twice its time, because too few trials have been; None if enough have been.
+
+        Trials with the most training come first, and of these the one nearest to the target, but a stalled one only where all have
+        stalled: where most trials stall just short of the target, the nearest ones are those that will never reach it.
+        """
+        seen = self.seen
+        first = min(trial.curve[0].seconds for trial in seen)
+        horizon = min(self.best, self.limit)
+        highest = num_doublings(horizon, first)
+        levels = np.sort([num_doublings(trial.curve[-1].seconds, first) for trial in seen])
+        num_at_least = len(levels) - np.searchsorted(levels, np.arange(highest + 2))  # trials that have reached each number of doublings
+        for low in range(highest - 1, -1, -1):
+            if num_at_least[low + 1] < num_at_least[low] / reduction_factor - 1:
+                due = [number for number in waiting if num_doublings(self.trials[number].curve[-1].seconds, first) == low]
+                if due:
+                    return min(due, key=lambda number: standing(self.trials[number].curve))
+        return None
+
+    def add_evaluation(self, number: int, evaluation: Evaluation) -> None:
+        """Append an evaluation to a trial's curve."""
+        trial = self.trials[number]
+        relative_cost = self.relative_cost(evaluation)
+        if not trial.curve:
+            trial.resume_seconds = (evaluation.build_seconds + evaluation.prepare_seconds) * relative_cost
+        seconds = max(self._objective.lower_bound(evaluation) / self.unit, 1e-6)
+        if math.isfinite(evaluation.metric):
+            if len(trial.curve) == 1:
+                self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
+            shortfall = self._target.shortfall(evaluation.metric)
+            if evaluation.outcome is not Outcome.REACHED:
+                shortfall = max(shortfall, 0.0)  # at the target, but a model not yet pruned does not count
+            if not trial.curve:
+                self.feasibility.add(str(number), self.cube.features(trial.point[None])[0], is_feasible=True)
+                if evaluation.epoch <= 0 < evaluation.step:
+                    self._length_key = None  # the training does not report its epochs
+                    for other in self.trials.values():
+                        other.log_length = math.inf
+            step = evaluation.step if self._length_key is None else evaluation.epoch
+            trial.add(CurvePoint(max(step, 0.5) if self._length_key is None else max(step, 1e-3), seconds, shortfall))
+
+    def relative_cost(self, evaluation: Evaluation) -> float:
+        """Score of a second of this trial relative to one of the first trial seen; 1 where the objective is time."""
+        if self._is_time:
+            return 1.0
+        longest = self._target.max_train_seconds
+        score = self._objective.lower_bound(evaluation.extrapolated(longest))
+        self.unit = self.unit or max(score / longest, 1e-12)
+        self.limit = max(self.limit, score / self.unit)
+        return score / self.unit / longest
+
+    def next_seconds(self, trial: KnownTrial) -> float:
+        """Earliest time of a trial's next evaluation, by the smallest gap between the first two of any trial, relative to the first."""
+        return trial.curve[-1].seconds + self._least_gap * trial.curve[0].seconds if trial.curve else 0.0
+
+    def log_length(self, point: Suggestion) -> float:
+        """Logarithm of the length of a point's schedule in epochs; infinite where curves are not modelled over it."""
+        return math.inf if self._length_key is None else math.log(point.values[self._length_key])
+
+
+def _is_length(space: SearchSpace, key: str) -> bool:
+    """Whether every point of the space has a parameter with this key and all its values are numbers above 0."""
+    parameter = space.parameters.get(key)
+    if parameter is None:
+        return False
+    values = [value for value, _ in parameter.options] if isinstance(parameter, Choice) else list(parameter.ends())
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values)
