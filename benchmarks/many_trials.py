@@ -24,7 +24,7 @@ from time import sleep
 
 from autotune.comparison import median_of_ratios
 from autotune.measurement import TrialResult
-from autotune.search.policy import finished_results
+from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study
 from benchmarks.measuring import circumstances, write_result
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from autotune.comparison import Ratio, median_of_ratios
 from autotune.measurement import Evaluation
-from autotune.search.policy import finished_results
+from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study
 from benchmarks.measuring import circumstances, write_result
 

@@ -2,15 +2,10 @@
 
 An execution (live or replayed) drives a policy by four methods: ``suggest``, ``reject``, ``observe`` and ``finish``. All
 state lives in the Optuna study, so a new policy over the same study continues where the earlier one stopped.
-
-How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned, with its last metric's distance
-from the target as its only report, because samplers rank pruned trials by it; its seconds are never told as its value,
-since slow configurations would then look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed trials
-and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,15 +20,25 @@ from autotune.search.expected_scores import running_times
 from autotune.search.pausing import PausingSampler
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision, StoppingRule
+from autotune.search.stored_trials import (
+    baseline_number,
+    end_abandoned_trials,
+    enqueue_baseline,
+    finished_results,
+    interrupt_trial,
+    is_of_baseline,
+    is_paused,
+    is_point_waiting,
+    moved_trial,
+    num_losses,
+    reject_trial,
+    rejected_points,
+    retried_number,
+    store_evaluations,
+    stored_evaluations,
+    tell_result,
+)
 from autotune.space import SearchSpace, Suggestion
-
-_INFEASIBLE = "infeasible"
-_BASELINE = "autotune:baseline"
-_REJECTED = "autotune:rejected"
-_RESULT = "autotune:result"
-_RETRY_OF = "autotune:retry_of"
-_PAUSED = "autotune:paused"
-_NUM_LOST = "autotune:num_lost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +118,7 @@ class SearchPolicy:
         self._errors: list[TrialResult] = []
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a reading for the objective; else None."""
-        _take_up(study, objective, lambda number: pausing is not None and is_kept(number))
+        end_abandoned_trials(study, objective, lambda number: pausing is not None and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         if pausing is not None and place is not None:
@@ -121,14 +126,14 @@ class SearchPolicy:
         for result in self.results.values():
             self._learn(result)
         if pausing is not None:
-            for suggestion in self._rejected_before():
+            for suggestion in rejected_points(study, space):
                 pausing.rejected(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._paused_before(frozen) for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
         is_new = not study.get_trials(deepcopy=False)
-        if has_baseline and not any(_BASELINE in trial.user_attrs for trial in study.get_trials(deepcopy=False)):
-            study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
+        if has_baseline and baseline_number(study) is None:
+            enqueue_baseline(study, space, baseline)
         for point in first if is_new and pausing is None else ():
             study.enqueue_trial(space.params_of(point))
 
@@ -142,7 +147,9 @@ class SearchPolicy:
     @property
     def baseline_trial(self) -> int:
         """Number of the baseline's trial: the last one, if an earlier one was interrupted."""
-        return max(trial.number for trial in self._study.get_trials(deepcopy=False) if _BASELINE in trial.user_attrs)
+        number = baseline_number(self._study)
+        assert number is not None, "the first trial is the baseline"
+        return number
 
     @property
     def scores(self) -> dict[int, float]:
@@ -169,7 +176,7 @@ class SearchPolicy:
         if self.error is not None:
             return None
         may_start = self.num_trials_left != 0
-        if self._pausing is None or (may_start and self._is_waiting):
+        if self._pausing is None or (may_start and is_point_waiting(self._study)):
             return self._ask() if may_start else None
         chosen = self._pausing.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
@@ -183,18 +190,13 @@ class SearchPolicy:
 
     def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
         """Store a paused trial's evaluations in the study, so that another process can resume it."""
-        self._running[number].set_user_attr(_PAUSED, [evaluation.as_dict() for evaluation in evaluations])
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether a point is enqueued in the study: the baseline, or the point of an interrupted trial."""
-        return bool(self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
+        store_evaluations(self._running[number], evaluations)
 
     def _ask(self, *, is_placed: bool = False) -> Trial | None:
         """Ask the study for a new trial; None if none of the points that can be trained is left."""
         try:
             trial = self._study.ask()
-            is_baseline = _BASELINE in trial.user_attrs
+            is_baseline = is_of_baseline(trial)
             suggestion = Suggestion({}) if is_baseline and self._baseline is None else self._space.suggest(trial)
         except (TypeError, ValueError) as error:
             sampler = type(self._study.sampler).__name__
@@ -205,7 +207,7 @@ class SearchPolicy:
                 self._study.tell(trial, state=TrialState.FAIL)
                 return None
             if placed != suggestion:
-                trial, suggestion = self._moved(trial, placed), placed
+                trial, suggestion = moved_trial(self._study, self._space, trial, placed), placed
         if self._pausing is not None and suggestion.values:
             self._pausing.started(trial.number, suggestion)
         return self._hand_out(trial, suggestion, is_baseline=is_baseline)
@@ -218,7 +220,7 @@ class SearchPolicy:
             seed=derived_seed(self._seed, f"trial {trial.number}"),
             cap_seconds=math.inf if is_baseline else self._cap_seconds(trial.number),
             is_baseline=is_baseline,
-            retry_of=trial.user_attrs.get(_RETRY_OF),
+            retry_of=retried_number(trial),
         )
         return self._handed_out[trial.number]
 
@@ -226,28 +228,10 @@ class SearchPolicy:
         """Restore a trial that an earlier process paused, as if this policy had paused it."""
         assert self._pausing is not None, "only a policy that pauses takes paused trials up"
         trial = optuna.Trial(self._study, frozen._trial_id)  # noqa: SLF001  # Optuna has no public way to another process's trial
-        evaluations = tuple(Evaluation.from_dict(values) for values in frozen.user_attrs[_PAUSED])
+        evaluations = stored_evaluations(frozen)
         suggestion = self._space.suggest(trial)
         self._pausing.paused(frozen.number, suggestion, evaluations)
-        return self._hand_out(trial, suggestion, is_baseline=_BASELINE in frozen.user_attrs), evaluations
-
-    def _rejected_before(self) -> Iterator[Suggestion]:
-        """Points that an earlier process rejected."""
-        for frozen in self._study.get_trials(deepcopy=False, states=[TrialState.PRUNED]):
-            if _REJECTED in frozen.user_attrs and frozen.params:
-                yield self._space.suggest(optuna.trial.FixedTrial(frozen.params))
-
-    def _moved(self, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
-        """Fail a trial, which the sampler then ignores, and ask for another one at the point ``placed``."""
-        self._study.tell(trial, state=TrialState.FAIL)
-        self._study.enqueue_trial(self._space.params_of(placed))
-        sampler, self._study.sampler = self._study.sampler, optuna.samplers.RandomSampler()  # the point is enqueued: nothing is sampled
-        try:
-            moved = self._study.ask()
-            self._space.suggest(moved)
-        finally:
-            self._study.sampler = sampler
-        return moved
+        return self._hand_out(trial, suggestion, is_baseline=is_of_baseline(frozen)), evaluations
 
     def _cap_seconds(self, number: int) -> float:
         self._tell_score_to_beat(number)
@@ -267,9 +251,7 @@ class SearchPolicy:
             self._pausing.forget(number)
             if suggestion.values:
                 self._pausing.rejected(suggestion)
-        trial.set_user_attr(_REJECTED, reason)
-        trial.set_constraint(_INFEASIBLE, 1.0)
-        self._study.tell(trial, state=TrialState.PRUNED)
+        reject_trial(self._study, trial, reason)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
         """Decide whether a running trial goes on after an evaluation; one that is paused is suggested again when it is resumed."""
@@ -295,9 +277,7 @@ class SearchPolicy:
             return None
         trial = self._running.pop(result.trial)
         del self._handed_out[result.trial]
-        _note(trial, result, self._target)
-        trial.set_user_attr(_RESULT, result.as_dict())  # if the process dies from here on, _take_up tells the result
-        _tell(self._study, trial.number, result, self._objective)
+        tell_result(self._study, trial, result, self._objective, self._target)
         self.results[result.trial] = result
         return self._learn(result)
 
@@ -317,8 +297,8 @@ class SearchPolicy:
         if self._pausing is not None:
             self._pausing.forget(number)
         trial = self._running.pop(number)
-        if _PAUSED not in trial.user_attrs:
-            _interrupt(self._study, trial.number)
+        if not is_paused(trial):
+            interrupt_trial(self._study, trial.number)
 
     def retry(self, number: int, *, most: int) -> bool:
         """Give up a trial that was lost with its machine, and enqueue its point.
@@ -330,13 +310,13 @@ class SearchPolicy:
             False if the point was already tried again ``most`` times: nothing has changed then.
         """
         trial = self._running[number]
-        num_lost = trial.user_attrs.get(_NUM_LOST, 0) + 1
+        num_lost = num_losses(trial) + 1
         if num_lost > most:
             return False
         del self._handed_out[number]
         if self._pausing is not None:
             self._pausing.forget(number)
-        _interrupt(self._study, self._running.pop(number).number, num_lost=num_lost)
+        interrupt_trial(self._study, self._running.pop(number).number, num_lost=num_lost)
         return True
 
     def _learn(self, result: TrialResult) -> float | None:
@@ -353,50 +333,3 @@ class SearchPolicy:
                 f"{len(self._errors)} trials in a row failed; the first was trial {first.trial}", first.error or "no traceback"
             )
         return score
-
-
-def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
-    """The results of all trials of a study that ended, by trial number."""
-    return {
-        trial.number: TrialResult.from_dict(trial.user_attrs[_RESULT])
-        for trial in study.get_trials(deepcopy=False)
-        if _RESULT in trial.user_attrs and trial.state.is_finished()
-    }
-
-
-def _take_up(study: optuna.Study, objective: Objective, is_kept: Callable[[int], bool]) -> None:
-    """End the trials that an earlier process left running: tell a stored result, else enqueue the point again.
-
-    Paused trials that can be resumed stay as they are.
-    """
-    for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-        stored = frozen.user_attrs.get(_RESULT)
-        if stored is not None:
-            _tell(study, frozen.number, TrialResult.from_dict(stored), objective)
-        elif _PAUSED not in frozen.user_attrs or not is_kept(frozen.number):
-            _interrupt(study, frozen.number)
-
-
-def _interrupt(study: optuna.Study, number: int, *, num_lost: int | None = None) -> None:
-    """Fail a trial and enqueue its point; ``num_lost`` is how often the point was lost so far, None to leave that count as it is."""
-    study.tell(number, state=TrialState.FAIL)
-    frozen = study.trials[number]
-    kept = {key: frozen.user_attrs[key] for key in (_BASELINE, _NUM_LOST) if key in frozen.user_attrs}
-    if num_lost is not None:
-        kept[_NUM_LOST] = num_lost
-    study.enqueue_trial(frozen.params, user_attrs={**kept, _RETRY_OF: number})
-
-
-def _note(trial: optuna.Trial, result: TrialResult, target: Target) -> None:
-    """Give samplers what they need beside state and score: a constraint if infeasible, the shortfall if censored."""
-    if result.outcome.is_infeasible:
-        trial.set_constraint(_INFEASIBLE, 1.0)
-    elif result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric):
-        trial.report(target.shortfall(result.last.metric), step=1)
-
-
-def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
-    if result.outcome is Outcome.REACHED:
-        study.tell(number, objective.score(result))
-    else:
-        study.tell(number, state=TrialState[result.outcome.traits.optuna_state])

@@ -14,7 +14,7 @@ from autotune.execution import background_tracker
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.search.policy import finished_results
+from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 from tests.patience import wait_until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.measurement import TrialResult
-from autotune.search.policy import finished_results
+from autotune.search.stored_trials import finished_results
 from autotune.search.study import Study, read_study
 from tests.patience import wait_until
 

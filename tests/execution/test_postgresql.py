@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from autotune.search.policy import finished_results
+from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from tests.postgresql import PostgreSql, running_postgresql
 

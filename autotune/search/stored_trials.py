@@ -1,0 +1,150 @@
+"""What a search policy keeps in the Optuna study: trials with their results, and the points that are next in line.
+
+How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned, with its last metric's distance
+from the target as its only report, because samplers rank pruned trials by it; its seconds are never told as its value,
+since slow configurations would then look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed trials
+and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.objective import Objective
+from autotune.outcome import Outcome
+from autotune.space import SearchSpace, Suggestion
+
+AnyTrial = optuna.Trial | optuna.trial.FrozenTrial
+"""A trial of this process, or one as the storage has it."""
+
+_INFEASIBLE = "infeasible"
+_BASELINE = "autotune:baseline"
+_REJECTED = "autotune:rejected"
+_RESULT = "autotune:result"
+_RETRY_OF = "autotune:retry_of"
+_PAUSED = "autotune:paused"
+_NUM_LOST = "autotune:num_lost"
+
+
+def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
+    """The results of all trials of a study that ended, by trial number."""
+    return {
+        trial.number: TrialResult.from_dict(trial.user_attrs[_RESULT])
+        for trial in study.get_trials(deepcopy=False)
+        if _RESULT in trial.user_attrs and trial.state.is_finished()
+    }
+
+
+def end_abandoned_trials(study: optuna.Study, objective: Objective, is_kept: Callable[[int], bool]) -> None:
+    """End the trials that an earlier process left running: tell a stored result, else enqueue the point again.
+
+    Paused trials that can be resumed stay as they are.
+    """
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        stored = frozen.user_attrs.get(_RESULT)
+        if stored is not None:
+            _tell(study, frozen.number, TrialResult.from_dict(stored), objective)
+        elif _PAUSED not in frozen.user_attrs or not is_kept(frozen.number):
+            interrupt_trial(study, frozen.number)
+
+
+def interrupt_trial(study: optuna.Study, number: int, *, num_lost: int | None = None) -> None:
+    """Fail a trial and enqueue its point; ``num_lost`` is how often the point was lost so far, None to leave that count as it is."""
+    study.tell(number, state=TrialState.FAIL)
+    frozen = study.trials[number]
+    kept = {key: frozen.user_attrs[key] for key in (_BASELINE, _NUM_LOST) if key in frozen.user_attrs}
+    if num_lost is not None:
+        kept[_NUM_LOST] = num_lost
+    study.enqueue_trial(frozen.params, user_attrs={**kept, _RETRY_OF: number})
+
+
+def tell_result(study: optuna.Study, trial: optuna.Trial, result: TrialResult, objective: Objective, target: Target) -> None:
+    """Store the result of a trial, with what samplers need of it: a constraint if infeasible, the shortfall if censored; then end it."""
+    if result.outcome.is_infeasible:
+        trial.set_constraint(_INFEASIBLE, 1.0)
+    elif result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric):
+        trial.report(target.shortfall(result.last.metric), step=1)
+    trial.set_user_attr(_RESULT, result.as_dict())  # if the process dies from here on, end_abandoned_trials tells the result
+    _tell(study, trial.number, result, objective)
+
+
+def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
+    if result.outcome is Outcome.REACHED:
+        study.tell(number, objective.score(result))
+    else:
+        study.tell(number, state=TrialState[result.outcome.traits.optuna_state])
+
+
+def reject_trial(study: optuna.Study, trial: optuna.Trial, reason: str) -> None:
+    """End a trial whose point no training can run."""
+    trial.set_user_attr(_REJECTED, reason)
+    trial.set_constraint(_INFEASIBLE, 1.0)
+    study.tell(trial, state=TrialState.PRUNED)
+
+
+def rejected_points(study: optuna.Study, space: SearchSpace) -> Iterator[Suggestion]:
+    """The points of rejected trials."""
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.PRUNED]):
+        if _REJECTED in frozen.user_attrs and frozen.params:
+            yield space.suggest(optuna.trial.FixedTrial(frozen.params))
+
+
+def moved_trial(study: optuna.Study, space: SearchSpace, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
+    """Fail a trial, which the sampler then ignores, and ask for another one at the point ``placed``."""
+    study.tell(trial, state=TrialState.FAIL)
+    study.enqueue_trial(space.params_of(placed))
+    sampler, study.sampler = study.sampler, optuna.samplers.RandomSampler()  # the point is enqueued: nothing is sampled
+    try:
+        moved = study.ask()
+        space.suggest(moved)
+    finally:
+        study.sampler = sampler
+    return moved
+
+
+def is_point_waiting(study: optuna.Study) -> bool:
+    """Whether a point is enqueued: the baseline, or the point of an interrupted trial."""
+    return bool(study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
+
+
+def enqueue_baseline(study: optuna.Study, space: SearchSpace, baseline: Suggestion | None) -> None:
+    """Make the baseline the next trial; None as its point where the space does not contain it."""
+    study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
+
+
+def baseline_number(study: optuna.Study) -> int | None:
+    """Number of the baseline's trial: the last one, if an earlier one was interrupted; None if there is none."""
+    return max((trial.number for trial in study.get_trials(deepcopy=False) if is_of_baseline(trial)), default=None)
+
+
+def is_of_baseline(trial: AnyTrial) -> bool:
+    """Whether a trial trains the baseline."""
+    return _BASELINE in trial.user_attrs
+
+
+def retried_number(trial: AnyTrial) -> int | None:
+    """Number of the lost or interrupted trial that a trial repeats; None if it repeats none."""
+    return trial.user_attrs.get(_RETRY_OF)
+
+
+def num_losses(trial: AnyTrial) -> int:
+    """How often the point of a trial was lost with its machine."""
+    return int(trial.user_attrs.get(_NUM_LOST, 0))
+
+
+def is_paused(trial: AnyTrial) -> bool:
+    """Whether a trial was paused, so that another process can resume it."""
+    return _PAUSED in trial.user_attrs
+
+
+def store_evaluations(trial: optuna.Trial, evaluations: Sequence[Evaluation]) -> None:
+    """Store the evaluations of a trial that is paused."""
+    trial.set_user_attr(_PAUSED, [evaluation.as_dict() for evaluation in evaluations])
+
+
+def stored_evaluations(trial: AnyTrial) -> tuple[Evaluation, ...]:
+    """The evaluations of a paused trial."""
+    return tuple(Evaluation.from_dict(values) for values in trial.user_attrs[_PAUSED])
