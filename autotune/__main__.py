@@ -1,4 +1,4 @@
-"""The console script: ``autotune experiment=NAME`` tunes, ``autotune COMMAND ...`` does something else; so does ``python -m autotune``."""
+"""The console script ``autotune``, also ``python -m autotune``: runs the command that its first argument names, or tunes without one."""
 
 import difflib
 import importlib
@@ -10,7 +10,7 @@ from autotune.errors import ConfigError
 
 
 def autotune_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code.
+    """Run the command that the arguments name, or else ``tune``, and return its exit code.
 
     Raises:
         ConfigError: the first argument is a word that names no command.

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from walking what imports make: torch and MLflow hold most of a million objects that are no garbage."""
+"""Keeps Python's garbage collector from walking what imports create: torch and MLflow hold most of a million objects, none garbage."""
 
 import atexit
 import gc
@@ -8,12 +8,12 @@ _RARELY = (50_000, 20, 50)
 
 
 def spare_imports() -> None:
-    """Collect rarely until training begins, and not what still lives at the process's end, which alone takes more than a second."""
+    """Collect rarely until training begins, and skip the collection at the process's end, which alone takes more than a second."""
     gc.set_threshold(*_RARELY)
     atexit.register(gc.freeze)
 
 
 def collect_as_usual() -> None:
-    """Undo the first half of ``spare_imports``, where it was called: garbage in a training may hold a device's memory."""
+    """Restore the usual thresholds if ``spare_imports`` changed them: garbage in a training may hold a device's memory."""
     if gc.get_threshold() == _RARELY:
         gc.set_threshold(*_USUAL)

@@ -1,8 +1,8 @@
 """Compare two configurations by time to target: ``autotune compare experiment=NAME a=[key=value,...] b=[...]``.
 
-Both are trained in turns, in fresh processes, on ``num_seeds`` seeds that they share. Exit code 0: compared; 2: bad input; 3: a side
-never reached the target, so there is at most a bound; 130: interrupted, what was measured until then is told; 1: the code that was
-trained failed several times in a row.
+Both sides are trained in turns, in fresh processes, on ``num_seeds`` shared seeds. Exit code 0: compared; 2: bad input; 3: a side never
+reached the target, so there is at most a bound; 130: interrupted, and the result so far was printed; 1: the trained code failed several
+times in a row.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _OTHER_KEYS = """any other key is of both sides:
 
 @dataclass(kw_only=True)
 class CompareKeys:
-    """The command's own keys."""
+    """Keys that ``autotune compare`` takes beside those of the configuration."""
 
     a: str = own_key(
         ..., "what one side has beside what both have; quote it: 'a=[optimizer=adamw,optimizer.lr=0.01]'", shown="[key=value,...]"
@@ -57,18 +57,20 @@ def compare(
     config_dirs: Sequence[str] = (),
     console: Console | None = None,
 ) -> Comparison:
-    """Compare two configurations, as the command does; for benchmarks.
+    """Compare two configurations as ``autotune compare`` does; called by benchmarks.
 
     Args:
         common: overrides of both sides, such as ``experiment=cnn``.
-        a: overrides of side a alone, likewise b.
-        console: what is told goes there; None says nothing.
+        a: overrides of side a only.
+        b: overrides of side b only.
+        num_seeds: pairs of runs; the two runs of a pair share their seed.
+        console: where progress is printed; None prints nothing.
 
     Raises:
-        AutotuneError: it cannot be run, in one line.
+        AutotuneError: the comparison cannot be run; its message is one line.
     """
     from autotune.execution.comparison_plan import check_comparison, compose_sides, plan_comparison  # noqa: PLC0415  # imports torch
-    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415
+    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # imports torch
 
     code_folders = import_user_code_from(config_dirs)
     plan = plan_comparison(compose_sides(common, {"a": a, "b": b}, config_dirs), num_seeds=num_seeds)
@@ -79,7 +81,7 @@ def compare(
 
 
 def compare_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune compare`` with command-line arguments and return its exit code."""
     epilog = f"experiments:\n{experiments_help()}\n\n{own_keys_help(CompareKeys)}\n\n{_OTHER_KEYS}"
     line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
     own, common = read_own_keys(CompareKeys, line.overrides)
@@ -106,13 +108,13 @@ def compare_command(arguments: Sequence[str]) -> int:
     with console.status("reading the configuration and checking both sides"):
         plan = plan_comparison(sides, num_seeds=own.num_seeds)
         is_dry_run = plan.config.dry_run
-        if not (is_dry_run and plan.missing_sources):  # what starts from them could not be made without training them
+        if not (is_dry_run and plan.missing_sources):  # the check would train them first
             check_comparison(plan, say)
     if is_dry_run:
         for text in describe_comparison(plan):
             say(text)
         return 0
-    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415
+    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # after a dry run
 
     comparison = run_comparison(plan, command=arguments, code_folders=code_folders, console=console)
     if not comparison.is_complete:

@@ -1,6 +1,6 @@
-"""Databases by URL, as the study's storage and MLflow's store take them: shown without their password, and asked whether they answer.
+"""URLs of databases, as the study's storage and MLflow's store take them: passwords hidden, and a check that the server answers.
 
-A client left alone retries a database that does not answer for minutes.
+Without the check, a database client retries for minutes when the server does not answer.
 """
 
 import re
@@ -12,17 +12,17 @@ _CONNECT_SECONDS = 10
 
 
 def without_password(text: str) -> str:
-    """Text with the passwords of the URLs in it hidden."""
+    """The text with the password in every URL hidden."""
     return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
 
 
 def kind_of_database(url: str) -> str:
-    """What kind a URL names, such as ``postgresql``, whatever its driver."""
+    """Kind of the database that a URL names, such as ``postgresql``, without the driver."""
     return urlsplit(url).scheme.partition("+")[0]
 
 
 def check_listens(url: str) -> None:
-    """Raise OSError where nothing listens at the host that a database's URL names; a URL without a host is not asked."""
+    """Raise OSError if nothing listens at the host and port of a database's URL; a URL without a host is not checked."""
     parts, kind = urlsplit(url), kind_of_database(url)
     if parts.hostname and kind in _PORTS:
         socket.create_connection((parts.hostname, parts.port or _PORTS[kind]), timeout=_CONNECT_SECONDS).close()

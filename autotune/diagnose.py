@@ -1,4 +1,4 @@
-"""Say what this machine is, what it gives, and what it cannot run: ``autotune diagnose [experiment=NAME]``.
+"""Say what this machine is, how fast it is, and what it cannot run: ``autotune diagnose [experiment=NAME]``.
 
 Exit code 0; 2: bad input.
 """
@@ -19,13 +19,13 @@ _PURPOSE = "Say what this machine is, what its devices and links give, and what 
 _OTHER_KEYS = """with experiment=NAME, any key of the configuration, as for autotune. What a study would leave out is then told of that
 experiment's search space; else of all precisions, search_spaces/runtime.yaml and parallelism.yaml."""
 _LOG_WIDTH = 120
-"""Columns where no terminal says how many there are."""
+"""Width in columns when the output does not go to a terminal."""
 _OPTIONS = "all precisions, search_spaces/runtime.yaml and search_spaces/parallelism.yaml"
 
 
 @dataclass(kw_only=True)
 class DiagnoseKeys:
-    """The command's own keys."""
+    """Keys that ``autotune diagnose`` takes beside those of the configuration."""
 
     seconds: float = own_key(
         0.3,
@@ -38,7 +38,7 @@ class DiagnoseKeys:
 
 
 def diagnose_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune diagnose`` with command-line arguments and return its exit code."""
     takes = "[experiment=NAME] [seconds=NUMBER] [output=FILE.json]"
     line = parse_command_line("autotune diagnose", _PURPOSE, f"{own_keys_help(DiagnoseKeys)}\n\n{_OTHER_KEYS}", arguments, takes=takes)
     own, overrides = read_own_keys(DiagnoseKeys, line.overrides)
@@ -50,16 +50,16 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     if print_config(line, composer):
         return 0
     composed = composer.compose()
-    from rich.console import Console  # noqa: PLC0415  # likewise
+    from rich.console import Console  # noqa: PLC0415  # after --cfg
 
-    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # likewise
+    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --cfg
     from autotune.execution.plan import plan_study  # noqa: PLC0415  # imports torch, which takes more than a second
-    from autotune.machine import Diagnosis  # noqa: PLC0415  # likewise
-    from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415  # likewise
-    from autotune.report.study_files import write_json  # noqa: PLC0415  # likewise
-    from autotune.training.device import local_capabilities  # noqa: PLC0415  # likewise
-    from autotune.training.diagnosis.measuring import measured_rates  # noqa: PLC0415  # likewise
-    from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # likewise
+    from autotune.machine import Diagnosis  # noqa: PLC0415  # after --cfg
+    from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415  # after --cfg
+    from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
+    from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
+    from autotune.training.diagnosis.measuring import measured_rates  # noqa: PLC0415  # imports torch
+    from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # imports torch
 
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     with console.status("reading the configuration") as status:
@@ -85,19 +85,17 @@ def diagnose_command(arguments: Sequence[str]) -> int:
 
 
 def _all_options() -> list[str]:
-    """The command line of a study whose search space has every precision and every way to run, alone and together."""
-    options = sorted((path.stem for path in (shipped_folder("conf") / "precision").glob("*.yaml")), key=lambda name: (name != "fp32", name))
-    return [
-        "experiment=cnn",
-        f"search_space=[{{precision:[{','.join(options)}]}},runtime,parallelism]",
-    ]
+    """Overrides for a study whose search space has all precisions and the whole of ``runtime`` and ``parallelism``."""
+    files = (shipped_folder("conf") / "precision").glob("*.yaml")
+    precisions = sorted((path.stem for path in files), key=lambda name: (name != "fp32", name))
+    return ["experiment=cnn", f"search_space=[{{precision:[{','.join(precisions)}]}},runtime,parallelism]"]
 
 
 def _output(given: str | None) -> Path | None:
-    """The file that the diagnosis is written to, where it can be.
+    """Path of the file for the diagnosis; None if no file was given. Checked before anything is measured.
 
     Raises:
-        ConfigError: it cannot; better said before anything is measured.
+        ConfigError: the file is not one that can be written.
     """
     if given is None:
         return None

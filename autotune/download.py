@@ -1,7 +1,7 @@
-"""Fetch a data set's official files, only where the user asked for it with ``data.download=true``.
+"""Downloads a data set's official files, only if the user asked for it with ``data.download=true``.
 
-A checksum comes with every address, so what arrives is the official file or an error. Tuning often runs where no network is:
-a failure is one line, within seconds and without retries, that says where to put the files instead.
+Every URL comes with a checksum, so the result is the official file or an error. Tuning often runs on machines without a network:
+a failed download ends within seconds, without retries, in one line that says where to put the files instead.
 """
 
 import logging
@@ -11,41 +11,41 @@ from pathlib import Path
 from autotune.errors import DataError
 
 CONNECT_SECONDS = 8.0
-"""How long to wait for a connection to each address of the host."""
+"""Timeout for connecting to each address of the host."""
 READ_SECONDS = 10.0
-"""How long a connection may be silent."""
+"""Timeout for a connection on which no data arrives."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One official file: where it lies and what it must hold."""
+    """One official file: its URL and the MD5 checksum of its content."""
 
     url: str
     md5: str
 
     @property
     def name(self) -> str:
-        """The file's name, the last part of its address."""
+        """The file's name, the last part of its URL."""
         return self.url.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteDataSet:
-    """A data set that can be fetched."""
+    """A data set that can be downloaded."""
 
     name: str
     files: tuple[RemoteFile, ...]
     accepted: str
-    """The forms in which it is looked for under ``data.root``, as errors say them."""
+    """The forms of the data set that are accepted under ``data.root``, as error messages list them."""
 
 
 def obtain(data_set: RemoteDataSet, folder: Path, *, root: Path, download: bool) -> None:
     """Download the files of a data set that was not found under ``root`` into ``folder``.
 
     Raises:
-        DataError: if ``download`` is false, or a file could not be fetched whole.
+        DataError: ``download`` is false, or a file could not be downloaded completely.
     """
     absent = f"data.root: no {data_set.name} under '{root}' (accepted: {data_set.accepted})"
     if not download:
@@ -60,9 +60,8 @@ def obtain(data_set: RemoteDataSet, folder: Path, *, root: Path, download: bool)
 
 
 def _fetch(file: RemoteFile, folder: Path) -> None:
-    # Imported here because only a download needs it, and with requests it takes half a second.
-    import pooch  # noqa: PLC0415
-    import requests  # noqa: PLC0415
+    import pooch  # noqa: PLC0415  # only for a download; takes half a second with requests
+    import requests  # noqa: PLC0415  # only for a download
 
     pooch.get_logger().setLevel(logging.WARNING)
     logger.info("downloading %s to %s", file.url, folder)
@@ -76,7 +75,7 @@ def _fetch(file: RemoteFile, folder: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """A few words for what went wrong; a connection error's own text is a chain of nested reprs."""
+    """The cause of a failed download in a few words; the text of a connection error is a chain of nested reprs."""
     import requests  # noqa: PLC0415  # comes with pooch, and is imported by it already
 
     if isinstance(error, requests.HTTPError) and error.response is not None:

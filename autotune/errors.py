@@ -1,23 +1,23 @@
-"""What can go wrong, as one tree.
+"""The tree of autotune's errors.
 
     AutotuneError
-    ├── ConfigError              what the user wrote cannot be run
-    │   ├── SearchSpaceError     a search space file, or a parameter of it
+    ├── ConfigError              a configuration or setting that cannot be run
+    │   ├── SearchSpaceError     a search space file, or a parameter in it
     │   ├── InvalidTrialError    one suggested point that no training can run
     │   └── TargetNotAllowedError   a ``_target_`` outside the allow-list
-    ├── DataError                a data set that is missing, unreadable or of the wrong form
-    ├── StudyError               a study that is not there, or is another one's
+    ├── DataError                data, such as a data set or a recording: missing, unreadable or of the wrong form
+    ├── StudyError               a study that does not exist, cannot be opened, or is another one
     └── ExecutionError           the cluster or its workers
-        ├── ClusterError         a cluster that does not answer or cannot hold a trial
+        ├── ClusterError         a cluster that does not answer, or has no room for a trial
         └── WorkerError          trials that fail in the user's own code, with its traceback
 
-How a *trial* ends is not an error but data: see ``autotune.measurement.Outcome``. Every message is one line that says where
+How a *trial* ends is not an error but data: see ``autotune.outcome.Outcome``. Every message is one line that says where
 (file and dotted key), what was found and what is accepted; entry points print it and exit with 2.
 """
 
 
 class AutotuneError(Exception):
-    """Any failure that autotune explains in one line."""
+    """A failure that autotune explains in one line."""
 
 
 class ConfigError(AutotuneError):
@@ -25,7 +25,7 @@ class ConfigError(AutotuneError):
 
 
 class SearchSpaceError(ConfigError):
-    """A search space that cannot be read or makes no sense."""
+    """A search space that cannot be read, or contradicts itself."""
 
 
 class InvalidTrialError(ConfigError):
@@ -33,29 +33,29 @@ class InvalidTrialError(ConfigError):
 
 
 class TargetNotAllowedError(ConfigError):
-    """A ``_target_`` that the allow-list does not let in."""
+    """A ``_target_`` outside the allow-list."""
 
 
 class DataError(AutotuneError):
-    """A data set that is missing, unreadable or of the wrong form."""
+    """Data, such as a data set or a recording, that is missing, unreadable or of the wrong form."""
 
 
 class StudyError(AutotuneError):
-    """A study that does not exist, or was made for something else."""
+    """A study that does not exist, cannot be opened, or was made for something else."""
 
 
 class ExecutionError(AutotuneError):
-    """Trials cannot be run."""
+    """The cluster or its workers cannot run trials."""
 
 
 class ClusterError(ExecutionError):
-    """The cluster does not answer, or cannot hold even one trial."""
+    """The cluster does not answer, or has no room for even one trial."""
 
 
 class WorkerError(ExecutionError):
-    """Several trials in a row failed with an error in the code they train.
+    """Several trials in a row failed with an error in the code that they train.
 
-    ``traceback_text`` is the first one's traceback, as the worker printed it.
+    ``traceback_text`` is the traceback of the first failed trial, as its worker printed it.
     """
 
     def __init__(self, message: str, traceback_text: str) -> None:

@@ -1,6 +1,6 @@
-"""Write what a study found as an experiment of one's own: ``autotune export study=NAME as=NAME --config-dir DIR``.
+"""Write the best configuration of a study as an experiment: ``autotune export study=NAME as=NAME --config-dir DIR``.
 
-The weights of the winner's first confirmation run that reached the target come to lie beside it, where workers could keep them.
+The weights of the winner's first confirmation run that reached the target are copied beside the experiment, if workers could keep them.
 """
 
 import json
@@ -23,7 +23,7 @@ _PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml,
 
 @dataclass(kw_only=True)
 class ExportKeys:
-    """The command's own keys."""
+    """Keys of ``autotune export``."""
 
     study: str = own_key(..., "a study of the folder", shown="NAME")
     experiment: str = own_key(..., "the name that the experiment gets", name="as", shown="EXPERIMENT")
@@ -32,7 +32,7 @@ class ExportKeys:
 
 
 def export_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune export`` with command-line arguments and return its exit code."""
     line = parse_command_line(
         "autotune export", _PURPOSE, own_keys_help(ExportKeys), arguments, takes="study=NAME as=NAME --config-dir DIR"
     )
@@ -59,13 +59,13 @@ def export_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     print(f"wrote {' and '.join(map(str, [path, *weights]))}")
-    folders, allowed = _needed(study_folder)
+    folders, allowed = _config_dirs_and_targets(study_folder)
     print(f"run it: {train_command(exported, list(dict.fromkeys([line.config_dirs[0], *folders])), allowed)}")
     return 0
 
 
 def _copy_weights(source: Path, to: Path) -> list[Path]:
-    """Put the weights beside the experiment, as a whole or not at all, and say where; those of an earlier export must not stay."""
+    """Copy the weights, completely or not at all, and return the paths written; without weights, remove those of an earlier export."""
     if not source.is_file():  # workers on other machines could not leave them in the study's folder
         to.unlink(missing_ok=True)
         return []
@@ -74,11 +74,11 @@ def _copy_weights(source: Path, to: Path) -> list[Path]:
     return [to]
 
 
-def _needed(study_folder: Path) -> tuple[list[str], list[str]]:
-    """Folders of configuration files, and what they may name, that the study itself was started with."""
+def _config_dirs_and_targets(study_folder: Path) -> tuple[list[str], list[str]]:
+    """The folders of ``--config-dir`` and the ``allowed_targets`` that the study was started with."""
     path = study_folder / "best.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return [shown_path(Path(each)) for each in known.get("config_dirs", [])], known.get("allowed_targets", [])
+    return [shown_path(Path(folder)) for folder in known.get("config_dirs", [])], known.get("allowed_targets", [])
 
 
 def _best_yaml(folder: Path) -> str:
@@ -87,7 +87,7 @@ def _best_yaml(folder: Path) -> str:
         return path.read_text(encoding="utf-8")
     if folder.is_dir():
         raise StudyError(f"study={folder.name}: has nothing confirmed to export yet ({path} is not there)")
-    known = ", ".join(sorted(each.parent.name for each in folder.parent.glob("*/best.yaml")))
+    known = ", ".join(sorted(best_yaml.parent.name for best_yaml in folder.parent.glob("*/best.yaml")))
     raise StudyError(f"study={folder.name}: no such study in {folder.parent}; " + (f"accepted are {known}" if known else "there is none"))
 
 

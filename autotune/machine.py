@@ -1,7 +1,7 @@
-"""The records of a diagnosis: what a machine is, and what its devices and links give.
+"""Records of a diagnosis: the parts of a machine, and the measured rates of its devices and links.
 
-What a machine is can be asked for in passing and goes with every study; what it gives has to be measured and is not. All of it is plain
-data: ``dataclasses.asdict`` of any record can be written as JSON or YAML.
+The description of a machine is cheap, so every study stores it; rates take time to measure, so only a diagnosis has them. All records hold
+plain data: ``dataclasses.asdict`` of any of them can be written as JSON or YAML.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ class Processor:
 
     name: str
     num_cores: int | None
-    """Physical cores; None where the kernel does not tell them from hardware threads."""
+    """Number of physical cores; None if the kernel does not tell them from hardware threads."""
     num_cpus: int
-    """Hardware threads that this process may run on."""
+    """Number of hardware threads that this process may run on."""
     instructions: str
     """The widest vector instructions that torch uses, such as ``AVX512``."""
     memory_bytes: int
-    """Of the whole machine; a container may be allowed less."""
+    """Memory of the whole machine; a container may be limited to less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,30 +35,30 @@ class Gpu:
     memory_bytes: int
     uuid: str
     nvidia_smi_index: int | None
-    """How nvidia-smi numbers it, and the links; another number than ``index`` where CUDA_VISIBLE_DEVICES is set."""
+    """Number of the GPU in nvidia-smi and in ``Link``; differs from ``index`` if CUDA_VISIBLE_DEVICES is set."""
     pcie_generation: int | None
-    """The highest that the GPU and its slot can; at rest a GPU goes down to a lower one. None where nvidia-smi does not tell."""
+    """Highest PCIe generation of GPU and slot together; an idle GPU switches to a lower one. None if nvidia-smi does not tell."""
     pcie_lanes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How two devices are connected, in nvidia-smi's words and numbering."""
+    """Connection of two devices, in nvidia-smi's terms and numbering."""
 
     first: str
     second: str
     kind: str
-    """``NV#`` for # NVLinks; PIX, PXB, PHB, NODE, SYS for a way over PCIe, nearest first."""
+    """``NV#`` for # NVLinks; PIX, PXB, PHB, NODE or SYS for a path over PCIe, from the shortest to the longest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InfiniBandPort:
-    """A port of a host channel adapter, in the kernel's words."""
+    """A port of an InfiniBand host channel adapter, in the kernel's terms."""
 
     device: str
     port: str
     link_layer: str
-    """``InfiniBand``, or ``Ethernet`` where it speaks RoCE."""
+    """``InfiniBand``, or ``Ethernet`` for RoCE."""
     state: str
     rate: str
 
@@ -69,74 +69,74 @@ class NetworkInterface:
 
     name: str
     bits_per_second: float | None
-    """None where the driver does not tell, as virtual ones often do not."""
+    """Speed of the interface; None if its driver does not tell, as is common for virtual interfaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a machine is, without measuring anything."""
+    """Description of a machine, without any measurement."""
 
     host: str
     processor: Processor
     gpus: tuple[Gpu, ...]
     links: tuple[Link, ...]
-    """Every pair of GPUs and network adapters once; empty where nvidia-smi is not there or tells none."""
+    """Link of every pair of GPUs and network adapters, once; empty if nvidia-smi is missing or lists none."""
     infiniband: tuple[InfiniBandPort, ...]
     networks: tuple[NetworkInterface, ...]
     versions: Mapping[str, str | None]
-    """None for what is not there."""
+    """Versions of software by name; None for what is not installed."""
     complaints: tuple[str, ...]
-    """What was asked and gave no answer, or answers that do not go together; a line each."""
+    """Queries that failed and answers that contradict each other, one line each."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: mappings, lists, texts and numbers."""
+        """The machine as plain data: mappings, lists, texts and numbers."""
         return dict(_plain(asdict(self)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRate:
-    """How fast a device multiplies two square matrices."""
+    """Measured speed at which a device multiplies two square matrices."""
 
     device: str
     precision: str
-    """An option of ``precision=``."""
+    """Name of an option of the config group ``precision``."""
     size: int
-    """Rows and columns."""
+    """Number of rows, and of columns, of each matrix."""
     flops_per_second: float
-    """Floating-point operations: 2 size^3 a product."""
+    """Floating-point operations per second, counting 2 size^3 for a product."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRate:
-    """How fast bytes are copied."""
+    """Measured speed of copying bytes between two places."""
 
     source: str
     destination: str
     host_memory: str
-    """``pageable``, or ``pinned`` where the GPU reads and writes it by itself."""
+    """``pageable``, or ``pinned`` if the GPU itself reads and writes the host's memory."""
     num_bytes: int
-    """Copied at once."""
+    """Size of one copy in bytes."""
     bytes_per_second: float
-    """Bytes copied, each counted once, though a copy within the host both reads and writes it."""
+    """Bytes copied per second; each byte counts once, although a copy within the host both reads and writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceRate:
-    """How fast processes on this machine add up a tensor that each of them has."""
+    """Measured speed of an all-reduce: processes on this machine sum a tensor that each of them has."""
 
     backend: str
     """``gloo`` or ``nccl``."""
     num_ranks: int
     num_bytes: int
-    """Of each rank's tensor."""
+    """Size of each rank's tensor in bytes."""
     seconds: float
     bus_bytes_per_second: float
-    """As nccl-tests defines bus bandwidth: num_bytes / seconds * 2 (n - 1) / n for n ranks, which compares with what a link can."""
+    """Bus bandwidth as nccl-tests defines it, num_bytes / seconds * 2 (n - 1) / n for n ranks: comparable with a link's bandwidth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotMeasured:
-    """A rate that was asked for and could not be measured here."""
+    """A rate that could not be measured on this machine."""
 
     what: str
     reason: str
@@ -147,31 +147,31 @@ Rate = MatrixRate | CopyRate | AllReduceRate | NotMeasured
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a machine is and gives, and what of a search space it cannot run."""
+    """A machine with its measured rates, and the options of a search space that it cannot run."""
 
     machine: Machine
     rates: tuple[Rate, ...]
-    """In the order that they were measured; empty where nothing was."""
+    """Measured rates, in the order of measurement; empty if nothing was measured."""
     load: float
-    """Processes that wanted a CPU, a mean of the minute before; what they took, the rates lack."""
+    """Load average of the minute before: the mean number of processes that wanted a CPU. They lower the rates."""
     space: str
-    """Whose options were held against the machine."""
+    """Name of the search space whose options were checked against the machine."""
     left_out: tuple[str, ...]
-    """Those that a study would leave out of it here, and why, a line each."""
+    """Options that a study on this machine would leave out of the search space, with the reason, one line each."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, the rates sorted by kind."""
+        """The diagnosis as plain data, with the rates grouped by kind."""
         kinds = {"matrix_rates": MatrixRate, "copy_rates": CopyRate, "all_reduce_rates": AllReduceRate, "not_measured": NotMeasured}
         return {
             "machine": self.machine.as_dict(),
             "load": self.load,
-            **{name: [asdict(each) for each in self.rates if isinstance(each, kind)] for name, kind in kinds.items()},
+            **{name: [asdict(rate) for rate in self.rates if isinstance(rate, kind)] for name, kind in kinds.items()},
             "capability_filter": {"space": self.space, "left_out": list(self.left_out)},
         }
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists for tuples, which YAML would write with a tag of Python's."""
+    """Copy of a value with tuples turned into lists, since YAML would write tuples with a Python tag."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

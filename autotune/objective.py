@@ -1,9 +1,9 @@
-"""What a search minimises: a number made of one trial's result.
+"""Objectives: the score that a search minimises, a number computed from one trial's result.
 
-Of two configurations the better one is the one with the lower score. An objective whose score can only grow while a trial
-trains also has ``lower_bound``, and then running trials can be stopped at the best score so far. What all of autotune's own say
-besides is ``quantity`` and ``unit``, for those who read their scores, and ``unmeasured``: an objective that needs a reading which a
-machine does not give is refused before anything is trained there, and never becomes another one.
+Of two configurations the one with the lower score is better. An objective whose score can only grow while a trial trains also has
+``lower_bound``, and then running trials can be stopped at the best score so far. All of autotune's own objectives also have
+``quantity`` and ``unit``, which describe scores to readers, and ``unmeasured``: an objective that needs a reading which a machine does not
+give is refused before anything is trained there, and is never replaced by another one.
 """
 
 from abc import ABC, abstractmethod
@@ -18,33 +18,33 @@ from autotune.pareto import weighted_product
 
 
 class Objective(Protocol):
-    """Contract of ``objective:`` in the configuration."""
+    """Interface of what ``objective:`` names in the configuration."""
 
     def score(self, result: TrialResult) -> float:
-        """The number to minimise, for a result that REACHED the target."""
+        """Score to minimise, of a trial that REACHED the target."""
         ...
 
 
 @runtime_checkable
 class BoundedObjective(Objective, Protocol):
-    """An objective that only grows with the time a trial has spent."""
+    """An objective whose score only grows while a trial trains."""
 
     def lower_bound(self, evaluation: Evaluation) -> float:
-        """The least score that a trial can still get, in the unit of ``score``."""
+        """Lowest score that a trial can still get after this evaluation, in the unit of ``score``."""
         ...
 
 
 def unmeasured(objective: Objective, device: Device) -> str | None:
-    """What the objective needs and a training on this device would not tell; None where it can be scored."""
-    asked = getattr(objective, "unmeasured", None)
-    return None if asked is None else asked(device)
+    """Why the objective cannot score a training on this device; None if it can."""
+    method = getattr(objective, "unmeasured", None)
+    return None if method is None else method(device)
 
 
 def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
-    """Refuse an objective that a training on any of these devices could not be scored by.
+    """Refuse an objective that cannot score a training on one of the devices.
 
     Raises:
-        ConfigError: with the machine, what it does not tell, and what is accepted.
+        ConfigError: the objective needs a reading that a device does not give; names the machine, the reading and what is accepted.
     """
     for device in devices:
         _require(unmeasured(objective, device))
@@ -52,13 +52,14 @@ def check_measured(objective: Objective, devices: Iterable[Device]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Amortised(ABC):
-    """What grows with a training, build spread over the trainings of a process.
+    """Base of objectives that grow during a training and spread the cost of build over the trainings of a process.
 
     Raises:
         ConfigError: ``num_trainings`` is less than one.
     """
 
     num_trainings: int
+    """Number of trainings by one process that share the cost of its build phase."""
 
     def __post_init__(self) -> None:
         if self.num_trainings < 1:
@@ -66,10 +67,10 @@ class _Amortised(ABC):
 
     @abstractmethod
     def lower_bound(self, evaluation: Evaluation) -> float:
-        """What was spent up to an evaluation."""
+        """Amount spent up to an evaluation, in the objective's unit."""
 
     def score(self, result: TrialResult) -> float:
-        """What was spent up to the target.
+        """Amount spent until the target was reached, in the objective's unit.
 
         Raises:
             ValueError: the trial did not reach the target, so it has no score.
@@ -77,10 +78,10 @@ class _Amortised(ABC):
         return self.lower_bound(_at_target(result))
 
     def unmeasured(self, device: Device) -> str | None:
-        """Nothing: seconds are measured everywhere."""
+        """None on every device: seconds are measured everywhere."""
         return None
 
-    def _seconds(self, evaluation: Evaluation) -> float:
+    def _amortised_seconds(self, evaluation: Evaluation) -> float:
         return evaluation.build_seconds / self.num_trainings + evaluation.warm_seconds
 
 
@@ -88,8 +89,8 @@ class _Amortised(ABC):
 class AmortisedTime(_Amortised):
     """Seconds to target when the exported configuration is trained ``num_trainings`` times by one process.
 
-    Build time (loading, compiling) is paid once by the process and shared by its trainings: with 1 this is the cold time to
-    target, with a large number the warm one.
+    Build time (loading, compiling) is paid once by the process and shared by its trainings: the score is the cold time to target for
+    one training, and approaches the warm time for many.
     """
 
     quantity: ClassVar[str] = "time to target"
@@ -97,19 +98,19 @@ class AmortisedTime(_Amortised):
 
     def lower_bound(self, evaluation: Evaluation) -> float:
         """Amortised seconds spent up to an evaluation."""
-        return self._seconds(evaluation)
+        return self._amortised_seconds(evaluation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSeconds(_Amortised):
-    """Amortised seconds to target times the devices that a training takes: one for each of its workers."""
+    """Amortised seconds to target times the number of devices of a training: one for each of its workers."""
 
     quantity: ClassVar[str] = "device time to target"
     unit: ClassVar[str] = "device-s"
 
     def lower_bound(self, evaluation: Evaluation) -> float:
         """Amortised device-seconds spent up to an evaluation."""
-        return self._seconds(evaluation) * evaluation.num_workers
+        return self._amortised_seconds(evaluation) * evaluation.num_workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +118,8 @@ class Cost(_Amortised):
     """Money to target: device-seconds at the price of an hour of their kind.
 
     Args:
-        price_per_hour: of one worker's device, by kind: ``cpu``, or a GPU's name as its driver tells it; None for no price.
-        currency: what prices are in.
+        price_per_hour: price of an hour of one worker's device, by kind: ``cpu`` or the name that a GPU's driver gives; None for no prices.
+        currency: currency of the prices.
 
     Raises:
         ConfigError: a price is not a number above 0.
@@ -137,7 +138,7 @@ class Cost(_Amortised):
 
     @property
     def unit(self) -> str:
-        """The currency."""
+        """Currency of the prices."""
         return self.currency
 
     @property
@@ -145,7 +146,7 @@ class Cost(_Amortised):
         return self.price_per_hour or {}
 
     def unmeasured(self, device: Device) -> str | None:
-        """A price, where there is none of this kind of device."""
+        """Why a training on the device has no cost: its kind is unknown or has no price; None if it has one."""
         if device.kind in self._prices:
             return None
         if device.kind is None:
@@ -157,24 +158,24 @@ class Cost(_Amortised):
         )
 
     def lower_bound(self, evaluation: Evaluation) -> float:
-        """Money spent up to an evaluation.
+        """Money spent up to an evaluation, in ``currency``.
 
         Raises:
             ConfigError: the kind of device has no price.
         """
         _require(self.unmeasured(device_of(evaluation)))
-        return self._seconds(evaluation) * evaluation.num_workers / 3600 * self._prices[str(evaluation.device_kind)]
+        return self._amortised_seconds(evaluation) * evaluation.num_workers / 3600 * self._prices[str(evaluation.device_kind)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy(_Amortised):
-    """Joules to target, by the counters of the training's own devices: prepare and train, and build spread over the trainings."""
+    """Joules to target by the energy counters of the training's devices: prepare + train + build / ``num_trainings``."""
 
     quantity: ClassVar[str] = "energy to target"
     unit: ClassVar[str] = "J"
 
     def unmeasured(self, device: Device) -> str | None:
-        """The energy, where no counter of it can be read."""
+        """Why the device's energy is unknown; None if its energy counter can be read."""
         if device.energy_fault is None:
             return None
         kind = {None: "the device", "cpu": "the CPU"}.get(device.kind, device.kind)
@@ -187,7 +188,7 @@ class Energy(_Amortised):
         """Joules used up to an evaluation.
 
         Raises:
-            ConfigError: they were not measured.
+            ConfigError: the energy was not measured.
         """
         _require(self.unmeasured(device_of(evaluation)))
         assert evaluation.energy_joules is not None
@@ -197,16 +198,16 @@ class Energy(_Amortised):
 
 @dataclass(frozen=True, kw_only=True)
 class Pareto:
-    """Several objectives at once: what no trial beats in all of them is the front, and the search minimises one weighing of them.
+    """Several objectives at once: the study reports their Pareto front, and the search minimises one weighted product of them.
 
     Args:
-        objectives: by name; each must have ``lower_bound``.
-        preferences: weights by objective, by name of the preference; an objective that one does not name has weight 0. Each picks the
-            point of the front with the least weighted product (``autotune.pareto``).
-        search_for: the preference whose product is the score.
+        objectives: objectives by name; each must have ``lower_bound``.
+        preferences: named weightings, each a weight for every objective; an objective that is not named has weight 0. Each preference
+            picks the point of the front with the least weighted product (``autotune.pareto``).
+        search_for: the preference whose weighted product is the score.
 
     Raises:
-        ConfigError: an objective or a preference that cannot be.
+        ConfigError: an objective or a preference is not accepted.
     """
 
     objectives: Mapping[str, BoundedObjective]
@@ -233,17 +234,17 @@ class Pareto:
 
     @property
     def quantity(self) -> str:
-        """The product that is the score."""
-        shares = zip(self.objectives, self._weights(self.search_for), strict=True)
-        total = sum(self._weights(self.search_for))
-        return "product " + " x ".join(f"{name}^{weight / total:.2g}" for name, weight in shares if weight)
+        """Formula of the weighted product that is the score."""
+        weights = self._weights(self.search_for)
+        factors = zip(self.objectives, weights, strict=True)
+        return "product " + " x ".join(f"{name}^{weight / sum(weights):.2g}" for name, weight in factors if weight)
 
     def unmeasured(self, device: Device) -> str | None:
-        """What the first of the objectives that cannot be scored needs."""
-        return next((missing for each in self.objectives.values() if (missing := unmeasured(each, device)) is not None), None)
+        """Why one of the objectives cannot score a training on the device; None if all can."""
+        return next((fault for objective in self.objectives.values() if (fault := unmeasured(objective, device)) is not None), None)
 
     def score(self, result: TrialResult) -> float:
-        """The weighted product at the target.
+        """Weighted product of the objectives when the target was reached.
 
         Raises:
             ValueError: the trial did not reach the target, so it has no score.
@@ -251,15 +252,15 @@ class Pareto:
         return self.lower_bound(_at_target(result))
 
     def lower_bound(self, evaluation: Evaluation) -> float:
-        """The weighted product of what was spent up to an evaluation: it grows with each of them."""
+        """Weighted product of the objectives' lower bounds at an evaluation; it grows with each of them."""
         return weighted_product(self.values(evaluation), self._weights(self.search_for))
 
     def values(self, evaluation: Evaluation) -> tuple[float, ...]:
-        """Every objective up to an evaluation, in their order."""
-        return tuple(each.lower_bound(evaluation) for each in self.objectives.values())
+        """Lower bound of every objective at an evaluation, in the order of ``objectives``."""
+        return tuple(objective.lower_bound(evaluation) for objective in self.objectives.values())
 
     def picks(self, points: Mapping[int, Sequence[float]]) -> dict[str, int]:
-        """Of points by trial, the one that each preference picks; points are not none."""
+        """Trial that each preference picks from the values of trials; ``points`` must not be empty."""
         return {name: min(points, key=lambda trial: weighted_product(points[trial], self._weights(name))) for name in self.preferences}
 
     def _weights(self, preference: str) -> tuple[float, ...]:
@@ -278,7 +279,7 @@ def _require(missing: str | None) -> None:
 
 
 def device_of(evaluation: Evaluation, where: str = "this training") -> Device:
-    """The device of a training, as an evaluation tells it."""
+    """Device of a training according to one of its evaluations; ``where`` names the training in messages."""
     is_known = evaluation.energy_joules is not None and evaluation.build_joules is not None
     fault = None if is_known else "it was not measured"
     return Device(kind=evaluation.device_kind, where=where, energy_fault=fault)

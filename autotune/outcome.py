@@ -1,41 +1,41 @@
-"""How a trial ends, and what each ending means to everyone: one table, which samplers, storage, trackers, terminal and figures ask."""
+"""How a trial ends, and what each outcome means to samplers, storage, trackers, terminal and figures: one table for all of them."""
 
 from enum import Enum, StrEnum
 from typing import NamedTuple, Self
 
 
 class Ending(Enum):
-    """What an outcome says of the configuration that was trained."""
+    """What an outcome says about the configuration that was trained."""
 
     REACHED = "reached"
-    """Its time to target was measured."""
+    """The configuration's time to target was measured."""
     CENSORED = "censored"
-    """The time that was measured is only a lower bound of its time to target."""
+    """The measured time is only a lower bound of the configuration's time to target."""
     INFEASIBLE = "infeasible"
-    """It cannot be trained, however long."""
+    """The configuration cannot be trained, however long."""
     VOID = "void"
-    """Nothing: something else went wrong."""
+    """The outcome says nothing about the configuration: something else went wrong."""
 
 
 class OutcomeTraits(NamedTuple):
-    """A row of the table of outcomes."""
+    """What one outcome means: a row of the table of outcomes."""
 
     ending: Ending
     optuna_state: str
-    """Name of the trial's ``optuna.trial.TrialState``."""
+    """Name of the ``optuna.trial.TrialState`` with which the trial is told to Optuna."""
     mlflow_status: str
-    """Status of the trial's run in MLflow: only FINISHED carries a time to target."""
+    """Status of the trial's run in MLflow; only a FINISHED run has a time to target."""
     terminal_style: str
-    """Style of the outcome's name in the terminal, in rich's words."""
+    """Rich style of the outcome's name in the terminal."""
     colour: str
-    """Colour of the trial's mark in figures. The eight stay apart under the common colour-vision deficiencies; greys stand for no colour.
+    """Colour of the trial's marker in figures. The palette's eight colours can be told apart with the common colour-vision deficiencies.
 
-    Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey stands for its yellow, too faint on white.
+    Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey replaces its yellow, which is too faint on white.
     """
     marker: str
-    """Marker of matplotlib's; for a censored outcome the shape that an arrow leaves (``autotune.report.drawing``)."""
+    """Matplotlib marker; for a censored outcome the shape to which an arrow is added (``autotune.report.drawing``)."""
     size: float
-    """Size of the mark, in points."""
+    """Size of the marker, in points."""
     needs_new_worker: bool = False
     """Whether the process that ran the trial must not run another one."""
 
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
     traits: OutcomeTraits
 
     def __new__(cls, name: str, traits: OutcomeTraits) -> Self:
-        """A member whose value is its name, with its row of the table."""
+        """Make a member whose value is its name, with its row of the table as ``traits``."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.traits = traits
@@ -55,21 +55,21 @@ class Outcome(StrEnum):
     REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "o", 7)
     """An evaluation was at or past the target."""
     MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "yellow", "#E69F00", "diamond", 20)
-    """Trained to the end of its own schedule without reaching the target."""
+    """Trained to the end of the configuration's schedule without reaching the target."""
     CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "blue", "#0072B2", "circle", 20)
-    """Stopped because its clock had passed what the incumbent is expected to need."""
+    """Stopped because the trial took longer than the incumbent is expected to need."""
     STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "cyan", "#56B4E9", "square", 20)
     """Stopped by a stopping rule, or because the study's budget ended."""
     TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "magenta", "#CC79A7", "triangle", 20)
     """Passed the target's max_train_seconds, or hung past its hard deadline."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "s", 6, needs_new_worker=True)
-    """The device, or the machine, had not enough memory for the training."""
+    """The device or the machine had too little memory for the training."""
     DIVERGED = "DIVERGED", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#D55E00", "X", 7.5)
     """The loss or the metric was no longer finite."""
     INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "v", 7)
     """A component refused the configuration's values, so nothing was trained."""
     CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "yellow", "#888888", "1", 7)
-    """Something else wanted the machine too much for its time to say anything; the same configuration is trained again."""
+    """Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again."""
     LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x", 7, needs_new_worker=True)
     """A worker was lost with its machine, which says nothing about the configuration."""
     ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "P", 7.5, needs_new_worker=True)
@@ -87,7 +87,7 @@ class Outcome(StrEnum):
 
     @property
     def is_timed(self) -> bool:
-        """Whether a training ends so because of the time that it took, or with it as its result."""
+        """Whether the trial's time is a result: its time to target, or a lower bound of it."""
         return self.traits.ending in (Ending.REACHED, Ending.CENSORED)
 
     @property

@@ -1,9 +1,9 @@
-"""Several things to minimise at once: which points none beats in all, and one number for a point by weights.
+"""Minimising several objectives at once: the Pareto front, and the weighted product that makes one score of several objectives.
 
-The number is the weighted product, x1^w1 * x2^w2 * ..., with weights that sum to one. Units drop out of its ratios: 5% less of one
-objective is worth as much as 5% less of another of the same weight, so nothing needs a range or a reference point to be scaled by. It
-grows with each objective, so its least point is on the front, and bounds of the objectives bound it. What it cannot pick is a point of the
-front in a dent, above the straight line between two others on logarithmic axes.
+The weighted product is x1^w1 * x2^w2 * ..., with weights that sum to one. Units drop out of its ratios: 5% less of one objective is
+worth as much as 5% less of another with the same weight, so no objective has to be scaled by a range or a reference point. It grows with
+each objective, so the point with the least product is on the front, and lower bounds of the objectives give a lower bound of it. It cannot
+pick a point of the front in a dent, above the straight line between two others on logarithmic axes.
 
 Source: the weighted product method (Miller and Starr, Executive Decisions and Operations Research, 1969); it is the weighted sum of
 logarithms.
@@ -14,21 +14,21 @@ from collections.abc import Sequence
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
-    """Places of the points that no other point dominates, in order of their first coordinate.
+    """Indices of the points that no other point dominates, in order of their first coordinate.
 
     A point dominates another one if it is nowhere higher and somewhere lower; equal points are on the front together.
     """
     front: list[int] = []
-    for place in sorted(range(len(points)), key=lambda place: tuple(points[place])):  # what dominates a point comes before it
-        if not any(_dominates(points[member], points[place]) for member in front):
-            front.append(place)
+    for index in sorted(range(len(points)), key=lambda index: tuple(points[index])):  # a point's dominators come before it
+        if not any(_dominates(points[member], points[index]) for member in front):
+            front.append(index)
     return front
 
 
 def weighted_product(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The product of values from 0 on, each to the power of its share of the weights."""
+    """Product of non-negative values, each raised to the power of its share of the sum of weights."""
     return math.prod(math.pow(value, weight / sum(weights)) for value, weight in zip(values, weights, strict=True))
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(mine <= theirs for mine, theirs in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+    return all(value <= other_value for value, other_value in zip(one, other, strict=True)) and tuple(one) != tuple(other)

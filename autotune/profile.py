@@ -1,6 +1,6 @@
 """Say where the time of a training step goes, and what to try: ``autotune profile experiment=NAME``.
 
-Writes a Chrome trace, the numbers and a figure into a folder of their own. Exit code 0; 2: bad input.
+Writes a Chrome trace, the measurements as JSON and a figure into a new folder. Exit code 0; 2: bad input.
 """
 
 import os
@@ -17,19 +17,19 @@ from autotune.errors import ConfigError, ExecutionError
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
 _LOG_WIDTH = 120
-"""Columns where no terminal says how many there are."""
+"""Width in columns when the output does not go to a terminal."""
 
 
 @dataclass(kw_only=True)
 class ProfileKeys:
-    """The command's own keys."""
+    """Keys that ``autotune profile`` takes beside those of the configuration."""
 
     num_steps: int = own_key(20, "steps to time, and again to profile", least=1, most=10_000)
     progress: float = own_key(0.0, "how far into the schedule they begin: 0 at its start, 1 at its end", least=0, most=1)
 
 
 def profile_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune profile`` with command-line arguments and return its exit code."""
     line = parse_command_line("autotune profile", _PURPOSE, f"{own_keys_help(ProfileKeys)}\n\n{_OTHER_KEYS}", arguments)
     own, overrides = read_own_keys(ProfileKeys, line.overrides)
     require_experiment(names_experiment(overrides), line.config_dirs)
@@ -39,16 +39,16 @@ def profile_command(arguments: Sequence[str]) -> int:
         return 0
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch is imported: its profiler logs that it starts and stops
-    from rich.console import Console  # noqa: PLC0415
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # set before torch is imported, whose profiler otherwise logs each start and stop
+    from rich.console import Console  # noqa: PLC0415  # after --cfg
 
-    from autotune.report.advice import advise  # noqa: PLC0415
-    from autotune.report.profile_figure import write_profile_figure  # noqa: PLC0415
-    from autotune.report.profile_text import print_profile  # noqa: PLC0415
-    from autotune.report.study_files import write_json  # noqa: PLC0415
+    from autotune.report.advice import advise  # noqa: PLC0415  # after --cfg
+    from autotune.report.profile_figure import write_profile_figure  # noqa: PLC0415  # imports matplotlib
+    from autotune.report.profile_text import print_profile  # noqa: PLC0415  # after --cfg
+    from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
-    from autotune.training.profiling import profile_training  # noqa: PLC0415
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+    from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
     train_missing_sources(composer, lambda line: print(line, flush=True))
     folder = _folder(Path(composed.config.study.folder).expanduser(), experiment)
@@ -82,7 +82,7 @@ def profile_command(arguments: Sequence[str]) -> int:
 
 
 def _folder(parent: Path, experiment: str) -> Path:
-    """The folder that the profile's files will lie in."""
+    """Path of a new folder for the profile's files, named after experiment and time; creates its parent."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Write a study that MLflow keeps as a recording: ``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]``.
+"""Write a study that was tracked in MLflow as a recording: ``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]``.
 
 Exit code 0: the recording was written; 2: bad input.
 """
@@ -19,7 +19,7 @@ _PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all 
 
 @dataclass(kw_only=True)
 class RecordKeys:
-    """The command's own keys."""
+    """Keys of ``autotune record``."""
 
     mlflow_run: str = own_key(..., "id of the study's run, the one that its trials' runs are nested in", shown="RUN_ID")
     output: str = own_key(..., "where the recording goes", shown="DIR")
@@ -32,7 +32,7 @@ class RecordKeys:
 
 
 def record_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune record`` with command-line arguments and return its exit code."""
     line = parse_command_line("autotune record", _PURPOSE, own_keys_help(RecordKeys), arguments, takes="mlflow_run=RUN_ID output=DIR")
     own, others = read_own_keys(RecordKeys, line.overrides)
     refuse_other_keys(RecordKeys, others)
@@ -55,7 +55,7 @@ def record_command(arguments: Sequence[str]) -> int:
         )
     except OSError as error:
         raise ConfigError(f"output={output}: cannot be written: {error.strerror}") from error
-    num_evaluations = sum(len(each.evaluations) for each in study.results)
+    num_evaluations = sum(len(result.evaluations) for result in study.results)
     print(f"wrote {output}: study {study.name}, {len(study.results)} trials, {num_evaluations} evaluations")
     return 0
 

@@ -1,19 +1,19 @@
 """A recording: one study on disk with all its learning curves, for replay, reports and warm starts.
 
-A folder of four files:
+A recording is a folder of four files:
 
-* ``study.yaml``: metric, mode, target, max_train_seconds, num_trials, clock (what the seconds mean), source; of a study of autotune's
-  also baseline (its trial) and outcomes (of each trial);
-* ``space.yaml``: the search space, in the syntax of ``search_spaces/``, or nothing where it is not known;
-* ``trials.parquet``: ``trial`` and one column a parameter, by config key; empty where the trial's branch does not have it;
-* ``curves.parquet``: ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began), ``metric`` (not finite where
-  training diverged); one row an evaluation. Of a study of autotune's also ``build_seconds`` and ``prepare_seconds`` (the latter within
-  ``train_seconds``), ``outcome``, where the evaluation ended the trial, ``limit_seconds``, where it was made because the trial was past
-  that limit and not because one was due, and ``epoch``, passes over the training split; and what objectives other than time need:
-  ``num_workers``, ``device_kind``, ``build_joules`` and ``energy_joules`` (empty where they were not measured).
+* ``study.yaml``: metric, mode, target, max_train_seconds, num_trials, clock (what the seconds mean), source; for a study of autotune's
+  also baseline (number of its trial) and outcomes (of each trial);
+* ``space.yaml``: the search space in the syntax of ``search_spaces/``; an empty mapping if it is not known;
+* ``trials.parquet``: ``trial`` and one column for each parameter, by config key; null if the trial's branch does not have the parameter;
+* ``curves.parquet``: one row for each evaluation, with ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began) and
+  ``metric`` (not finite if the training diverged). For a study of autotune's also ``build_seconds``; ``prepare_seconds`` (contained in
+  ``train_seconds``); ``outcome``, if the evaluation ended the trial; ``limit_seconds``, if the evaluation was made because the trial was
+  past that limit, not because it was due; ``epoch``, passes over the training split; and what objectives other than time need:
+  ``num_workers``, ``device_kind``, ``build_joules`` and ``energy_joules`` (null if they were not measured).
 
-A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds; where
-outcomes are recorded, of the one that is REACHED.
+A trial's time to target is the ``train_seconds`` of its first evaluation at or past the target, if within max_train_seconds; if outcomes
+are recorded, it is that of the evaluation that REACHED the target.
 """
 
 import math
@@ -35,47 +35,47 @@ from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpac
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTrial:
-    """One training as it went: its point and its learning curve, all of one length and in order of time."""
+    """A trial's point and learning curve: tuples with one element for each evaluation, in order of time."""
 
     number: int
     suggestion: Suggestion
     steps: tuple[float, ...]
     train_seconds: tuple[float, ...]
-    """Since the trial began."""
+    """Warm seconds since the trial began."""
     metrics: tuple[float, ...]
-    """Not finite where training diverged."""
+    """The target's metric; not finite if the training diverged."""
     build_seconds: tuple[float, ...] = ()
     prepare_seconds: tuple[float, ...] = ()
-    """Within ``train_seconds``; both are empty where the recording does not tell them apart."""
+    """Contained in ``train_seconds``; this and ``build_seconds`` are empty if the recording does not have them."""
     ends: tuple[Outcome | None, ...] = ()
-    """Which evaluation ended the trial, and how; empty where the recording does not say."""
+    """Outcome of the evaluation that ended the trial, None for all others; empty if the recording does not have them."""
     limit_seconds: tuple[float, ...] = ()
-    """The limit that an evaluation was made past, NaN where one was due; empty where the recording does not say."""
+    """Limit that an evaluation was made past, NaN for one that was due; empty if the recording does not have them."""
     epochs: tuple[float, ...] = ()
-    """Passes over the training split so far, NaN where they are not known; empty where the recording does not say."""
+    """Passes over the training split so far, NaN if unknown; empty if the recording does not have them."""
     num_workers: tuple[float, ...] = ()
     device_kinds: tuple[str | None, ...] = ()
     build_joules: tuple[float, ...] = ()
     energy_joules: tuple[float, ...] = ()
-    """NaN where they were not measured; these four are empty where the recording does not have them."""
+    """NaN if not measured; this and the three fields above are empty if the recording does not have them."""
     outcome: Outcome | None = None
-    """How the trial ended; None where the recording does not say."""
+    """How the trial ended; None if the recording does not say."""
 
     def time_to_target(self, target: Target) -> float | None:
-        """Train seconds of the evaluation that reached the target; None where none did."""
-        place = self.index_of_target(target)
-        return None if place is None else self.train_seconds[place]
+        """``train_seconds`` of the evaluation that reached the target; None if none did."""
+        index = self.index_of_target(target)
+        return None if index is None else self.train_seconds[index]
 
     def index_of_target(self, target: Target) -> int | None:
-        """Place of the first evaluation at or past the target, within its ``max_train_seconds``; None where there is none.
+        """Index of the first evaluation at or past the target, within its ``max_train_seconds``; None if there is none.
 
-        Where outcomes are recorded they decide: before a model is pruned, say, no evaluation counts.
+        If outcomes are recorded, they decide: evaluations before a model is pruned, for example, do not count.
         """
         if self.ends:
             return self.ends.index(Outcome.REACHED) if Outcome.REACHED in self.ends else None
         curve = enumerate(zip(self.train_seconds, self.metrics, strict=True))
-        in_time = target.max_train_seconds
-        return next((place for place, (seconds, metric) in curve if target.reached_by(metric) and seconds <= in_time), None)
+        limit = target.max_train_seconds
+        return next((index for index, (seconds, metric) in curve if target.reached_by(metric) and seconds <= limit), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +86,24 @@ class Recording:
     space: SearchSpace
     trials: tuple[RecordedTrial, ...]
     baseline: int | None = None
-    """Number of the trial that was the experiment's own configuration; its point is empty where the space does not contain it."""
+    """Number of the trial of the experiment's own configuration; its point is empty if the space does not contain it."""
 
     @property
     def best_seconds(self) -> float | None:
-        """The least time to target of all trials; None where none reached it."""
-        return min((seconds for each in self.trials if (seconds := each.time_to_target(self.target)) is not None), default=None)
+        """Shortest time to target of all trials; None if no trial reached the target."""
+        return min((seconds for trial in self.trials if (seconds := trial.time_to_target(self.target)) is not None), default=None)
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a recording; a trial without any parameter, which is a baseline that the space does not contain, is left out.
+    """Read a recording from its folder; trials without any parameter are left out, except the baseline.
 
     Raises:
-        DataError: with the file, what was found and what is accepted.
+        DataError: a file is missing or wrong; names the file, what was found and what is accepted.
     """
     if not folder.is_dir():
         raise DataError(f"recording={folder}: no such folder; accepted is one with study.yaml, space.yaml, trials.parquet, curves.parquet")
     study = _read_yaml(folder / "study.yaml")
-    target = _read_target(study, folder / "study.yaml")
+    target = target_of(study, str(folder / "study.yaml"))
     try:
         space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
     except AutotuneError as error:
@@ -111,9 +111,9 @@ def read_recording(folder: Path) -> Recording:
     points = _read_table(folder / "trials.parquet", ("trial",))
     curves = _read_table(folder / "curves.parquet", ("trial", "step", "train_seconds", "metric"))
     order = sorted(range(len(curves["trial"])), key=lambda row: [_number(curves[name][row]) for name in ("step", "train_seconds")])
-    rows: dict[int, list[int]] = {}
+    rows_of: dict[int, list[int]] = {}
     for row in order:
-        rows.setdefault(curves["trial"][row], []).append(row)
+        rows_of.setdefault(curves["trial"][row], []).append(row)
     baseline, outcomes = study.get("baseline"), study.get("outcomes") or {}
     trials = []
     for index, number in enumerate(points["trial"]):
@@ -122,10 +122,10 @@ def read_recording(folder: Path) -> Recording:
         is_outside = not values and not all(_may_be_null(parameter) for parameter in space.parameters.values())
         if is_outside and number != baseline:
             continue
-        own = rows.get(number, [])
+        rows = rows_of.get(number, [])
 
-        def column(name: str, own: list[int] = own) -> tuple[float, ...]:
-            return tuple(_number(curves[name][row]) for row in own) if name in curves else ()
+        def column(name: str, rows: list[int] = rows) -> tuple[float, ...]:
+            return tuple(_number(curves[name][row]) for row in rows) if name in curves else ()
 
         trials.append(
             RecordedTrial(
@@ -136,11 +136,11 @@ def read_recording(folder: Path) -> Recording:
                 metrics=column("metric"),
                 build_seconds=column("build_seconds"),
                 prepare_seconds=column("prepare_seconds"),
-                ends=tuple(_outcome(curves["outcome"][row], where) for row in own) if "outcome" in curves else (),
+                ends=tuple(_outcome(curves["outcome"][row], where) for row in rows) if "outcome" in curves else (),
                 limit_seconds=column("limit_seconds"),
                 epochs=column("epoch"),
                 num_workers=column("num_workers"),
-                device_kinds=tuple(curves["device_kind"][row] for row in own) if "device_kind" in curves else (),
+                device_kinds=tuple(curves["device_kind"][row] for row in rows) if "device_kind" in curves else (),
                 build_joules=column("build_joules"),
                 energy_joules=column("energy_joules"),
                 outcome=_outcome(outcomes.get(number), where),
@@ -160,15 +160,11 @@ def _outcome(value: Any, where: str) -> Outcome | None:
         raise DataError(f"{where}: found outcome {value!r}, accepted are {', '.join(Outcome)}") from error
 
 
-def _read_target(study: Mapping[str, Any], path: Path) -> Target:
-    return target_of(study, str(path))
-
-
 def target_of(study: Mapping[str, Any], where: str) -> Target:
-    """The target that a recording's ``study.yaml`` states.
+    """Target stated in a recording's ``study.yaml``, whose content is ``study``.
 
     Raises:
-        DataError: a field is missing or none that a target can have; it begins with ``where``.
+        DataError: a field is missing or has no valid value; the message begins with ``where``.
     """
     names = {"metric": "metric", "value": "target", "mode": "mode", "max_train_seconds": "max_train_seconds"}
     missing = [name for name in names.values() if name not in study]
@@ -205,7 +201,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A point of the space from a row; what lies past a bound by its rounding is taken as the bound."""
+    """Values of the space's parameters from a row of ``trials.parquet``; numbers outside a parameter's bounds are set to the bound."""
     values: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
         if row.get(key) is None and not _may_be_null(parameter):
@@ -226,9 +222,9 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
             if override_text(value) == override_text(found) or str(value) == str(found):
                 return value
         numbers = [value for value, _ in parameter.options if isinstance(value, int | float) and not isinstance(value, bool)]
-        near = [value for value in numbers if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)]
-        if near:
-            return near[0]
+        close = [value for value in numbers if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)]
+        if close:
+            return close[0]
     elif isinstance(found, int | float) and math.isfinite(found):
         low, high = parameter.ends()
         value = min(max(found, low), high)
@@ -239,7 +235,7 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
 
 
 def target_fields(target: Target) -> dict[str, Any]:
-    """The fields of ``study.yaml`` that ``target_of`` reads."""
+    """The target as those fields of ``study.yaml`` that ``target_of`` reads."""
     return {"metric": target.metric, "mode": target.mode, "target": target.value, "max_train_seconds": target.max_train_seconds}
 
 
@@ -252,64 +248,68 @@ def write_recording(
     source: str,
     baseline: int | None = None,
 ) -> None:
-    """Write a study's ended trials, in order of their numbers; each file is replaced as a whole.
+    """Write the ended trials of a study as a recording, in order of their numbers; each file is replaced as a whole.
 
-    ``space`` is the search space as plain data; ``source`` says where the numbers come from, for a reader; ``baseline`` is the number
-    of its trial. Evaluations whose ``build_seconds`` are not known (NaN) are written without all that only autotune's own say.
+    The columns that only studies of autotune's have are left out if ``build_seconds`` of any evaluation is unknown (NaN).
+
+    Args:
+        space: the search space as plain data.
+        source: where the numbers come from, as a text for readers.
+        baseline: number of the baseline's trial.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ended = sorted(results, key=lambda each: each.trial)
+    ended = sorted(results, key=lambda result: result.trial)
     study = {
         **target_fields(target),
         "num_trials": len(ended),
         "clock": "seconds of preparing and training, measured",
         "source": source,
         "baseline": baseline,
-        "outcomes": {each.trial: str(each.outcome) for each in ended},
+        "outcomes": {result.trial: str(result.outcome) for result in ended},
     }
     for name, content in (("study.yaml", study), ("space.yaml", dict(space))):
         with replacing(folder / name) as part:
             part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    keys = dict.fromkeys(key for each in ended for key in each.values)
-    columns: dict[str, Any] = {"trial": pa.array([each.trial for each in ended], pa.int64())}
-    columns |= {key: _column([each.values.get(key) for each in ended]) for key in keys}
+    keys = dict.fromkeys(key for result in ended for key in result.values)
+    columns: dict[str, Any] = {"trial": pa.array([result.trial for result in ended], pa.int64())}
+    columns |= {key: _column([result.values.get(key) for result in ended]) for key in keys}
     _write_table(folder / "trials.parquet", pa.table(columns))
-    rows = [(each, point) for each in ended for point in each.evaluations]
+    rows = [(result, evaluation) for result in ended for evaluation in result.evaluations]
     curves = {
-        "trial": pa.array([each.trial for each, _ in rows], pa.int64()),
-        "step": pa.array([point.step for _, point in rows], pa.int64()),
-        "train_seconds": pa.array([point.warm_seconds for _, point in rows], pa.float64()),
-        "metric": pa.array([point.metric for _, point in rows], pa.float64()),
+        "trial": pa.array([result.trial for result, _ in rows], pa.int64()),
+        "step": pa.array([evaluation.step for _, evaluation in rows], pa.int64()),
+        "train_seconds": pa.array([evaluation.warm_seconds for _, evaluation in rows], pa.float64()),
+        "metric": pa.array([evaluation.metric for _, evaluation in rows], pa.float64()),
     }
     details = {
-        "build_seconds": pa.array([point.build_seconds for _, point in rows], pa.float64()),
-        "prepare_seconds": pa.array([point.prepare_seconds for _, point in rows], pa.float64()),
-        "outcome": pa.array([None if point.outcome is None else str(point.outcome) for _, point in rows], pa.string()),
-        "limit_seconds": pa.array([_limit_seconds(each, point, target) for each, point in rows], pa.float64()),
-        "epoch": pa.array([point.epoch for _, point in rows], pa.float64()),
-        "num_workers": pa.array([point.num_workers for _, point in rows], pa.int64()),
-        "device_kind": pa.array([point.device_kind for _, point in rows], pa.string()),
-        "build_joules": pa.array([point.build_joules for _, point in rows], pa.float64()),
-        "energy_joules": pa.array([point.energy_joules for _, point in rows], pa.float64()),
+        "build_seconds": pa.array([evaluation.build_seconds for _, evaluation in rows], pa.float64()),
+        "prepare_seconds": pa.array([evaluation.prepare_seconds for _, evaluation in rows], pa.float64()),
+        "outcome": pa.array([None if evaluation.outcome is None else str(evaluation.outcome) for _, evaluation in rows], pa.string()),
+        "limit_seconds": pa.array([_limit_seconds(result, evaluation, target) for result, evaluation in rows], pa.float64()),
+        "epoch": pa.array([evaluation.epoch for _, evaluation in rows], pa.float64()),
+        "num_workers": pa.array([evaluation.num_workers for _, evaluation in rows], pa.int64()),
+        "device_kind": pa.array([evaluation.device_kind for _, evaluation in rows], pa.string()),
+        "build_joules": pa.array([evaluation.build_joules for _, evaluation in rows], pa.float64()),
+        "energy_joules": pa.array([evaluation.energy_joules for _, evaluation in rows], pa.float64()),
     }
-    if all(math.isfinite(point.build_seconds) for _, point in rows):
+    if all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows):
         curves |= details
     _write_table(folder / "curves.parquet", pa.table(curves))
 
 
 def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) -> float | None:
-    """The limit that a trial was past when an evaluation was made; None where it was not."""
+    """Limit in warm seconds that the trial was past at an evaluation; None if it was past none."""
     cap_seconds = math.inf if result.cap_seconds is None else result.cap_seconds
     limit = min(cap_seconds, target.max_train_seconds + evaluation.prepare_seconds)
     return limit if evaluation.warm_seconds > limit else None
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """A column of one type: numbers or booleans as they are, anything mixed or nested as text."""
-    present = {type(each) for each in values if each is not None}
+    """Column of one type: numbers, booleans and texts as they are, mixed or nested values as text."""
+    present = {type(value) for value in values if value is not None}
     if present <= {int, float} or present in ({bool}, {str}):
-        return pa.array([float(each) if isinstance(each, int) and float in present else each for each in values])
-    return pa.array([None if each is None else str(each) for each in values], pa.string())
+        return pa.array([float(value) if isinstance(value, int) and float in present else value for value in values])
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

@@ -1,7 +1,7 @@
 """Measure what more workers bring: ``autotune scale experiment=NAME workers=[1,2,4]``.
 
 One configuration is trained to its target on each number of workers, in turns, in fresh processes. Exit code 0: each number of workers
-reached the target; 2: bad input; 3: one never did; 130: interrupted, what was measured until then is told.
+reached the target; 2: bad input; 3: one never did; 130: interrupted, and the result so far was printed.
 """
 
 import sys
@@ -24,7 +24,7 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError
 
 _LOG_WIDTH = 120
-"""Columns where no terminal says how many there are."""
+"""Width in columns when the output does not go to a terminal."""
 _PURPOSE = "Measure what more workers bring: time to target, seconds a step and efficiency over their number."
 _OTHER_KEYS = """any other key is of the training:
   parallelism=fsdp                 how several workers share it; ddp where it says nothing
@@ -37,7 +37,7 @@ _OTHER_KEYS = """any other key is of the training:
 
 @dataclass(kw_only=True)
 class ScaleKeys:
-    """The command's own keys."""
+    """Keys that ``autotune scale`` takes beside those of the configuration."""
 
     workers: list[int] = own_key(
         [1, 2],
@@ -55,7 +55,7 @@ class ScaleKeys:
 
 
 def scale_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune scale`` with command-line arguments and return its exit code."""
     epilog = f"experiments:\n{experiments_help()}\n\n{own_keys_help(ScaleKeys)}\n\n{_OTHER_KEYS}"
     line = parse_command_line("autotune scale", _PURPOSE, epilog, arguments)
     own, overrides = read_own_keys(ScaleKeys, line.overrides)
@@ -86,7 +86,7 @@ def scale_command(arguments: Sequence[str]) -> int:
             config_dirs=line.config_dirs,
         )
         is_dry_run = plan.runs.config.dry_run
-        if not (is_dry_run and plan.runs.missing_sources):  # what starts from them could not be made without training them
+        if not (is_dry_run and plan.runs.missing_sources):  # the check would train them first
             check_comparison(plan.runs, say)
     if is_dry_run:
         for text in describe_comparison(plan.runs):

@@ -1,8 +1,8 @@
-"""The search space: a tree of what may vary, written by config key.
+"""The search space: a tree of the parameters that may vary, by config key.
 
-A choice carries what opens beneath each of its values, so a parameter that only makes sense for one optimizer stands under that
-optimizer and a dangling condition cannot be written down. Nothing here knows how a point is proposed or run: a sampler is
-anything with Optuna's ``suggest_*`` methods, and a point leaves as Hydra overrides.
+A choice holds the subspace that each of its values opens, so a parameter that only one optimizer has stands beneath that optimizer,
+and a condition on a missing parameter cannot be written. This module does not know how a point is proposed or run: a sampler is
+anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
 """
 
 import math
@@ -20,27 +20,27 @@ Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
 
 
 class SuggestsValues(Protocol):
-    """The part of Optuna's trial that a search space asks values of."""
+    """The methods of an Optuna trial by which a search space asks for values."""
 
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
-        """A float in [low, high]."""
+        """Suggest a float in [low, high]."""
         ...
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """A whole number in [low, high]."""
+        """Suggest a whole number in [low, high]."""
         ...
 
     def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
-        """One of the choices."""
+        """Suggest one of the choices."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Float:
-    """A real number in [low, high], both included.
+    """A parameter that is a real number in [low, high], both included.
 
     Raises:
-        ValueError: the bounds, ``log`` and ``step`` do not go together.
+        ValueError: the bounds, ``log`` and ``step`` contradict each other.
     """
 
     low: float
@@ -54,12 +54,12 @@ class Float:
             _check_step(self.low, self.high, self.log, self.step)
 
     def suggest(self, trial: SuggestsValues, name: str) -> float:
-        """Ask a sampler for a value."""
+        """Ask the trial's sampler for a value of the parameter."""
         low, high = self.ends()
         return trial.suggest_float(name, low, high, step=self.step, log=self.log)
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it."""
+        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return None
         if self.step is not None and not _on_grid(value, self.low, self.step):
@@ -67,19 +67,19 @@ class Float:
         return "", float(value)
 
     def ends(self) -> tuple[Any, Any]:
-        """The lowest and the highest value; with a step, the highest one that the steps from ``low`` meet."""
+        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
         if self.step is None:
             return self.low, self.high
-        low, high, step = (Decimal(repr(each)) for each in (self.low, self.high, self.step))
+        low, high, step = (Decimal(repr(number)) for number in (self.low, self.high, self.step))
         return self.low, float(low + (high - low) // step * step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int:
-    """A whole number in [low, high], both included.
+    """A parameter that is a whole number in [low, high], both included.
 
     Raises:
-        ValueError: the bounds, ``log`` and ``step`` do not go together.
+        ValueError: the bounds, ``log`` and ``step`` contradict each other.
     """
 
     low: int
@@ -93,14 +93,14 @@ class Int:
             _check_step(self.low, self.high, self.log, self.step)
 
     def suggest(self, trial: SuggestsValues, name: str) -> int:
-        """Ask a sampler for a value."""
+        """Ask the trial's sampler for a value of the parameter."""
         low, high = self.ends()
         return trial.suggest_int(name, low, high, step=self.step, log=self.log)
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler knows it (a prefix of its name, the number); None where the range lacks it.
+        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range.
 
-        A key that takes fractions holds a whole number as one with a point: 20.0 is 20.
+        A float that is a whole number counts as an int: a config key of type float holds 20 as 20.0.
         """
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -109,16 +109,16 @@ class Int:
         return ("", value) if (value - self.low) % self.step == 0 else None
 
     def ends(self) -> tuple[Any, Any]:
-        """The lowest and the highest value; with a step, the highest one that the steps from ``low`` meet."""
+        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
         return self.low, self.high - (self.high - self.low) % self.step
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfTwo:
-    """A power of two in [low, high], both included and both powers of two themselves.
+    """A parameter that is a power of two in [low, high], both included and both powers of two.
 
-    The sampler sees the exponent, under the name ``log2(<key>)``, so neighbours are a factor of two apart: for example
-    low 32, high 4096 is asked as a whole number from 5 to 12.
+    The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a factor of two: for low 32 and high
+    4096, for example, it suggests a whole number from 5 to 12.
 
     Raises:
         ValueError: a bound is not a power of two, or low is above high.
@@ -134,29 +134,29 @@ class PowerOfTwo:
         _check_range(self.low, self.high, log=False)
 
     def suggest(self, trial: SuggestsValues, name: str) -> int:
-        """Ask a sampler for a value."""
+        """Ask the trial's sampler for a value of the parameter."""
         exponent = trial.suggest_int(_log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1)
         return int(2**exponent)
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler knows it (a prefix of its name, the exponent); None where the range lacks it."""
+        """``value`` as the sampler's parameter: a prefix of its name, and the exponent; None if the value is not in the range."""
         if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high or value & (value - 1):
             return None
         return "log2", value.bit_length() - 1
 
     def ends(self) -> tuple[Any, Any]:
-        """The lowest and the highest value."""
+        """Lowest and highest value."""
         return self.low, self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of several values, each with the part of the space that opens beneath it.
+    """A parameter that takes one of several values, its options; each option has the subspace that opens beneath it.
 
-    A value is a scalar or a list; where the key is a config group, it is the name of one of the group's files.
+    A value is a scalar or a list; if the key is a config group, the value is the name of one of the group's files.
 
     Raises:
-        ValueError: no value, or one of them twice.
+        ValueError: there is no option, or a value is repeated.
     """
 
     options: tuple[tuple[Any, "SearchSpace"], ...]
@@ -172,26 +172,26 @@ class Choice:
             seen.add(text)
 
     def suggest(self, trial: SuggestsValues, name: str) -> Any:
-        """Ask a sampler for a value."""
-        chosen = trial.suggest_categorical(name, self._labels)
-        index = _place(self._places_of_labels, chosen)
-        assert index is not None, f"{name}: {chosen!r} is none of the labels"
+        """Ask the trial's sampler for a value of the parameter."""
+        label = trial.suggest_categorical(name, self._labels)
+        index = _index_of(label, self._indices_of_labels)
+        assert index is not None, f"{name}: {label!r} is none of the labels"
         return self.options[index][0]
 
     def beneath(self, value: Any) -> "SearchSpace":
-        """What opens beneath one of the values."""
-        index = _place(self._places, value)
+        """Subspace that opens beneath one of the values."""
+        index = _index_of(value, self._indices)
         assert index is not None, f"{value!r} is no choice"
         return self.options[index][1]
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler knows it (a prefix of its name, the label); None where it is no choice."""
-        index = _place(self._places, value)
+        """``value`` as the sampler's parameter: a prefix of its name, and the label; None if the value is no option."""
+        index = _index_of(value, self._indices)
         return ("", self._labels[index]) if index is not None else None
 
     @cached_property
     def opens_any(self) -> bool:
-        """Whether a part of the space opens beneath any of the values."""
+        """Whether any of the values opens a subspace with parameters."""
         return any(beneath.parameters for _, beneath in self.options)
 
     @cached_property
@@ -199,12 +199,12 @@ class Choice:
         return [_label(value) for value, _ in self.options]
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        """Position of each value, by its text."""
+    def _indices(self) -> dict[str, int]:
+        """Index of each option, by its value's text."""
         return {override_text(value): index for index, (value, _) in enumerate(self.options)}
 
     @cached_property
-    def _places_of_labels(self) -> dict[str, int]:
+    def _indices_of_labels(self) -> dict[str, int]:
         return {override_text(label): index for index, label in enumerate(self._labels)}
 
 
@@ -215,48 +215,48 @@ class Suggestion:
     values: Mapping[str, Any]
 
     def as_overrides(self) -> list[str]:
-        """The point as Hydra overrides, as one would type them."""
+        """The point as Hydra overrides, as a user would type them."""
         return [f"{key}={override_text(value)}" for key, value in self.values.items()]
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for equal points, in whatever order their values stand."""
+        """Key that is the same for equal points, whatever the order of their values."""
         return tuple(sorted(self.as_overrides()))
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The tree of what may vary: parameters by config key, and where each was written (for messages).
+    """Tree of the parameters that may vary: the top level by config key, and the file of each parameter (for messages).
 
     Raises:
-        SearchSpaceError: two parameters that can be open at once have one config key.
+        SearchSpaceError: two parameters that can be open at once have the same config key.
     """
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        stands: dict[str, str] = {}
+        places: dict[str, str] = {}
         for above, parameter in self.parameters.items():
             for key, place in ((above, above), *((key, f"beneath {above}") for key in sorted(_keys_beneath(parameter)))):
-                if key in stands:
+                if key in places:
                     raise SearchSpaceError(
-                        f"{self.sources.get(above, 'search_space')}: {key}: stands twice ({stands[key]}, {place}); "
+                        f"{self.sources.get(above, 'search_space')}: {key}: stands twice ({places[key]}, {place}); "
                         f"accepted is a key once among what can be open together"
                     )
-                stands[key] = place
+                places[key] = place
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str, where: str = "") -> Self:
-        """Read the space from plain data as YAML holds it.
+        """Read a space from plain data, as a YAML file holds it.
 
         Args:
-            mapping: config key -> domain: ``{type: float, low: ..., high: ...}``, a list of values, or a choice tree.
-            source: the file's name, for messages.
-            where: the branch that ``mapping`` stands beneath, for messages.
+            mapping: domains by config key; a domain is ``{type: float, low: ..., high: ...}``, a list of values, or a choice tree.
+            source: name of the file, for messages.
+            where: name of the branch that ``mapping`` stands beneath, for messages.
 
         Raises:
-            SearchSpaceError: with file, key, what was found and what is accepted.
+            SearchSpaceError: a key or domain is wrong; names the file, the key, what was found and what is accepted.
         """
         if not isinstance(mapping, Mapping):
             raise SearchSpaceError(f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain")
@@ -272,14 +272,14 @@ class SearchSpace:
         return cls(parameters, dict.fromkeys(parameters, source))
 
     def as_mapping(self) -> dict[str, Any]:
-        """The space as plain data, as ``from_mapping`` reads it."""
+        """The space as plain data that ``from_mapping`` reads."""
         return {key: _as_domain(parameter) for key, parameter in self.parameters.items()}
 
     def merged_with(self, other: Self) -> Self:
-        """Both spaces as one.
+        """Union of two spaces.
 
         Raises:
-            SearchSpaceError: a key stands in both.
+            SearchSpaceError: a key is in both spaces.
         """
         for key in other.parameters:
             if key in self.parameters:
@@ -290,7 +290,7 @@ class SearchSpace:
         return replace(self, parameters={**self.parameters, **other.parameters}, sources={**self.sources, **other.sources})
 
     def suggest(self, trial: SuggestsValues) -> Suggestion:
-        """Ask a sampler for one point; only the branches that its choices open are asked for."""
+        """Ask the trial's sampler for one point; only parameters of branches that its choices open are suggested."""
         values: dict[str, Any] = {}
         self._suggest_into(values, trial, branch="")
         return Suggestion(values)
@@ -300,13 +300,13 @@ class SearchSpace:
             name = branch + key
             values[key] = parameter.suggest(trial, name)
             if isinstance(parameter, Choice) and parameter.opens_any:
-                parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))  # noqa: SLF001  # its own class
+                parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))  # noqa: SLF001  # same class
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
-        """The point that a configuration stands for, or None where the space does not contain it.
+        """The point at which a configuration lies; None if the space does not contain it.
 
         Args:
-            lookup: the configuration's value of a config key; for a config group, the name of its chosen file.
+            lookup: gives the configuration's value of a config key; for a config group, the name of its chosen file.
         """
         values: dict[str, Any] = {}
         for _, key, parameter in self._opened(lookup):
@@ -317,7 +317,7 @@ class SearchSpace:
         return Suggestion(values)
 
     def params_of(self, suggestion: Suggestion) -> dict[str, Any]:
-        """A point as the sampler's own parameters, for enqueueing: qualified name -> internal value."""
+        """A point as the sampler's parameters, for enqueueing: the sampler's values by qualified name."""
         params: dict[str, Any] = {}
         for branch, key, parameter in self._opened(suggestion.values.__getitem__):
             param = parameter.as_param(suggestion.values[key])
@@ -328,14 +328,14 @@ class SearchSpace:
         return params
 
     def _opened(self, lookup: Callable[[str], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
-        """Branch, key and parameter of all that the values of ``lookup`` open."""
+        """Yield branch, config key and parameter of all parameters that the values of ``lookup`` open."""
         for key, parameter in self.parameters.items():
             yield branch, key, parameter
             if isinstance(parameter, Choice) and parameter.as_param(lookup(key)) is not None:
-                yield from parameter.beneath(lookup(key))._opened(lookup, _branch(branch + key, lookup(key)))  # noqa: SLF001  # its own class
+                yield from parameter.beneath(lookup(key))._opened(lookup, _branch(branch + key, lookup(key)))  # noqa: SLF001  # same class
 
     def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
-        """Every parameter of every branch: qualified name, config key, parameter."""
+        """Yield every parameter of every branch: qualified name, config key, parameter."""
         for key, parameter in self.parameters.items():
             yield branch + key, key, parameter
             if isinstance(parameter, Choice):
@@ -343,10 +343,10 @@ class SearchSpace:
                     yield from beneath.items(_branch(branch + key, value))
 
     def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
-        """Points that open every branch: for each option of each choice, its name, value, and a point that takes it.
+        """Yield points that together open every branch: for each option of each choice, its name, its value and a point that takes it.
 
-        Numbers are at their lowest; two last points, with an empty name, take the first options and the lowest and the
-        highest numbers.
+        Numbers in these points have their lowest values. Two more points, with an empty name, take the first options with the lowest and
+        with the highest numbers.
         """
         for name, value, path in self._paths(()):
             yield name, value, Suggestion(self._fill(dict(path), high=False))
@@ -359,31 +359,31 @@ class SearchSpace:
                 for value, beneath in parameter.options:
                     path = (*above, (key, value))
                     yield branch + key, value, path
-                    yield from beneath._paths(path, _branch(branch + key, value))  # noqa: SLF001  # its own class
+                    yield from beneath._paths(path, _branch(branch + key, value))  # noqa: SLF001  # same class
 
     def _fill(self, chosen: Mapping[str, Any], *, high: bool) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 values[key] = chosen[key] if key in chosen else parameter.options[0][0]
-                values |= parameter.beneath(values[key])._fill(chosen, high=high)  # noqa: SLF001  # its own class
+                values |= parameter.beneath(values[key])._fill(chosen, high=high)  # noqa: SLF001  # same class
             else:
                 values[key] = parameter.ends()[high]
         return values
 
     def without(self, name: str, value: Any, branch: str = "") -> Self:
-        """The space less one option of one choice, named as ``probes`` names it.
+        """Copy of the space without one option of one choice; name and value are those that ``probes`` yields.
 
         Raises:
-            SearchSpaceError: it was the choice's last option.
+            SearchSpaceError: the option was the last one of its choice.
         """
         parameters: dict[str, Parameter] = {}
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 kept = tuple(
-                    (each, beneath.without(name, value, _branch(branch + key, each)))
-                    for each, beneath in parameter.options
-                    if not (branch + key == name and override_text(each) == override_text(value))
+                    (option, beneath.without(name, value, _branch(branch + key, option)))
+                    for option, beneath in parameter.options
+                    if not (branch + key == name and override_text(option) == override_text(value))
                 )
                 if not kept:
                     raise SearchSpaceError(f"{self.sources.get(key, 'search_space')}: {name}: none of its choices can run on this machine")
@@ -394,7 +394,7 @@ class SearchSpace:
 
 
 def _keys_beneath(parameter: Parameter) -> set[str]:
-    """Every config key that some value of the parameter opens."""
+    """Config keys that any value of the parameter opens."""
     if not isinstance(parameter, Choice):
         return set()
     return {key for _, beneath in parameter.options for _, key, _ in beneath.items()}
@@ -406,12 +406,12 @@ def _as_domain(parameter: Parameter) -> Any:
             return {"type": "choice", "choices": {value: beneath.as_mapping() for value, beneath in parameter.options}}
         return [value for value, _ in parameter.options]
     kind = next(name for name, (made, _) in _NUMERIC.items() if type(parameter) is made)
-    given = {name: getattr(parameter, name) for name in ("low", "high", "log", "step") if hasattr(parameter, name)}
-    return {"type": kind} | {name: value for name, value in given.items() if value is not None and value is not False}
+    settings = {name: getattr(parameter, name) for name in ("low", "high", "log", "step") if hasattr(parameter, name)}
+    return {"type": kind} | {name: value for name, value in settings.items() if value is not None and value is not False}
 
 
 def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
-    """A value as Hydra's override grammar writes it: what parses back to the same value and type."""
+    """Text of a value in Hydra's override grammar, which parses back to the same value and type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -419,22 +419,14 @@ def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return _float_text(value)
+        return repr(value)
     if isinstance(value, str):
         return _string_text(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_string_text(str(key))}:{override_text(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{_string_text(str(key))}:{override_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence):
-        return "[" + ",".join(override_text(each) for each in value) + "]"
+        return "[" + ",".join(override_text(item) for item in value) + "]"
     raise TypeError(f"{value!r} cannot be written as an override; accepted are scalars, lists and mappings")
-
-
-def _float_text(value: float) -> str:
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return repr(value)
 
 
 @lru_cache(maxsize=4096)
@@ -447,19 +439,19 @@ def _string_text(value: str) -> str:
 
 
 def _label(value: Any) -> Scalar:
-    """A choice's value as the sampler sees it: samplers take scalars only."""
+    """Label by which the sampler knows an option's value: a scalar, since samplers take nothing else."""
     return value if value is None or isinstance(value, bool | int | float | str) else override_text(value)
 
 
-def _place(places: Mapping[str, int], wanted: Any) -> int | None:
-    """Position of a value, by the texts of all, where ``1``, ``1.0`` and ``True`` are three values; None where it is not there.
+def _index_of(value: Any, indices: Mapping[str, int]) -> int | None:
+    """Index of a value, from the indices by text, which tells ``1``, ``1.0`` and ``True`` apart; None if the value has none.
 
-    Where there is no ``20.0``, it is ``20``: a key that takes fractions holds whole numbers with a point.
+    If there is no ``20.0``, ``20`` is looked up: a config key of type float holds a whole number as a float.
     """
-    found = places.get(override_text(wanted))
-    if found is None and isinstance(wanted, float) and wanted.is_integer():
-        return _place(places, int(wanted))
-    return found
+    index = indices.get(override_text(value))
+    if index is None and isinstance(value, float) and value.is_integer():
+        return _index_of(int(value), indices)
+    return index
 
 
 def _branch(name: str, value: Any) -> str:
@@ -541,7 +533,7 @@ def _check_fields(settings: Mapping[str, Any], accepted: frozenset[str]) -> None
 
 
 def _number(kind: str, key: str, value: Any) -> Any:
-    """A field's value in the type its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
+    """Value of a domain's field in the type that its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
     if key == "log":
         if not isinstance(value, bool):
             raise ValueError(f"log: found {value!r}, accepted is true or false")

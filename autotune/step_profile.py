@@ -1,7 +1,7 @@
-"""The record of a profile: where the time of a training step goes.
+"""Records of a profile: how the time of a training step divides into parts and operators.
 
-Every number is a mean over the profiled steps, and every time is seconds a step. The parts of a step add up to the step, on the host
-and, where there is a GPU, on it too.
+Every number is a mean over the profiled steps, and every time is in seconds per step. The times of the parts sum to the time of the step,
+on the host and, with a GPU, on the GPU too.
 """
 
 from collections.abc import Mapping
@@ -9,78 +9,78 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 BETWEEN = "between"
-"""The part of a step that has no name of its own: Python between the others."""
+"""The part of a step outside all named parts: Python code between them."""
 WAITING = "waiting"
-"""The host waits for the GPU: in the step, where something is read back, and at its end, where the host was ahead."""
+"""The part in which the host waits for the GPU: when it reads a value back within the step, and at the step's end if it is ahead."""
 IDLE = "idle"
-"""The GPU has nothing to do."""
+"""The part in which the GPU has nothing to do."""
 
 PARTS = ("data", "augmentation", "forward", "backward", "graph", "optimizer")
-"""The parts of a step that the training names, in their order."""
+"""The named parts of a training step, in the order in which they run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTime:
-    """One kind of operator, or of GPU kernel."""
+    """Time of all calls of one operator or of one GPU kernel."""
 
     name: str
     calls: float
     self_seconds: float
-    """On the device: of the operator itself on the CPU, of the kernels that it launches on a GPU."""
+    """Time on the device: of the operator itself on the CPU, of the kernels that it launches on a GPU."""
     shapes: str
-    """Of its inputs where it takes longest; empty where that is unknown."""
+    """Shapes of the inputs with which the operator takes longest; empty if unknown."""
     float32_seconds: float
-    """Of these, on float32 inputs."""
+    """Part of ``self_seconds`` on float32 inputs."""
     contiguous_seconds: float
-    """Of these, on 4-D inputs in the usual memory format, where channels-last would be another one."""
+    """Part of ``self_seconds`` on 4-D inputs in the contiguous memory format whose channels-last format would differ."""
 
     @property
     def short_name(self) -> str:
-        """The name without what stands before all of autograd's."""
+        """The name with the prefix of autograd's operators shortened to ``autograd:``."""
         return self.name.replace("autograd::engine::evaluate_function: ", "autograd: ")
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it convolves, forward or backward."""
+        """Whether the operator is a convolution, forward or backward."""
         return "conv" in self.name
 
     @property
     def is_matrix_product(self) -> bool:
-        """Whether it multiplies matrices."""
+        """Whether the operator multiplies matrices."""
         return self.name.removeprefix("aten::") in {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronisation:
-    """An operator in the step that makes the host wait for a GPU; on the CPU, one that would."""
+    """An operator in the step that makes the host wait for a GPU; on the CPU, one that would on a GPU."""
 
     operator: str
     part: str
     calls: float
     seconds: float
     source: str | None
-    """The function that called it, as ``file(line): name`` with the line where it begins; None where that is unknown."""
+    """The function that called the operator, as ``file(line): name`` with the function's first line; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """What the trace of a few steps says."""
+    """Times of a training step, from the trace of a few steps."""
 
     step_seconds: float
     median_step_seconds: float
-    """Of the host's; far below the mean where a few steps take much longer than the others."""
+    """Median of the steps' times on the host; far below the mean if a few steps take much longer than the others."""
     host_seconds: Mapping[str, float]
-    """By part, BETWEEN and WAITING among them; they sum to the step."""
+    """Time on the host by part, including BETWEEN and WAITING; the times sum to ``step_seconds``."""
     device_seconds: Mapping[str, float]
-    """Of a GPU's kernels, by the part that launched them, and IDLE; they sum to the step. Empty on the CPU."""
+    """Time of GPU kernels by the part that launched them, and of IDLE; the times sum to ``step_seconds``. Empty on the CPU."""
     data_wait_seconds: float
-    """Spent on the next batch while nothing else was done: on the CPU all of ``data``, on a GPU the idle time during it."""
+    """Time spent on the next batch while nothing else runs: all of ``data`` on the CPU; on a GPU its idle time during ``data``."""
     python_seconds: float
-    """Of the host in no operator, data and waiting apart."""
+    """Time of the host outside all operators, without the parts ``data`` and WAITING."""
     operators: tuple[OperatorTime, ...]
-    """Longest first."""
+    """Operators of the step, longest first."""
     kernels: tuple[OperatorTime, ...]
-    """Likewise; empty on the CPU."""
+    """GPU kernels of the step, longest first; empty on the CPU."""
     num_operators: float
     num_kernels: float
     synchronisations: tuple[Synchronisation, ...]
@@ -91,7 +91,7 @@ class StepTimes:
 
     @property
     def idle_share(self) -> float:
-        """The fraction of a step in which a GPU has nothing to do; 0 on the CPU."""
+        """Fraction of a step in which the GPU has nothing to do; 0 on the CPU."""
         return self.share(self.device_seconds.get(IDLE, 0.0))
 
 
@@ -103,24 +103,24 @@ class StepProfile:
     num_steps: int
     batch_size: int
     plain_step_seconds: float
-    """Without the profiler, which makes every operator take longer."""
+    """Seconds of a step without the profiler, which makes every operator take longer."""
     device: str
     """``cpu`` or ``cuda``."""
     device_name: str
     compute_capability: tuple[int, int] | None
     num_threads: int
     peak_memory_bytes: int
-    """Before the profiler started."""
+    """Peak memory before the profiler started."""
     memory_limit_bytes: int | None
     """The GPU's memory; None on the CPU."""
     is_resident: bool
-    """Whether the training split lies on the device."""
+    """Whether the training split is kept on the device."""
     is_small: bool
-    """Whether it would fit there."""
+    """Whether the training split would fit on the device."""
     optimizer_kernels: tuple[str, ...]
-    """What ``runtime.optimizer_kernels`` may name for the optimizer: of fused and foreach."""
+    """Those of ``fused`` and ``foreach`` that ``runtime.optimizer_kernels`` accepts for the optimizer."""
     settings: Mapping[str, Any]
-    """The configuration's values by dotted key, of ``runtime``, ``data_path`` and ``precision``."""
+    """Values of the configuration's groups ``runtime``, ``data_path`` and ``precision``, by dotted key."""
 
     def as_dict(self) -> dict[str, Any]:
         """The profile as plain nested data."""

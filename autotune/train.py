@@ -1,7 +1,7 @@
 """Train one configuration, without Ray and without MLflow: ``autotune train experiment=NAME``.
 
-Prints every evaluation and ends with the outcome, the phase times and the time to target. Exit code 0: the target was reached;
-3: it was not; 2: bad input.
+Prints every evaluation, and at the end the outcome, the times of the phases and the time to target. Exit code 0: the target was reached;
+3: it was not reached; 2: bad input.
 """
 
 import logging
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def train_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune train`` with command-line arguments and return its exit code."""
     line = parse_command_line("autotune train", "Train one configuration to its target.", _EPILOG, arguments)
     require_experiment(names_experiment(line.overrides), line.config_dirs)
     composer = composer_of(line, line.overrides)
@@ -40,13 +40,13 @@ def train_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config = composed.trial
 
-    from autotune.config.build import build  # noqa: PLC0415
-    from autotune.training.device import local_capabilities  # noqa: PLC0415
+    from autotune.config.build import build  # noqa: PLC0415  # after --cfg
+    from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
     from autotune.training.parallel.spawn import spawned  # noqa: PLC0415  # imports torch
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
-    from autotune.training.sources import train_missing_sources  # noqa: PLC0415
+    from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
-    _say_of_techniques()
+    _print_log_of_techniques()
     settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True}
     with _checkpoint(composed.config, config) as mirror:
         train_missing_sources(composer, lambda line: print(line, flush=True))
@@ -54,7 +54,7 @@ def train_command(arguments: Sequence[str]) -> int:
         objective = build(composed.config.objective, config.allowed_targets, "objective")
         check_measured(objective, [local_capabilities().device_of(config)])
         if mirror is not None:
-            settings |= _kept(mirror, arguments)
+            settings |= _checkpoint_settings(mirror, arguments)
         with spawned(config, **settings) as ranks:
             training = start_training(config, ranks=ranks, **settings)
             last, outcome, test_metric = _follow(training, config.target.metric, mirror)
@@ -83,23 +83,23 @@ def train_command(arguments: Sequence[str]) -> int:
         return EXIT_NOT_REACHED
     print(
         f"time to target: warm {last.warm_seconds:.3f} s, cold {last.build_seconds + last.warm_seconds:.3f} s, "
-        f"objective {_described(objective, result)}"
+        f"objective {_described_score(objective, result)}"
     )
     return 0
 
 
-def _described(objective: Objective, result: TrialResult) -> str:
-    """A score with its unit, which seconds need not say here."""
+def _described_score(objective: Objective, result: TrialResult) -> str:
+    """A result's score as text with its unit, except for seconds, which need none here."""
     score, unit = f"{objective.score(result):.3f}", getattr(objective, "unit", "")
     return score if unit in ("", "s") else f"{objective.score(result):.4g} {unit}"
 
 
 @contextmanager
 def _checkpoint(config: Config, trial: TrialConfig) -> "Iterator[Mirror | None]":
-    """The folder that the training is kept in, None for one that is not.
+    """Open the folder of ``checkpoint.folder``, where the training's state and weights are kept; None if it is not set.
 
     Raises:
-        ConfigError: it is of a kind that keeps nothing.
+        ConfigError: the training is of a kind that keeps no checkpoint here.
         DataError: nothing can be written at the folder's URL.
     """
     if config.checkpoint.folder is None:
@@ -115,8 +115,8 @@ def _checkpoint(config: Config, trial: TrialConfig) -> "Iterator[Mirror | None]"
         yield mirror
 
 
-def _kept(mirror: "Mirror", arguments: Sequence[str]) -> dict[str, Any]:
-    """What a training is told of where it is kept; its state is brought there where it began earlier."""
+def _checkpoint_settings(mirror: "Mirror", arguments: Sequence[str]) -> dict[str, Any]:
+    """Settings of a training that keeps checkpoints; also fetches the state of an earlier, unfinished run, if there is one."""
     from autotune.training.checkpoint import STATE_FILE, WEIGHTS_FILE  # noqa: PLC0415  # imports torch
 
     mirror.bring(STATE_FILE)
@@ -126,9 +126,9 @@ def _kept(mirror: "Mirror", arguments: Sequence[str]) -> dict[str, Any]:
 def _follow(
     training: Generator[Evaluation, None, float | None], metric: str, mirror: "Mirror | None"
 ) -> tuple[Evaluation | None, Outcome, float | None]:
-    """Print every evaluation, and return the last one, the outcome and the metric on the test split; what was kept goes to its URL."""
+    """Print every evaluation and send checkpoints to their URL; return last evaluation, outcome and metric on the test split."""
     from autotune.training.checkpoint import STATE_FILE, WEIGHTS_FILE  # noqa: PLC0415  # imports torch
-    from autotune.training.device import is_out_of_memory  # noqa: PLC0415
+    from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # imports torch
 
     last, outcome = None, Outcome.MISSED
     try:
@@ -159,8 +159,8 @@ def _describe(evaluation: Evaluation, metric: str) -> str:
     )
 
 
-def _say_of_techniques() -> None:
-    """Print what techniques log, such as which layers were taken."""
+def _print_log_of_techniques() -> None:
+    """Print what techniques log, such as which layers a checkpoint gave."""
     log = logging.getLogger("autotune.training.techniques")
     log.setLevel(logging.INFO)
     if not log.handlers:

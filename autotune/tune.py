@@ -1,7 +1,7 @@
 """Find the configuration that reaches a target quality in the least time: ``autotune experiment=NAME``.
 
-Exit code 0: a configuration was confirmed; 2: bad input; 3: nothing reached the target; 130: interrupted; 1: the code that was
-trained failed several times in a row.
+Exit code 0: a configuration was confirmed; 2: bad input; 3: no configuration reached the target; 130: interrupted; 1: the trained code
+failed several times in a row.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ keys that people change most:
 
 
 def tune_command(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run ``autotune`` with command-line arguments and return its exit code."""
     if not arguments:
         print(
             f"usage: autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.", file=sys.stderr
@@ -62,7 +62,7 @@ def tune_command(arguments: Sequence[str]) -> int:
         return 0
     composed = composer.compose()
     require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
-    _ = composed.trial
+    _ = composed.trial  # checks the trial's configuration
     from rich.console import Console  # noqa: PLC0415  # after --cfg
 
     console = Console()
@@ -81,19 +81,19 @@ def tune_command(arguments: Sequence[str]) -> int:
         from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
-        if is_local and not is_dry_run and _is_new(composed.config.study):  # so there will be work for it, unless there is a mistake
+        if is_local and not is_dry_run and _is_new(composed.config.study):  # it has trials to run, unless there is a mistake
             connection.start()
-        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # imports torch, as the next ones do
+        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
-        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # likewise
-        from autotune.training.device import local_capabilities  # noqa: PLC0415  # likewise
-        from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # likewise
+        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
+        from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
+        from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --help and --cfg
 
         with console.status("reading the configuration and checking every branch of the search space"):
             plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster), settings)
             if not is_dry_run:
                 train_missing_sources(composer, say)
-            if is_local and not composer.missing_sources:  # elsewhere the data set need not lie here
+            if is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
                 check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
         if tracker_process is None:  # a dry run
             for text in describe_plan(plan):
@@ -113,24 +113,24 @@ def tune_command(arguments: Sequence[str]) -> int:
 
 
 def _fork_server() -> "AbstractContextManager[ForkServer | None]":
-    """One of this process's own, which imports what trainings need while this process reads and Ray starts; None where none can be."""
+    """Start this process's fork server, which imports what trainings need while Ray starts; None if this system cannot fork one."""
     from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
 
     return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
 
 
 def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[TrackerProcess]":
-    """The one that the study's tracker will be opened in, which imports MLflow while this process reads and Ray starts."""
+    """Start the process in which the study's tracker will be opened; it imports MLflow while Ray starts."""
     from autotune.execution.background_tracker import TrackerProcess  # noqa: PLC0415  # after --help and --cfg
 
     return contextlib.closing(TrackerProcess(node))
 
 
 def _is_new(study: "StudyConfig") -> bool:
-    """Whether no earlier process has begun a study."""
+    """Whether a study is new: it has no name, or no folder of that name exists."""
     return study.name is None or not (Path(study.folder) / study.name).exists()
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:
-    """The folders of ``--config-dir``, which the help already lists experiments of."""
+    """Folders of ``--config-dir`` in the raw arguments, whose experiments the help text lists."""
     return [value for flag, value in itertools.pairwise(arguments) if flag in ("--config-dir", "-cd")]

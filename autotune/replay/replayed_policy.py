@@ -1,4 +1,4 @@
-"""The search policy of a configuration, over a recording instead of a cluster."""
+"""Makes the search policy that a configuration describes, for a search over a recording instead of on a cluster."""
 
 from collections.abc import Sequence
 
@@ -26,21 +26,22 @@ def replayed_policy(
     study: Study | None = None,
     earlier: Sequence[EarlierStudy] = (),
 ) -> SearchPolicy:
-    """The policy that ``search``, ``stopping`` and ``objective`` name.
+    """Make the policy that ``search``, ``stopping`` and ``objective`` of a configuration describe.
 
     Args:
-        stopping: in place of the rule that the configuration names.
-        study: of earlier trials, to go on from.
-        earlier: studies to learn from.
+        place: gives the recorded point in place of each suggestion.
+        stopping: stopping rule in place of the configuration's.
+        study: Optuna study with earlier trials, which the policy continues; None starts a new study.
+        earlier: studies that a warm start learns from.
 
     Raises:
-        ConfigError: a part of it cannot be made.
+        ConfigError: a part of the policy cannot be made.
     """
     config = composed.config
     objective = call(build_partial(config.objective, config.allowed_targets, "objective"), "objective")
-    last = [replayed_evaluation(each, len(each.steps) - 1) for each in recording.trials if each.steps]
-    check_measured(objective, [device_of(each, "the recording") for each in last])
-    baseline = next((each.suggestion for each in recording.trials if each.number == recording.baseline), None)
+    last = [replayed_evaluation(trial, len(trial.steps) - 1) for trial in recording.trials if trial.steps]
+    check_measured(objective, [device_of(evaluation, "the recording") for evaluation in last])
+    baseline = next((trial.suggestion for trial in recording.trials if trial.number == recording.baseline), None)
     sampler = make_sampler(
         config.search.sampler,
         config.allowed_targets,
@@ -50,11 +51,11 @@ def replayed_policy(
         objective=objective,
         earlier=earlier,
     )
-    made = study_in_memory(sampler)
+    new_study = study_in_memory(sampler)
     if study is not None:
-        study.sampler = made.sampler
+        study.sampler = new_study.sampler
     return SearchPolicy(
-        study=study or made,
+        study=study or new_study,
         space=recording.space,
         baseline=baseline if baseline is not None and baseline.values else None,
         has_baseline=baseline is not None,

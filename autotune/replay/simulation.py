@@ -1,9 +1,9 @@
-"""Replaying a recording: the policy searches, and recorded curves stand for the trainings, on a virtual clock.
+"""Replays a search over a recording on a virtual clock: the policy searches, and recorded curves take the place of trainings.
 
-A trial is charged the training seconds up to where it was paused, stopped, or reached the target, or its curve or the target's
-``max_train_seconds`` ended; one that is taken up again is charged on from where it stood. Workers are asynchronous, as Ray's are:
-each asks for its next trial when it is free. They may be lost, as machines are: the trial begins again, from its start, wherever the policy
-has it tried again, and another worker comes at once.
+A trial is charged the training seconds until it is paused, is stopped, reaches the target, or its curve or the target's
+``max_train_seconds`` ends; a resumed trial is charged from where it paused. Workers are asynchronous, as Ray's are: each asks for its
+next trial when it is free. A worker may be lost, as a machine may be: another worker takes its place at once, and when the policy
+suggests the lost trial's point again, its training begins from the start.
 """
 
 import csv
@@ -25,109 +25,109 @@ from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 
 _MOST_RETRIES = 1000
-"""A replayed search gives no point up."""
+"""Retries of a point after lost workers: so many that a replayed search never gives a point up."""
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """What one worker trained of one trial without a pause."""
+    """One stretch of training: what one worker trained of one trial without a pause."""
 
     trial: int
     """Number of the recorded trial."""
     worker: int
     started_seconds: float
-    """Of the virtual clock."""
     stopped_seconds: float
+    """The virtual clock when the stretch ended; ``started_seconds`` is the clock when it began."""
     from_train_seconds: float
-    """Where in its own training the trial began this stretch, and where it stood when that ended."""
     train_seconds: float
+    """Training seconds of the trial at the end of the stretch; ``from_train_seconds`` are those at its start."""
     outcome: str
-    """An ``Outcome``, or PAUSED where the trial may go on later."""
+    """How the stretch ended: an ``Outcome``, or PAUSED if the trial may be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a replayed search did, in the order in which stretches ended."""
+    """What a replayed search trained: its stretches in the order in which they ended."""
 
     stretches: tuple[Stretch, ...]
     num_workers: int
 
     @property
     def train_seconds(self) -> float:
-        """Training seconds charged in all."""
-        return sum(each.train_seconds - each.from_train_seconds for each in self.stretches)
+        """Training seconds of all stretches together."""
+        return sum(stretch.train_seconds - stretch.from_train_seconds for stretch in self.stretches)
 
     def charges(self, *, resume_seconds: float, decision_seconds: float) -> float:
-        """Device seconds that the virtual clock leaves out: a decision before every stretch, and making a paused training anew.
+        """Device-seconds that the virtual clock leaves out: a decision before every stretch, and resuming each paused training.
 
         Args:
-            resume_seconds: that a worker takes until a paused training goes on from where it stood.
-            decision_seconds: that a worker waits until it is told what to train.
+            resume_seconds: seconds that a worker takes to resume a paused training.
+            decision_seconds: seconds that a worker waits for each decision on what to train.
         """
-        num_resumed = sum(each.from_train_seconds > 0 for each in self.stretches)
+        num_resumed = sum(stretch.from_train_seconds > 0 for stretch in self.stretches)
         return num_resumed * resume_seconds + len(self.stretches) * decision_seconds
 
     def seconds_until(self, recording: Recording, within: float) -> float | None:
-        """Device seconds until a trial reached the target in at most ``1 + within`` times the recording's best; None where none did.
+        """Device-seconds until a trial reached the target in at most ``1 + within`` times the recording's best time; None if none did.
 
-        Workers that wait are charged too: seconds of the clock times workers. ``charges`` come on top.
+        Device-seconds are seconds of the clock times the number of workers, idle workers included. ``charges`` come on top.
         """
         best = recording.best_seconds
         if best is None:
             return None
         good = {
-            each.number
-            for each in recording.trials
-            if (seconds := each.time_to_target(recording.target)) is not None and seconds <= (1 + within) * best
+            trial.number
+            for trial in recording.trials
+            if (seconds := trial.time_to_target(recording.target)) is not None and seconds <= (1 + within) * best
         }
-        found = [each.stopped_seconds for each in self.stretches if each.outcome == Outcome.REACHED and each.trial in good]
-        return min(found) * self.num_workers if found else None
+        reached_at = [stretch.stopped_seconds for stretch in self.stretches if stretch.outcome == Outcome.REACHED and stretch.trial in good]
+        return min(reached_at) * self.num_workers if reached_at else None
 
 
 @dataclass
 class _Training:
-    """One trial as it is replayed."""
+    """A trial of the policy while its recorded curve is replayed."""
 
     trial: Trial
     recorded: RecordedTrial
-    place: int = 0
-    """Evaluations made."""
+    num_evaluated: int = 0
+    """Number of evaluations made; also the index of the next one in the curve."""
     seconds: float = 0.0
-    """Train seconds so far."""
+    """Training seconds so far."""
     evaluations: list[Evaluation] = field(default_factory=list)
 
     def next_stop(self, max_train_seconds: float) -> tuple[float, Outcome | None]:
-        """Train seconds at which something happens next, and the outcome where that is the trial's end without an evaluation."""
+        """Training seconds of the next event; its outcome if the trial ends there without an evaluation, None if it is an evaluation."""
         curve = self.recorded.train_seconds
-        preparing = self.recorded.prepare_seconds[0] if self.recorded.prepare_seconds else 0.0
-        limits = [(self.trial.cap_seconds, Outcome.CAPPED), (max_train_seconds + preparing, Outcome.TIMED_OUT)]
-        limits.append((curve[-1] if curve else 0.0, self._end))
-        limit, outcome = min(limits, key=lambda each: each[0])
-        if self.place < len(curve) and (curve[self.place] <= limit or self._is_made_at(limit)):
-            return max(curve[self.place], self.seconds), None
+        prepare_seconds = self.recorded.prepare_seconds[0] if self.recorded.prepare_seconds else 0.0
+        limits = [(self.trial.cap_seconds, Outcome.CAPPED), (max_train_seconds + prepare_seconds, Outcome.TIMED_OUT)]
+        limits.append((curve[-1] if curve else 0.0, self._outcome_at_curve_end))
+        limit, outcome = min(limits, key=lambda seconds_and_outcome: seconds_and_outcome[0])
+        if self.num_evaluated < len(curve) and (curve[self.num_evaluated] <= limit or self._is_evaluated_past(limit)):
+            return max(curve[self.num_evaluated], self.seconds), None
         return max(limit, self.seconds), outcome
 
     def outcome(self, target: Target) -> Outcome | None:
-        """How the next evaluation ends the trial; None where it does not."""
-        recorded, place = self.recorded, self.place
+        """The outcome with which the next evaluation ends the trial; None if the trial goes on after it."""
+        recorded, index = self.recorded, self.num_evaluated
         if recorded.ends:
-            limit = min(self.trial.cap_seconds, target.max_train_seconds + recorded.prepare_seconds[place])
-            is_in_time = recorded.train_seconds[place] <= limit
-            return None if is_in_time and recorded.ends[place] in (Outcome.CAPPED, Outcome.TIMED_OUT) else recorded.ends[place]
-        if not math.isfinite(recorded.metrics[place]):
+            limit = min(self.trial.cap_seconds, target.max_train_seconds + recorded.prepare_seconds[index])
+            is_in_time = recorded.train_seconds[index] <= limit
+            return None if is_in_time and recorded.ends[index] in (Outcome.CAPPED, Outcome.TIMED_OUT) else recorded.ends[index]
+        if not math.isfinite(recorded.metrics[index]):
             return Outcome.DIVERGED
-        if target.reached_by(recorded.metrics[place]):
+        if target.reached_by(recorded.metrics[index]):
             return Outcome.REACHED
-        return Outcome.MISSED if place + 1 == len(recorded.steps) else None
+        return Outcome.MISSED if index + 1 == len(recorded.steps) else None
 
-    def _is_made_at(self, limit: float) -> bool:
-        """Whether the next evaluation is what a worker makes when it is past this limit."""
-        return bool(self.recorded.limit_seconds) and limit >= self.recorded.limit_seconds[self.place] * (1 - 1e-9)
+    def _is_evaluated_past(self, limit: float) -> bool:
+        """Whether the next evaluation is the final one that a worker makes once the trial is past this limit."""
+        return bool(self.recorded.limit_seconds) and limit >= self.recorded.limit_seconds[self.num_evaluated] * (1 - 1e-9)
 
     @property
-    def _end(self) -> Outcome:
-        """What becomes of a trial whose curve has ended."""
+    def _outcome_at_curve_end(self) -> Outcome:
+        """The outcome of a trial whose curve has ended without one."""
         outcome = self.recorded.outcome
         return outcome if outcome is not None and (outcome.is_infeasible or outcome is Outcome.ERRORED) else Outcome.MISSED
 
@@ -141,41 +141,43 @@ def replay(
     lost_every_seconds: float | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Search a recording until no trial is left to train.
+    """Run a policy's search over a recording until no trial is left to train.
 
     Args:
-        make_policy: the policy over the recording's space, for points that are placed as it is told.
-        num_workers: virtual ones.
-        lost_every_seconds: mean seconds of the clock until a worker is lost, exponentially distributed; None: none is.
-        seed: of when they are lost.
-        within: end earlier, when a trial has reached the target in at most ``1 + within`` times the recording's best; None: do not.
+        make_policy: makes the policy over the recording's space from the placement of points that it must use.
+        num_workers: number of virtual workers.
+        lost_every_seconds: mean seconds of the clock until a worker is lost, exponentially distributed; with None no worker is lost.
+        seed: seed of the times at which workers are lost.
+        within: end once a trial has reached the target in at most ``1 + within`` times the recording's best time; None never ends early.
     """
     return _Replay(recording, make_policy, num_workers, within, _Losses(num_workers, lost_every_seconds, seed)).run()
 
 
 class _Losses:
-    """When each worker is lost next."""
+    """Random times on the virtual clock at which each worker is lost."""
 
     def __init__(self, num_workers: int, every_seconds: float | None, seed: int) -> None:
         self._every_seconds = every_seconds
         self._rng = random.Random(derived_seed(seed, "lost workers"))  # noqa: S311  # no secret
-        self._next = [self._drawn() for _ in range(num_workers)]
+        self._next = [self._draw_seconds() for _ in range(num_workers)]
 
     def next(self, worker: int, now: float) -> float:
-        """The first loss of a worker at or after a time; what was lost while it had nothing to train is passed over."""
+        """Time of a worker's first loss at or after ``now``; losses while the worker was idle are skipped."""
         while self._next[worker] < now:
-            self._next[worker] += self._drawn()
+            self._next[worker] += self._draw_seconds()
         return self._next[worker]
 
-    def passed(self, worker: int) -> None:
-        """It was lost."""
-        self._next[worker] += self._drawn()
+    def draw_next(self, worker: int) -> None:
+        """Draw the time of a worker's next loss, after the current one."""
+        self._next[worker] += self._draw_seconds()
 
-    def _drawn(self) -> float:
+    def _draw_seconds(self) -> float:
         return math.inf if self._every_seconds is None else self._rng.expovariate(1 / self._every_seconds)
 
 
 class _Replay:
+    """One replay: its virtual clock, its workers and the trainings that they have."""
+
     def __init__(
         self,
         recording: Recording,
@@ -188,12 +190,12 @@ class _Replay:
         self._points = RecordedPoints(recording.space, recording.trials)
         self._policy = make_policy(self._points)
         best = recording.best_seconds
-        self._enough = -math.inf if within is None or best is None else (1 + within) * best
+        self._enough_seconds = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers
         self._losses = losses
         self._trainings: dict[int, _Training] = {}
-        self._at_work: dict[int, tuple[_Training, float, float]] = {}  # worker -> training, clock and train seconds as it began
-        self._events: list[tuple[float, int, int]] = []
+        self._at_work: dict[int, tuple[_Training, float, float]] = {}  # by worker: training, and clock and training seconds at first
+        self._events: list[tuple[float, int, int]] = []  # heap of time, number of the event and worker
         self._num_events = 0
         self._stretches: list[Stretch] = []
         self._is_found = False
@@ -206,16 +208,16 @@ class _Replay:
             if now == self._losses.next(worker, now):
                 self._lose(worker, now)
             else:
-                self._step(worker, now)
+                self._advance(worker, now)
             self._hand_out(now)
-        for worker in sorted(self._at_work):  # the search ended while these were being trained
+        for worker in sorted(self._at_work):  # the search ended during these trainings
             training, since, seconds = self._at_work[worker]
             training.seconds = seconds + (now - since)
-            self._leave(worker, now, Outcome.STOPPED)
+            self._end_stretch(worker, now, Outcome.STOPPED)
         return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
 
     def _hand_out(self, now: float) -> None:
-        """Give every free worker a trial, while there are any."""
+        """Give every free worker a trial, until the policy suggests none."""
         for worker in range(self._num_workers):
             if worker in self._at_work or self._is_found:
                 continue
@@ -227,9 +229,10 @@ class _Replay:
             training = self._trainings[trial.number]
             training.trial = trial
             self._at_work[worker] = training, now, training.seconds
-            self._await(worker, now)
+            self._schedule(worker, now)
 
-    def _await(self, worker: int, now: float) -> None:
+    def _schedule(self, worker: int, now: float) -> None:
+        """Enqueue a worker's next event: the next stop of its training, or its loss."""
         training = self._at_work[worker][0]
         stop, _ = training.next_stop(self._target.max_train_seconds)
         self._num_events += 1
@@ -237,41 +240,41 @@ class _Replay:
         heapq.heappush(self._events, (due, self._num_events, worker))
 
     def _lose(self, worker: int, now: float) -> None:
-        """A worker is lost, and what it trained with it."""
+        """Lose a worker together with the state of its training."""
         training, since, seconds = self._at_work[worker]
         training.seconds = seconds + (now - since)
-        self._losses.passed(worker)
-        self._leave(worker, now, Outcome.LOST)
+        self._losses.draw_next(worker)
+        self._end_stretch(worker, now, Outcome.LOST)
         del self._trainings[training.trial.number]
         self._points.release(training.recorded)
         self._policy.retry(training.trial.number, most=_MOST_RETRIES)
 
-    def _step(self, worker: int, now: float) -> None:
-        """What happens at a worker's next stop."""
+    def _advance(self, worker: int, now: float) -> None:
+        """Take a worker's training to its next stop: an evaluation or the trial's end."""
         training = self._at_work[worker][0]
         training.seconds, outcome = training.next_stop(self._target.max_train_seconds)
         if outcome is not None:
             self._end(worker, now, outcome)
             return
-        evaluation = replayed_evaluation(training.recorded, training.place)
+        evaluation = replayed_evaluation(training.recorded, training.num_evaluated)
         outcome = training.outcome(self._target)
-        training.place += 1
+        training.num_evaluated += 1
         training.evaluations.append(Evaluation(**{**vars(evaluation), "outcome": outcome}))
         if outcome is not None:
             self._end(worker, now, outcome)
             return
         decision = self._policy.observe(training.trial.number, evaluation)
         if decision is Decision.CONTINUE:
-            self._await(worker, now)
+            self._schedule(worker, now)
         elif decision is Decision.PAUSE:
-            self._leave(worker, now, PAUSED)
+            self._end_stretch(worker, now, PAUSED)
         else:
             self._end(worker, now, _OUTCOME_OF[decision])
 
     def _end(self, worker: int, now: float, outcome: Outcome) -> None:
         training, since, _ = self._at_work[worker]
-        self._is_found = self._is_found or (outcome is Outcome.REACHED and training.seconds <= self._enough)
-        self._leave(worker, now, outcome)
+        self._is_found = self._is_found or (outcome is Outcome.REACHED and training.seconds <= self._enough_seconds)
+        self._end_stretch(worker, now, outcome)
         self._policy.finish(
             TrialResult(
                 trial=training.trial.number,
@@ -286,7 +289,7 @@ class _Replay:
             )
         )
 
-    def _leave(self, worker: int, now: float, outcome: str) -> None:
+    def _end_stretch(self, worker: int, now: float, outcome: str) -> None:
         training, since, seconds = self._at_work.pop(worker)
         self._stretches.append(
             Stretch(
@@ -302,14 +305,14 @@ class _Replay:
 
 
 def replayed_evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
-    """A recorded evaluation, as a worker would send it."""
+    """The recorded evaluation at index ``place``, as a worker would send it."""
     seconds, step = recorded.train_seconds[place], recorded.steps[place]
     epoch = recorded.epochs[place] if recorded.epochs and math.isfinite(recorded.epochs[place]) else step
     prepare_seconds = recorded.prepare_seconds[place] if recorded.prepare_seconds else 0.0
     return Evaluation(
         step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
         epoch=epoch,
-        samples=step,  # type: ignore[arg-type]  # likewise
+        samples=step,  # type: ignore[arg-type]  # may be a fraction
         build_seconds=recorded.build_seconds[place] if recorded.build_seconds else 0.0,
         prepare_seconds=prepare_seconds,
         train_seconds=seconds - prepare_seconds,
@@ -330,7 +333,7 @@ def _measured(values: Sequence[float], place: int) -> float | None:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace as CSV: a row for each stretch of training, in the order in which they ended; seconds to the last bit."""
+    """Write a trace as CSV: one row for each stretch, in the order in which the stretches ended, with seconds at full precision."""
     with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
