@@ -1,4 +1,4 @@
-"""Averages of the weights along a training, which are evaluated and kept in place of the last weights.
+"""Averages of the weights over a training, evaluated and saved in place of the last weights.
 
 Contract: ``average(model, total_steps)`` returns None, or a ``WeightAverage`` that is updated after every optimizer step.
 """
@@ -18,34 +18,34 @@ class WeightAverage(Protocol):
 
     @property
     def model(self) -> torch.nn.Module:
-        """What is evaluated and saved: a module of the same structure as the one that is trained."""
+        """Model that is evaluated and saved; it has the same structure as the trained model."""
 
     def update(self, step: int) -> None:
-        """Take account of the weights after an optimizer step; steps count from 1."""
+        """Add the weights after an optimizer step to the average; ``step`` counts from 1."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a training needs to go on with this average."""
+        """State from which another process can continue the average."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Restore the state that ``state_dict`` returned."""
 
 
 def none(model: torch.nn.Module, total_steps: int) -> None:
-    """No average: the weights after the last step."""
+    """No average: the trained model itself is evaluated and saved."""
 
 
 def ema(model: torch.nn.Module, total_steps: int, *, decay: float, every_steps: int, start_fraction: float) -> "ExponentialMovingAverage":
     """An exponential moving average of the weights.
 
     Args:
-        model: what is trained.
-        total_steps: steps of the whole schedule.
-        decay: the share of the average that an update keeps, 0 to 1.
-        every_steps: steps from one update to the next.
-        start_fraction: the fraction of the steps after which the average begins, 0 to 1.
+        model: the trained model.
+        total_steps: number of steps of the whole schedule.
+        decay: weight of the old average in an update, 0 to 1.
+        every_steps: number of steps between updates.
+        start_fraction: fraction of the schedule after which the average begins, 0 to 1.
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: a value is outside its range.
     """
     if every_steps < 1:
         raise ConfigError(f"averaging.every_steps: found {every_steps}, accepted is a whole number from 1")
@@ -56,17 +56,17 @@ def ema(model: torch.nn.Module, total_steps: int, *, decay: float, every_steps: 
 
 
 class ExponentialMovingAverage:
-    """From ``start_step`` on, every ``every_steps``: average <- decay * average + (1 - decay) * weights.
+    """Exponential moving average: average <- decay * average + (1 - decay) * weights, every ``every_steps`` from ``start_step`` on.
 
-    The average begins as the weights after ``start_step``; before that the trained model itself is what is evaluated. Running
-    statistics of norms are averaged as weights are; all other buffers (counters, masks) are taken as they stand.
+    The average starts as the weights after ``start_step``; before that, the trained model itself is evaluated. Running
+    statistics of norm layers are averaged like weights; all other buffers (counters, masks) are copied.
 
-    The update is ``torch.optim.swa_utils.get_ema_multi_avg_fn``. Around it is a plain copy of the model instead of
-    ``AveragedModel``, which counts updates in a tensor, averages masks, and moves that tensor to the device each time: the host
-    would wait for the device. The copy of a compiled model is not compiled.
+    The update is ``torch.optim.swa_utils.get_ema_multi_avg_fn``, applied to a plain copy of the model. ``AveragedModel`` is not
+    used, because it averages masks and counts updates in a tensor that it moves to the device each time: the host would wait for
+    the device. The copy of a compiled model is not compiled.
 
-    Where weights have fewer bits than float32 the average keeps values of its own in float32, and the copy has them rounded: an
-    update's share of ``1 - decay`` is mostly below what bfloat16 can tell apart.
+    For weights with fewer bits than float32, the average keeps separate values in float32, and the copy of the model holds them
+    rounded: most updates, scaled by ``1 - decay``, are too small to change a bfloat16 number.
     """
 
     def __init__(self, model: torch.nn.Module, *, decay: float, every_steps: int, start_step: int) -> None:
@@ -77,14 +77,14 @@ class ExponentialMovingAverage:
         self._has_begun = False
         self._mix = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # missing in torch's stubs
         self._weights, averages = _averaged_tensors(model), _averaged_tensors(self._average)
-        self._values = [_in_float32(each) for each in averages]
+        self._values = [_in_float32(average) for average in averages]
         self._rounded = [(average, value) for average, value in zip(averages, self._values, strict=True) if average is not value]
         self._is_rounded = True
         self._copied = list(zip(_copied_buffers(self._average), _copied_buffers(model), strict=True))
 
     @property
     def model(self) -> torch.nn.Module:
-        """The copy that holds the average; the trained model while there is none yet."""
+        """Copy of the model that holds the average; the trained model before the average begins."""
         if not self._has_begun:
             return self._trained
         if not self._is_rounded:
@@ -96,11 +96,11 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take account of the weights after a step, where it is one of those that count."""
+        """Update the average with the weights after a step, if an update is due at that step."""
         since_start = step - self._start_step
         if since_start < 0 or since_start % self._every_steps:
             return
-        weights = [_in_float32(each) for each in self._weights]
+        weights = [_in_float32(weight) for weight in self._weights]
         if self._has_begun:
             self._mix(self._values, weights, 0)
         else:
@@ -110,11 +110,11 @@ class ExponentialMovingAverage:
         self._has_begun, self._is_rounded = True, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the average has begun, and its values."""
+        """State of the average: whether it has begun, its model and its float32 values."""
         return {"has_begun": self._has_begun, "average": self._average.state_dict(), "values": self._values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Restore the state that ``state_dict`` returned."""
         self._has_begun = state["has_begun"]
         self._average.load_state_dict(state["average"])
         torch._foreach_copy_(self._values, state["values"])
@@ -122,26 +122,28 @@ class ExponentialMovingAverage:
 
 
 def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """A deep copy. Attributes that were computed from weights, as masked ones are, are copied by value: a graph cannot be."""
-    computed = [each for module in model.modules() for each in vars(module).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
-    return copy.deepcopy(model, {id(each): each.detach().clone() for each in computed})
+    """Deep copy of a model; tensor attributes computed from weights (masked weights) are cloned, because deepcopy refuses non-leaves."""
+    attributes = (attribute for module in model.modules() for attribute in vars(module).values())
+    computed = [attribute for attribute in attributes if isinstance(attribute, torch.Tensor) and not attribute.is_leaf]
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})
 
 
 def _averaged_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [each.detach() for each in (*model.parameters(), *_norm_statistics(model).values())]
+    return [tensor.detach() for tensor in (*model.parameters(), *_norm_statistics(model).values())]
 
 
 def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or its values in float32 where it has fewer bits."""
+    """The tensor itself, or a float32 copy if its format has fewer bits."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _copied_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
     statistics = _norm_statistics(model)
-    return [each for each in model.buffers() if id(each) not in statistics]
+    return [buffer for buffer in model.buffers() if id(buffer) not in statistics]
 
 
 def _norm_statistics(model: torch.nn.Module) -> dict[int, torch.Tensor]:
-    """Running means and variances by identity."""
-    norms = (each for each in model.modules() if hasattr(each, "running_mean") and hasattr(each, "running_var"))
-    return {id(each): each for norm in norms for each in (norm.running_mean, norm.running_var) if isinstance(each, torch.Tensor)}
+    """Running means and variances of all norm layers, by ``id`` of the tensor."""
+    norms = (module for module in model.modules() if hasattr(module, "running_mean") and hasattr(module, "running_var"))
+    statistics = (statistic for norm in norms for statistic in (norm.running_mean, norm.running_var))
+    return {id(statistic): statistic for statistic in statistics if isinstance(statistic, torch.Tensor)}

@@ -1,8 +1,8 @@
-"""The data path: how the training's batches come to the device.
+"""The data path: gathers the training's batches and brings them to the device.
 
-Which samples a step sees depends on the seed alone, never on where the data lies or who gathers it. A split on the device is
-gathered there. One in host memory (or mapped from a file larger than memory) is gathered ahead by a thread or by worker
-processes, and copied to a GPU from pinned memory on a stream of its own while the step before is computed.
+The samples of a step depend on the seed alone, never on where the data is or which process gathers it. Batches of a split on the
+device are gathered there. Batches of a split in host memory (or mapped from a file larger than memory) are gathered ahead by a thread
+or by worker processes, and copied to a GPU from pinned memory on a separate stream while the previous step is computed.
 """
 
 import queue
@@ -18,7 +18,7 @@ from autotune.training.data import Split, is_channels_last
 
 
 class Batch(NamedTuple):
-    """Inputs ``[batch, ...]``, targets ``[batch, ...]`` and indices of the samples in the training split ``[batch]``."""
+    """One batch: inputs ``[batch, ...]``, targets ``[batch, ...]`` and the samples' indices in the training split ``[batch]``."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -28,10 +28,10 @@ class Batch(NamedTuple):
 def sample_order(
     num_samples: int, batch_size: int, total_steps: int, seed: int, *, first_step: int, device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Indices ``[batch]`` of every step from ``first_step``: each epoch in a new order, its incomplete last batch left out.
+    """Yield the sample indices ``[batch]`` of every step from ``first_step`` on.
 
-    The order is drawn on the CPU, so that it is the same on every device, and moved an epoch at a time; from pinned memory, so that
-    the host need not wait for a GPU there.
+    Each epoch has a new order, without its incomplete last batch. The order is drawn on the CPU, so that it is the same for every
+    device. It is moved one epoch at a time; to a GPU from pinned memory, so that the host does not wait for the copy.
     """
     generator = torch.Generator().manual_seed(seed)
     steps_per_epoch = num_samples // batch_size
@@ -45,7 +45,7 @@ def sample_order(
 
 
 def resident_batches(split: Split, order: Iterator[torch.Tensor]) -> Generator[Batch]:
-    """Batches of a split that lies on the device of the order."""
+    """Yield batches of a split that is on the same device as the indices in ``order``."""
     for samples in order:
         yield _gather(split, samples)
 
@@ -53,14 +53,14 @@ def resident_batches(split: Split, order: Iterator[torch.Tensor]) -> Generator[B
 def host_batches(
     split: Split, order: Iterator[torch.Tensor], *, num_workers: int, prefetch_batches: int, device: torch.device
 ) -> Generator[Batch]:
-    """Batches on the device of a split in host memory, gathered and copied ahead.
+    """Yield batches of a split in host memory, gathered ahead of time and copied to the device.
 
     Args:
-        split: in host memory.
-        order: indices of each batch, in host memory.
-        num_workers: processes that gather; with 0 a thread does.
-        prefetch_batches: batches gathered ahead, by the thread or by each process.
-        device: what is trained on.
+        split: the split, in host memory.
+        order: sample indices of each batch, in host memory.
+        num_workers: number of processes that gather; 0 for a thread.
+        prefetch_batches: number of batches gathered ahead, by the thread or by each process.
+        device: the device that trains.
     """
     pinned = device.type == "cuda"
     if num_workers == 0:
@@ -76,36 +76,36 @@ def _gather(split: Split, samples: torch.Tensor) -> Batch:
 
 
 def _rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """Rows of a tensor, in its memory format."""
+    """The selected rows of a tensor, in the tensor's memory format."""
     if is_channels_last(inputs):
         return inputs.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
     return inputs.index_select(0, samples)
 
 
 def _pinned(batch: Batch, pinned: bool) -> Batch:
-    return Batch(*(each.pin_memory() for each in batch)) if pinned else batch
+    return Batch(*(tensor.pin_memory() for tensor in batch)) if pinned else batch
 
 
 def _ahead(batches: Iterator[Batch], num_batches: int) -> Generator[Batch]:
-    """What a thread takes from an iterator, at most ``num_batches`` ahead of who takes it from here."""
-    made: queue.Queue[Batch | BaseException | None] = queue.Queue(num_batches)
+    """Yield batches that a thread takes from an iterator, at most ``num_batches`` ahead of the consumer."""
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(num_batches)
     ended = threading.Event()
 
-    def make() -> None:
+    def fill() -> None:
         last: BaseException | None = None
         try:
             for batch in batches:
-                made.put(batch)
+                ready.put(batch)
                 if ended.is_set():
                     return
-        except BaseException as error:  # noqa: BLE001  # it is raised again where the batch is wanted
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it again
             last = error
-        made.put(last)
+        ready.put(last)
 
-    thread = threading.Thread(target=make, name="batches", daemon=True)
+    thread = threading.Thread(target=fill, name="batches", daemon=True)
     thread.start()
     try:
-        while (batch := made.get()) is not None:
+        while (batch := ready.get()) is not None:
             if isinstance(batch, BaseException):
                 raise batch
             yield batch
@@ -113,13 +113,13 @@ def _ahead(batches: Iterator[Batch], num_batches: int) -> Generator[Batch]:
         ended.set()
         while thread.is_alive():
             try:
-                made.get(timeout=0.05)  # lets a put return that waits
+                ready.get(timeout=0.05)  # unblocks a put that waits for a free place
             except queue.Empty:
                 continue
 
 
 class _Rows(Dataset[Batch]):
-    """A split whose batches are gathered at once."""
+    """A split as a Dataset that gathers a whole batch in one call."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -132,7 +132,7 @@ class _Rows(Dataset[Batch]):
 
 
 class _Order(Sampler[list[int]]):
-    """An order of batches, gone through once."""
+    """The sample indices of all batches as a Sampler; can be iterated only once."""
 
     def __init__(self, order: Iterator[torch.Tensor]) -> None:
         self._order = order
@@ -142,46 +142,46 @@ class _Order(Sampler[list[int]]):
 
 
 def _by_processes(split: Split, order: Iterator[torch.Tensor], num_workers: int, prefetch_batches: int, pinned: bool) -> Generator[Batch]:
-    """Batches that worker processes gather, in order."""
+    """Yield batches that worker processes gather, in the given order."""
     yield from DataLoader(
         _Rows(split),
         batch_sampler=_Order(order),
         num_workers=num_workers,
         prefetch_factor=prefetch_batches,
         pin_memory=pinned,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
     )
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def _moved_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Batches on the device: on a GPU each is copied on a stream of its own while the one before is trained on."""
+    """Yield batches moved to the device; a GPU copies each batch on a separate stream while it trains on the previous batch."""
     if device.type != "cuda":
         yield from batches
         return
-    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # missing in torch's stubs
+    copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # missing in torch's stubs
     coming: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
-        ready, coming = coming, _copied(batch, device, aside)
-        if ready is not None:
-            yield _arrived(*ready)
+        previous, coming = coming, _copied(batch, device, copy_stream)
+        if previous is not None:
+            yield _arrived(*previous)
     if coming is not None:
         yield _arrived(*coming)
 
 
-def _copied(batch: Batch, device: torch.device, aside: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    """A batch on its way to the device, and the event of its arrival."""
-    with torch.cuda.stream(aside):
-        return Batch(*(each.to(device, non_blocking=True) for each in batch)), aside.record_event()
+def _copied(batch: Batch, device: torch.device, copy_stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
+    """Start the copy of a batch to the device: the copy, and the event that marks its completion."""
+    with torch.cuda.stream(copy_stream):
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch)), copy_stream.record_event()
 
 
 def _arrived(batch: Batch, arrival: torch.cuda.Event) -> Batch:
-    """The batch, for use on the current stream: the stream waits for it, the host does not."""
+    """The batch, ready for the current stream: the stream waits until the copy has completed, the host does not wait."""
     current = torch.cuda.current_stream()
     current.wait_event(arrival)
-    for each in batch:
-        each.record_stream(current)
+    for tensor in batch:
+        tensor.record_stream(current)
     return batch

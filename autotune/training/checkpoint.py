@@ -1,7 +1,7 @@
-"""Checkpoints: weights, and the whole state of a training, in files that are read without running anything of them.
+"""Checkpoints: files with a model's weights, or with the whole state of a training, that are safe to open.
 
-Both are safetensors files: tensors, and a header of JSON. What is not a tensor stands in that header too, so that one file holds
-one moment and is replaced as a whole. Nothing is pickled, so a checkpoint from anyone can be opened.
+Both kinds are safetensors files: tensors and a JSON header. The header also holds everything that is not a tensor, so that one file
+is one consistent snapshot and is replaced as a whole. Nothing is pickled: reading a checkpoint from anyone runs no code of it.
 """
 
 import json
@@ -24,7 +24,7 @@ WEIGHTS_FILE = "weights.safetensors"
 STATE_FILE = "state.safetensors"
 
 _FORMAT_VERSION = 1
-"""Of what autotune writes into a header: a reader refuses any other."""
+"""Version of the header that autotune writes; a reader refuses files of any other version."""
 
 _DTYPES = frozenset(
     {
@@ -32,20 +32,20 @@ _DTYPES = frozenset(
         torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
     }
 )  # fmt: skip
-"""What safetensors holds."""
+"""Tensor dtypes that safetensors can store."""
 
 _MALFORMED = (AttributeError, KeyError, IndexError, RecursionError, RuntimeError, TypeError, ValueError)
-"""What reading a header of another form can raise."""
+"""Exceptions that reading a malformed header can raise."""
 
 _Packed = Any
-"""A scalar as it is, or a list that begins with its kind: plain data, as JSON holds it."""
+"""A packed value as JSON holds it: a scalar, or a list that begins with the kind of the value."""
 
 
 def save_weights(path: Path, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write named tensors, such as a model's ``state_dict()``, so that a reader sees the old file or the new one.
+    """Write named tensors, such as a model's ``state_dict()``, atomically: a reader sees the old file or the new one.
 
-    Tensors are written in row-major order whatever their memory format, and those that are one tensor under several names
-    (tied weights) once. ``metadata`` is plain data, as JSON holds it; see ``weights_metadata``.
+    Tensors are written in row-major order whatever their memory format; one tensor under several names (tied weights) is
+    written once. ``metadata`` is plain data, as JSON holds it; see ``weights_metadata``.
 
     Raises:
         DataError: the file cannot be written.
@@ -64,10 +64,10 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], metadata: Mapp
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The named tensors, on the CPU, and the metadata that ``save_weights`` wrote; tied names hold the same tensor.
+    """Read the named tensors, on the CPU, and the metadata that ``save_weights`` wrote; tied names hold the same tensor.
 
     Raises:
-        DataError: the file is not there, damaged, or no weights of autotune's.
+        DataError: the file is missing, damaged, or not a weights file of autotune.
     """
     tensors, header = _read(path, "weights")
     try:
@@ -77,16 +77,16 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def read_weights_once(path: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
-    """As ``read_weights``, from this process's memory where it has read the file as it is: not to be changed.
+    """Cached ``read_weights``: a process keeps the last two files that it read, until they change; callers must not change the result.
 
     Raises:
-        DataError: as ``read_weights``.
+        DataError: the file is missing, damaged, or not a weights file of autotune.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
-        return read_weights(path)  # says what is wrong
-    return _read_version(path.absolute(), found.st_mtime_ns, found.st_size)
+        return read_weights(path)  # raises the error
+    return _read_version(path.absolute(), status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=2)
@@ -103,15 +103,15 @@ def weights_metadata(
     versions: Mapping[str, str | None],
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What a checkpoint says of its weights: enough to make the model again, and to know where they came from.
+    """Metadata of a weights file: enough to make the model again and to know where its weights come from.
 
     Args:
-        config: what they were trained with.
-        input_shape: shape of one input, as the model was made for.
-        num_classes: as the model was made for.
-        evaluation: the last one of the training; None where there was none.
-        versions: of the software that trained them.
-        origin: for a reader: the experiment, the command line, the study and trial.
+        config: configuration of the training.
+        input_shape: shape of one input that the model was made for.
+        num_classes: number of classes that the model was made for.
+        evaluation: last evaluation of the training; None if there was none.
+        versions: versions of the software that trained the weights.
+        origin: where the weights come from, for a reader: the experiment, the command line, the study and trial.
     """
     return {
         "config": config.as_dict(),
@@ -124,13 +124,13 @@ def weights_metadata(
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a training into a folder, so that a reader sees the old one or the new one.
+    """Write the state of a training into a folder atomically: a reader sees the old state or the new one.
 
-    ``state`` nests mappings, lists and tuples of numbers, text, None, tensors and NumPy arrays in any way, as ``state_dict()``
-    gives it. A tensor keeps its type, its values and, where it is dense, its memory format.
+    ``state`` nests mappings, lists and tuples of numbers, text, None, tensors and NumPy arrays in any way, like a
+    ``state_dict()``. A tensor keeps its dtype, its values and, if it is dense, its memory format.
 
     Raises:
-        DataError: the file cannot be written, or the state holds something else.
+        DataError: the file cannot be written, or the state holds a value of another type.
     """
     packer = _Packer()
     packed = packer.pack(state, "")
@@ -138,10 +138,10 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state that ``save_state`` wrote, tensors on the CPU; what was one tensor in several places is one again.
+    """Read the state that ``save_state`` wrote, tensors on the CPU; a tensor that stood in several places is shared again.
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: the file is missing or damaged.
     """
     path = folder / STATE_FILE
     tensors, header = _read(path, "state")
@@ -152,7 +152,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Where the global random number generators stand: Python's, NumPy's, torch's on the CPU and on the device."""
+    """State of the global random number generators: Python's, NumPy's, torch's on the CPU and on the device."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -162,7 +162,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put the global random number generators where ``random_state`` found them."""
+    """Restore the global random number generators to the state that ``random_state`` returned."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])
@@ -171,14 +171,14 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 class _Packer:
-    """Turns nested state into plain data, its tensors put aside by name, each of them once however often it comes."""
+    """Turns nested state into plain data and collects its tensors by name, each tensor once however often it occurs."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[tuple[Any, ...], str] = {}
 
     def pack(self, value: Any, where: str) -> _Packed:
-        """The value as plain data; ``where`` is its key, for messages."""
+        """The value as plain data; ``where`` is the value's key, for error messages."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, torch.Tensor):
@@ -186,17 +186,17 @@ class _Packer:
         if isinstance(value, np.ndarray):
             return self._pack_array(value, where)
         if isinstance(value, Mapping):
-            return ["dict", [[self.pack(key, where), self.pack(each, f"{where}.{key}".lstrip("."))] for key, each in value.items()]]
+            return ["dict", [[self.pack(key, where), self.pack(item, f"{where}.{key}".lstrip("."))] for key, item in value.items()]]
         if isinstance(value, list | tuple):
             kind = "list" if isinstance(value, list) else "tuple"
-            return [kind, [self.pack(each, f"{where}.{index}") for index, each in enumerate(value)]]
+            return [kind, [self.pack(item, f"{where}.{index}") for index, item in enumerate(value)]]
         raise DataError(
             f"checkpoint: {where}: found {type(value).__name__}, accepted are tensors, arrays, numbers, text and None, "
             f"in mappings, lists and tuples"
         )
 
     def _pack_tensor(self, tensor: torch.Tensor, where: str) -> _Packed:
-        """Its name, and its dimensions from the outermost in memory to the innermost."""
+        """The tensor's name and the order of its dimensions, from the outermost in memory to the innermost."""
         _check_holdable(tensor, where)
         order = sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride()[dim], dim))
         if not tensor.permute(order).is_contiguous():
@@ -218,23 +218,23 @@ class _Packer:
 
 
 class _Unpacker:
-    """Turns plain data back into what was packed; a name stands for the same tensor wherever it comes."""
+    """Turns plain data back into the nested state that was packed; equal names give the same tensor object."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._stored = tensors
         self._made: dict[str, torch.Tensor] = {}
 
     def unpack(self, packed: _Packed) -> Any:
-        """The value; raises one of ``_MALFORMED`` where nothing was packed like this."""
+        """The value that was packed; raises one of ``_MALFORMED`` if ``packed`` is malformed."""
         if not isinstance(packed, list):
             return packed
         kind, content = packed[0], packed[1]
         if kind == "dict":
-            return {self.unpack(key): self.unpack(each) for key, each in content}
+            return {self.unpack(key): self.unpack(item) for key, item in content}
         if kind == "list":
-            return [self.unpack(each) for each in content]
+            return [self.unpack(item) for item in content]
         if kind == "tuple":
-            return tuple(self.unpack(each) for each in content)
+            return tuple(self.unpack(item) for item in content)
         if kind == "array":
             return self._stored[content].numpy()
         if kind == "tensor":
@@ -254,20 +254,20 @@ def _check_holdable(tensor: torch.Tensor, where: str) -> None:
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same numbers in the same memory; tensors without elements have none to share."""
+    """Key that is equal for tensors that view the same memory in the same way; an empty tensor equals only itself."""
     if tensor.numel() == 0:
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's numbers in row-major order, on the CPU, in memory that holds nothing else."""
+    """Copy of a tensor in row-major order, on the CPU, in memory that no other tensor shares."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Write a whole file under another name, make sure that it is on the disk, and give it its own name."""
-    from safetensors import SafetensorError  # noqa: PLC0415  # a training that keeps nothing does without it
+    """Write a file under a temporary name, flush it to disk, and rename it."""
+    from safetensors import SafetensorError  # noqa: PLC0415  # not needed by a training that saves nothing
     from safetensors.torch import save  # noqa: PLC0415
 
     text = json.dumps({"format_version": _FORMAT_VERSION, **header})
@@ -283,7 +283,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str,
 
 
 def _flush_names(folder: Path) -> None:
-    """Wait until a folder's list of names is on the disk."""
+    """Flush a folder's entries (the names of its files) to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -292,8 +292,8 @@ def _flush_names(folder: Path) -> None:
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors of a file, in memory of their own, and autotune's header."""
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # a training that keeps nothing does without it
+    """Copies of the tensors in a file, and the header that autotune wrote into it."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # not needed by a training that saves nothing
 
     try:
         with safe_open(path, framework="pt") as file:
@@ -307,11 +307,11 @@ def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any
         raise DataError(f"{path}: was not written by autotune; accepted are its {WEIGHTS_FILE} and {STATE_FILE}")
     try:
         header = json.loads(text)
-        found, version = header["kind"], header["format_version"]
+        found_kind, version = header["kind"], header["format_version"]
     except _MALFORMED as error:
         raise DataError(f"{path}: is damaged: {_line(error)}; accepted is a whole file that autotune wrote") from error
-    if found != kind or version != _FORMAT_VERSION:
-        raise DataError(f"{path}: holds {found}, format {version}; accepted is {kind}, format {_FORMAT_VERSION}")
+    if found_kind != kind or version != _FORMAT_VERSION:
+        raise DataError(f"{path}: holds {found_kind}, format {version}; accepted is {kind}, format {_FORMAT_VERSION}")
     return tensors, header
 
 

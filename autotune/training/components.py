@@ -1,9 +1,9 @@
-"""Making the parts of a configuration's training, for one data set.
+"""Makes the components of a configuration's training: model, optimizer, schedule, loss, metric and the others.
 
-A part's callable is given, beside the configuration's values, those of the offered arguments that its signature names and the
-configuration does not say: a model ``input_shape`` and ``num_classes``, an augmentation ``num_samples`` and ``device``, a
-technique ``input_shape``, ``num_classes``, ``device`` and ``allowed_targets``, an optimizer ``model``, ``batch_size`` and
-``total_steps``. An optimizer that does not name ``model`` is given the model's parameters, as torch's own take them.
+A component's callable receives the configuration's values, and further arguments if its signature names them and the configuration
+does not set them: a model ``input_shape`` and ``num_classes``, an augmentation ``num_samples`` and ``device``, a technique
+``input_shape``, ``num_classes``, ``device`` and ``allowed_targets``, an optimizer ``model``, ``batch_size`` and ``total_steps``.
+An optimizer whose signature does not name ``model`` receives the model's parameters as its first argument, like torch's optimizers.
 """
 
 import inspect
@@ -30,30 +30,30 @@ Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Views = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 _INITIALISE_SAMPLES = 5_000
-"""Training samples that a model which starts from data is shown."""
+"""Upper limit on the training samples that are passed to a model's ``initialise_from``."""
 
 
 class Augmentation(Protocol):
-    """What changes the inputs of a training batch, on the device."""
+    """Callable that augments the inputs of a training batch on the device; the contract is in ``autotune.training.augmentation``."""
 
     def __call__(self, inputs: torch.Tensor, *, samples: torch.Tensor, epoch: int, progress: float) -> torch.Tensor:
-        """The batch's inputs, changed.
+        """The augmented inputs of a batch.
 
         Args:
-            inputs: ``[batch, ...]``.
-            samples: index of each in the training split, ``[batch]``.
-            epoch: passes over the training split so far.
-            progress: fraction of the steps done.
+            inputs: inputs of the batch, ``[batch, ...]``.
+            samples: indices of the samples in the training split, ``[batch]``.
+            epoch: number of whole passes over the training split so far.
+            progress: fraction of the schedule's steps done.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """What a training is made of, fresh."""
+    """The components that one training is made of."""
 
     model: torch.nn.Module
     shared: SharedModel
-    """The model as this rank trains it."""
+    """The model as this rank trains and scores it."""
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
     average: WeightAverage | None
@@ -61,13 +61,13 @@ class Components:
     technique: Technique
     loss: Score
     metric: Score
-    """A callable with the contract of ``autotune.training.metrics``."""
+    """Metric that the target is stated in; the contract is in ``autotune.training.metrics``."""
     views: Views
     scaler: torch.amp.GradScaler | None
 
     @property
     def evaluated_model(self) -> torch.nn.Module:
-        """The model that is scored and kept: the average of the weights, where there is one."""
+        """Model that is scored and saved: the average of the weights if there is one, else the trained model."""
         return self.model if self.average is None else self.average.model
 
 
@@ -80,16 +80,16 @@ def make_components(
     reuse: Components | None = None,
     ranks: Ranks | None = None,
 ) -> Components:
-    """Make everything anew; random numbers are drawn from torch's global generator.
+    """Make the components of a training; random numbers are drawn from torch's global generator.
 
     Args:
-        config: what to make.
-        data: what it is for.
-        device: where it is to be.
-        total_steps: steps of the schedule.
-        reuse: components whose model, technique and loss are taken again, the model's weights set to those of a fresh one:
-            compiled code and CUDA graphs are bound to them.
-        ranks: those that train together; None where nothing is to be trained, so that none need be there.
+        config: configuration of the training.
+        data: data set that the components are made for.
+        device: device of the model.
+        total_steps: number of steps of the schedule.
+        reuse: components whose model, technique and loss are used again, because compiled code and CUDA graphs are bound to
+            them; the model gets the weights of a fresh model.
+        ranks: the ranks that train together; None if nothing will be trained, as in a check.
 
     Raises:
         ConfigError: a component refuses its values.
@@ -112,7 +112,7 @@ def make_components(
         if ranks is not None and ranks.size > 1:
             shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
     else:
-        _take_over(reuse.model, model)
+        _reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
     optimizer = _make_optimizer(config, shared, len(data.train), total_steps)
     return Components(
@@ -131,15 +131,15 @@ def make_components(
 
 
 def make_strategy(config: TrialConfig) -> Strategy:
-    """The configuration's ``parallelism``.
+    """Make the strategy that the configuration's ``parallelism`` names.
 
     Raises:
-        ConfigError: it refuses its values, or is something else.
+        ConfigError: the strategy refuses its values, or the target is not a ``Strategy``.
     """
-    made = make_part(config.parallelism, config.allowed_targets, "parallelism")
-    if not isinstance(made, Strategy):
+    strategy = make_part(config.parallelism, config.allowed_targets, "parallelism")
+    if not isinstance(strategy, Strategy):
         raise ConfigError(f"parallelism: {config.parallelism['_target_']} is no Strategy; accepted is a subclass of autotune's")
-    return made
+    return strategy
 
 
 def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
@@ -149,8 +149,8 @@ def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
 def _make_model(
     config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any]
 ) -> torch.nn.Module:
-    made = build_partial(config.model, config.allowed_targets, "model")
-    model = call(made, "model", **accepted_arguments(made, {key: offered[key] for key in ("input_shape", "num_classes")}))
+    factory = build_partial(config.model, config.allowed_targets, "model")
+    model = call(factory, "model", **accepted_arguments(factory, {key: offered[key] for key in ("input_shape", "num_classes")}))
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
     model = precision.convert(model.to(device))
@@ -163,50 +163,50 @@ def _make_model(
 
 
 def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Module, precision: Precision, num_parts: int) -> None:
-    """Refuse batches that float8 cannot multiply: what its layers are given of one sample, times the samples at once."""
+    """Refuse batch sizes that give a float8 layer a number of rows (rows of one sample times samples) that it cannot multiply."""
     if not config.precision.float8:
         return
-    whole = min(config.batch_size, len(data.train))
-    size = whole // num_parts // config.parallelism.get("num_micro_batches", 1)
-    at_once = min(size, config.runtime.micro_batch_size or size)
-    key, found = ("batch_size", config.batch_size) if at_once == size else ("runtime.micro_batch_size", at_once)
-    there = f" ({whole} are there)" if key == "batch_size" and whole < found else ""
+    batch_size = min(config.batch_size, len(data.train))
+    part_size = batch_size // num_parts // config.parallelism.get("num_micro_batches", 1)
+    forward_size = min(part_size, config.runtime.micro_batch_size or part_size)
+    key, configured = ("batch_size", config.batch_size) if forward_size == part_size else ("runtime.micro_batch_size", forward_size)
+    available = f" ({batch_size} are there)" if key == "batch_size" and batch_size < configured else ""
     inputs = data.transform(data.train.inputs[:1].to(precision.device))
     for rows in precision.float8_rows(model, inputs):
-        for samples in (at_once, size % at_once):
+        for samples in (forward_size, part_size % forward_size):
             if samples * rows % FLOAT8_ROWS:
                 raise ConfigError(
-                    f"{key}: found {found}{there}, which gives a float8 layer {samples * rows} rows at once; "
+                    f"{key}: found {configured}{available}, which gives a float8 layer {samples * rows} rows at once; "
                     f"accepted are multiples of {FLOAT8_ROWS} rows"
                 )
 
 
-def _take_over(kept: torch.nn.Module, fresh: torch.nn.Module) -> None:
-    """Give a model that has been trained the state of a fresh one of the same make, in place."""
-    kept.load_state_dict(fresh.state_dict())
-    for own, other in zip(kept.parameters(), fresh.parameters(), strict=True):
-        own.requires_grad_(other.requires_grad)
-        own.grad = None
+def _reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
+    """Give a trained model, in place, the state of a fresh model of the same configuration."""
+    trained.load_state_dict(fresh.state_dict())
+    for parameter, fresh_parameter in zip(trained.parameters(), fresh.parameters(), strict=True):
+        parameter.requires_grad_(fresh_parameter.requires_grad)
+        parameter.grad = None
 
 
 def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int) -> torch.optim.Optimizer:
-    made = build_partial(config.optimizer, config.allowed_targets, "optimizer")
+    factory = build_partial(config.optimizer, config.allowed_targets, "optimizer")
     offered = {"model": shared.model, "batch_size": min(config.batch_size, num_samples), "total_steps": total_steps}
-    given = accepted_arguments(made, offered) | _kernel_arguments(config, made)
-    if shared.mixes_tensors and "foreach" in inspect.signature(made.func).parameters:
-        given["foreach"] = False
-    positional = () if "model" in given else ([each for each in shared.model.parameters() if not each.is_meta],)
-    optimizer = call(made, "optimizer", *positional, **given)
+    arguments = accepted_arguments(factory, offered) | _kernel_arguments(config, factory)
+    if shared.mixes_tensors and "foreach" in inspect.signature(factory.func).parameters:
+        arguments["foreach"] = False
+    positional = () if "model" in arguments else ([parameter for parameter in shared.model.parameters() if not parameter.is_meta],)
+    optimizer = call(factory, "optimizer", *positional, **arguments)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__}, accepted is a torch Optimizer")
     return optimizer
 
 
-def _kernel_arguments(config: TrialConfig, made: "partial[Any]") -> dict[str, bool]:
-    """``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` says, of an optimizer that has them."""
+def _kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, bool]:
+    """The optimizer's arguments ``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` sets them."""
     kernels = config.runtime.optimizer_kernels
     wanted = {None: {}, "fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}[kernels]
-    if unknown := set(wanted) - set(inspect.signature(made.func).parameters):
+    if unknown := set(wanted) - set(inspect.signature(factory.func).parameters):
         raise ConfigError(
             f"runtime.optimizer_kernels: found {kernels}, and {config.optimizer['_target_']} has no {', '.join(unknown)}; accepted is null"
         )
@@ -214,16 +214,16 @@ def _kernel_arguments(config: TrialConfig, made: "partial[Any]") -> dict[str, bo
 
 
 def make_part(node: Mapping[str, Any], allowed: tuple[str, ...], where: str, **offered: Any) -> Any:
-    """A part from its node: a class is made into its object, a function is taken with its settings bound.
+    """Make a component from its configuration node: an object if the target is a class, else a partial with the node's values bound.
 
     Raises:
-        ConfigError: it refuses its values, or a loss, metric, augmentation or views cannot be called.
+        ConfigError: the target refuses its values, or the object is a loss, metric, augmentation or views that is not callable.
     """
-    made = build_partial(node, allowed, where)
-    if not inspect.isclass(made.func):
-        return made
-    arguments = accepted_arguments(made, offered)
-    part = call(made, where, **arguments) if arguments else build(node, allowed, where)
+    factory = build_partial(node, allowed, where)
+    if not inspect.isclass(factory.func):
+        return factory
+    arguments = accepted_arguments(factory, offered)
+    part = call(factory, where, **arguments) if arguments else build(node, allowed, where)
     if where not in ("technique", "parallelism") and not callable(part):
         raise ConfigError(f"{where}: {node['_target_']} made {type(part).__name__}, accepted is something that can be called")
     return part

@@ -1,12 +1,12 @@
-"""The data set of a training: loaded once by a process, checked, and moved to the device.
+"""The data set of a training: loads it once per process, checks it, and moves it to the device.
 
 Contract of ``data:`` in the configuration: a callable that returns a mapping from split to data, ``train`` and ``validation``
 and optionally ``test``. A split is a pair (inputs [samples, ...], targets [samples, ...]) of tensors or arrays, or a map-style
 ``torch.utils.data.Dataset``, which is read once into such a pair. Arrays may be mapped from files larger than memory: they are
-read a batch at a time. ``transform``, where the mapping has it, is applied on the device to the inputs of every batch of every
-split, as to turn bytes into standardised numbers.
+read one batch at a time. If the mapping has ``transform``, it is applied on the device to the inputs of every batch of every
+split, for example to turn bytes into standardised numbers.
 
-A process keeps the last data set it loaded: trials that follow in the same worker begin at once.
+A process keeps the last data set that it loaded, so that later trials of the same worker need not load it again.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ from autotune.errors import AutotuneError, DataError
 from autotune.training.device import free_memory_bytes
 
 _FITS_FRACTION = 0.5
-"""A data set counts as fitting while it takes at most this much of the device's free memory."""
+"""Largest fraction of the device's free memory that a data set kept on the device may take."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Inputs [samples, ...] and targets [samples, ...], on one device."""
+    """One split of a data set: inputs [samples, ...] and targets [samples, ...], on one device."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -42,50 +42,50 @@ class Split:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that both tensors hold."""
+        """Size of inputs and targets in bytes."""
         return self.inputs.nbytes + self.targets.nbytes
 
     def to(self, device: torch.device, *, channels_last: bool, dtype: torch.dtype) -> "Split":
-        """The split on a device; 4-D inputs in channels-last memory format where asked, floating-point ones in ``dtype``."""
+        """Copy of the split on a device: 4-D inputs in channels-last memory format if requested, floating-point inputs in ``dtype``."""
         memory_format = torch.channels_last if channels_last and self.inputs.ndim == 4 else torch.contiguous_format
         inputs = self.inputs.to(device, dtype if self.inputs.is_floating_point() else None)
         return Split(inputs.contiguous(memory_format=memory_format), self.targets.to(device))
 
 
 def is_channels_last(inputs: torch.Tensor) -> bool:
-    """Whether 4-D inputs lie in channels-last memory format and not also in the usual one."""
+    """Whether inputs are 4-D and in channels-last memory format only, not also contiguous."""
     return inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous()
 
 
 @dataclass(frozen=True)
 class LoadedData:
-    """A data set in host memory, checked."""
+    """A data set in host memory that has passed all checks."""
 
     train: Split
     validation: Split
     test: Split | None
     transform: Callable[[torch.Tensor], torch.Tensor]
-    """What turns inputs as they are kept into what the model takes, on the device."""
+    """Function that turns stored inputs into model inputs, on the device."""
     is_mapped: bool
     """Whether the training split is mapped from a file."""
     checksum: str
-    """Of all splits' shapes, types and a sample of their bytes."""
+    """Checksum of the shapes, dtypes and a sample of the bytes of all splits."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """Shape of one transformed input, without the batch dimension."""
         return tuple(self.transform(self.train.inputs[:1]).shape[1:])
 
     @cached_property
     def num_classes(self) -> int | None:
-        """Number of classes of integer targets; None for others. Every target is looked at, once a data set."""
+        """Number of classes of integer targets; None for floating-point targets. Reads every target, once per data set."""
         if self.train.targets.is_floating_point():
             return None
         return int(max(int(split.targets.max()) for split in (self.train, self.validation)) + 1)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that training and validation hold on a device."""
+        """Size in bytes of the training and validation splits on a device."""
         return self.train.num_bytes + self.validation.num_bytes
 
 
@@ -93,25 +93,25 @@ _loaded: tuple[str, LoadedData] | None = None
 
 
 def load_data(config: TrialConfig) -> LoadedData:
-    """The data set that a configuration names, from this process's memory where it was the last one loaded.
+    """Load the data set that a configuration names, or return it from memory if this process loaded it last.
 
     Raises:
-        DataError: it is missing, unreadable or of the wrong form.
-        ConfigError: its ``_target_`` is not allowed or refuses its values.
+        DataError: the data set is missing, unreadable or malformed.
+        ConfigError: ``data._target_`` is not allowed or refuses its values.
     """
-    global _loaded  # noqa: PLW0603  # one data set a process is the point
+    global _loaded  # noqa: PLW0603  # a process keeps one data set
     key = json.dumps([config.data, config.allowed_targets], sort_keys=True, default=str)
     if _loaded is None or _loaded[0] != key:
-        _loaded = None  # the old one must go before the new one comes
+        _loaded = None  # frees the old data set before the new one takes memory
         _loaded = (key, _load(config))
     return _loaded[1]
 
 
 def _load(config: TrialConfig) -> LoadedData:
-    made = build_partial(config.data, config.allowed_targets, "data")
+    load = build_partial(config.data, config.allowed_targets, "data")
     name = config.data["_target_"]
     try:
-        splits = made()
+        splits = load()
     except AutotuneError:
         raise
     except Exception as error:
@@ -123,13 +123,9 @@ def _load(config: TrialConfig) -> LoadedData:
     if not callable(transform):
         raise DataError(f"data: {name}: transform: found {type(transform).__name__}, accepted is something that can be called")
     checked = {split: _split(splits[split], f"data: {name}: {split}") for split in ("train", "validation", "test") if split in splits}
-    return LoadedData(
-        checked["train"], checked["validation"], checked.get("test"), transform, _is_mapped(splits["train"]), _checksum(checked)
-    )
-
-
-def _is_mapped(given: Any) -> bool:
-    return isinstance(given, tuple | list) and isinstance(given[0], np.memmap)
+    train = splits["train"]
+    is_mapped = isinstance(train, tuple | list) and isinstance(train[0], np.memmap)
+    return LoadedData(checked["train"], checked["validation"], checked.get("test"), transform, is_mapped, _checksum(checked))
 
 
 def _unchanged(inputs: torch.Tensor) -> torch.Tensor:
@@ -142,7 +138,7 @@ def _split(given: Any, where: str) -> Split:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{where}: found {type(given).__name__}, accepted is a pair (inputs, targets) or a map-style Dataset")
     try:
-        inputs, targets = (_tensor(each) for each in given)
+        inputs, targets = (_tensor(array) for array in given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{where}: found {type(given[0]).__name__} and {type(given[1]).__name__}, accepted are tensors or arrays"
@@ -154,11 +150,11 @@ def _split(given: Any, where: str) -> Split:
     return Split(inputs, targets)
 
 
-def _tensor(given: Any) -> torch.Tensor:
-    """A tensor in host memory; of an array, one that shares its memory, mapped from a file or not."""
+def _tensor(array: Any) -> torch.Tensor:
+    """A tensor or array as a tensor in host memory; an array, mapped from a file or not, shares its memory with the result."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing here writes into it
-        return torch.as_tensor(given).detach().cpu()
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing here writes to it
+        return torch.as_tensor(array).detach().cpu()
 
 
 def _read(dataset: Dataset[Any], where: str) -> Any:
@@ -181,6 +177,6 @@ def _checksum(splits: Mapping[str, Split]) -> str:
 
 
 def fits_on(device: torch.device, data: LoadedData) -> bool:
-    """Whether the data set may live on the device as a whole; in host memory, whether it is there already."""
+    """Whether the data set can be kept on the device; for the CPU, whether it is in host memory and not mapped from a file."""
     free = free_memory_bytes(device)
     return not data.is_mapped if free is None else data.num_bytes <= free * _FITS_FRACTION

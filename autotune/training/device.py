@@ -1,4 +1,4 @@
-"""The device that a training runs on: picking it, waiting for it, its memory, and what it can run."""
+"""The device that a training runs on: its selection, synchronisation, memory and capabilities."""
 
 import importlib.util
 import os
@@ -20,30 +20,29 @@ from autotune.training.energy import energy_fault
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What the machines at hand can run."""
+    """Capabilities of a machine: its CPUs, GPUs and installed tools, which decide what it can run."""
 
     num_cpus: int
     num_gpus: int
     gpu_name: str | None
     compute_capability: tuple[int, int] | None
-    """CUDA compute capability of the GPUs, (8, 0) and up for bfloat16; None without a GPU."""
+    """CUDA compute capability of the GPUs, such as (8, 0), which bfloat16 needs; None without a GPU."""
     has_compiler: bool
     """Whether there is a C++ compiler, which torch.compile needs."""
     has_torchao: bool
     """Whether torchao is installed, which float8 needs."""
-
     host: str = "this machine"
-    """That was asked."""
+    """Name of the machine, for messages."""
     energy_faults: Mapping[str, str] = field(default_factory=dict)
-    """Why the energy of ``cpu`` or ``cuda`` devices cannot be read; no entry where it can."""
+    """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose energy can be read."""
 
     @property
     def device_name(self) -> str:
-        """The GPU's name, or the processor's where there is none."""
+        """Name of the GPU, or of the processor if there is no GPU."""
         return self.gpu_name or cpu_name()
 
     def device_of(self, config: TrialConfig) -> Device:
-        """The device that each worker of a training has here."""
+        """The device that each worker of a training has on this machine."""
         is_gpu = uses_cuda(config, self)
         return Device(
             kind=self.gpu_name if is_gpu else "cpu", where=self.host, energy_fault=self.energy_faults.get("cuda" if is_gpu else "cpu")
@@ -51,7 +50,7 @@ class Capabilities:
 
 
 def local_capabilities() -> Capabilities:
-    """What this machine can run, as this process sees it."""
+    """Capabilities of this machine, as this process sees it."""
     num_gpus = torch.cuda.device_count()
     return Capabilities(
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -61,16 +60,16 @@ def local_capabilities() -> Capabilities:
         has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
         has_torchao=importlib.util.find_spec("torchao") is not None,
         host=platform.node(),
-        energy_faults={each: fault for each in ["cpu", *(["cuda"] if num_gpus else [])] if (fault := energy_fault(each))},
+        energy_faults={kind: fault for kind in ["cpu", *(["cuda"] if num_gpus else [])] if (fault := energy_fault(kind))},
     )
 
 
 LEAST_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
-"""Of a GPU whose tensor cores compute in a number format."""
+"""Least CUDA compute capability of a GPU whose tensor cores support a number format, by the format's name."""
 
 
 def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
-    """Why these machines cannot run a training, or None where they can."""
+    """Why this machine cannot run a training; None if it can."""
     wants_gpu = config.device == "cuda"
     if wants_gpu and capabilities.num_gpus == 0:
         return "device=cuda needs a GPU, and there is none"
@@ -97,23 +96,24 @@ def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capab
 
 
 def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
-    """What of the precision the GPUs are too old for."""
-    found, precision = capabilities.compute_capability, config.precision
+    """Which number format of the configuration the GPUs are too old for, as a message; None if they support all."""
+    capability, precision = capabilities.compute_capability, config.precision
     wanted = {
         "float8": precision.float8,
         "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
         "TensorFloat-32": _is_plain_tf32(config),
     }
-    for what, least in LEAST_COMPUTE_CAPABILITY.items():
-        if wanted[what] and found is not None and found < least:
-            return f"{what} needs CUDA compute capability {least[0]}.{least[1]}, and {capabilities.gpu_name} has {found[0]}.{found[1]}"
+    for name, least in LEAST_COMPUTE_CAPABILITY.items():
+        if wanted[name] and capability is not None and capability < least:
+            needed, available = (f"{major}.{minor}" for major, minor in (least, capability))
+            return f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has {available}"
     return None
 
 
 def _without_effect_on_cpu(config: TrialConfig) -> str | None:
-    """What the CPU would run as if it had not been asked for."""
+    """A setting that has no effect on the CPU, as a message; None if the configuration has no such setting."""
     runtime = config.runtime
-    for setting, is_asked in (
+    for setting, is_set in (
         ("precision.float8", config.precision.float8),
         ("precision.float32_precision=tf32", _is_plain_tf32(config)),
         ("runtime.cuda_graph", runtime.cuda_graph),
@@ -121,28 +121,28 @@ def _without_effect_on_cpu(config: TrialConfig) -> str | None:
         ("runtime.cudnn_benchmark", runtime.cudnn_benchmark),
         ("runtime.expandable_segments", runtime.expandable_segments),
     ):
-        if is_asked:
+        if is_set:
             return f"{setting} is for GPUs, and this training runs on the CPU"
     return None
 
 
 def _is_plain_tf32(config: TrialConfig) -> bool:
-    """Whether TensorFloat-32 is all that sets a precision apart from float32."""
+    """Whether TensorFloat-32 is the only difference between the precision and plain float32."""
     precision = config.precision
     is_float32 = precision.autocast_dtype is None and precision.weights_dtype == "float32" and not precision.float8
     return is_float32 and precision.float32_precision == "tf32"
 
 
 def uses_cuda(config: TrialConfig, capabilities: Capabilities) -> bool:
-    """Whether a training runs on GPUs here: ``auto`` takes one where there is one."""
+    """Whether a training runs on GPUs on this machine; device ``auto`` takes a GPU if there is one."""
     return config.device == "cuda" or (config.device == "auto" and capabilities.num_gpus > 0)
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device that ``device`` names in this process.
+    """The torch device that the configuration's ``device`` means in this process.
 
     Raises:
-        ConfigError: cuda, where this process sees no GPU.
+        ConfigError: the device is cuda, and this process sees no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: found cuda, and there is no GPU here; accepted are auto, cpu")
@@ -150,26 +150,26 @@ def pick_device(name: str) -> torch.device:
 
 
 def device_kind(device: torch.device) -> str:
-    """``cpu``, or the GPU's name: what a price is of."""
+    """Kind of a device, by which prices are given: ``cpu`` or the GPU's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits until the device has done all it was given."""
+    """A function that waits until the device has finished all work queued on it; it does nothing for the CPU."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak device memory since the last reset; on the CPU the process's peak resident size."""
+    """Peak device memory in bytes since the last reset; on the CPU, the process's peak resident size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reset_device(device: torch.device) -> None:
-    """Undo what an earlier training may have left in this process: default types, allocator, memory peak."""
+    """Undo what an earlier training may have changed in this process: default dtype, gradient mode, allocator cache, memory peak."""
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     if device.type == "cuda":
@@ -178,12 +178,12 @@ def reset_device(device: torch.device) -> None:
 
 
 def free_memory_bytes(device: torch.device) -> int | None:
-    """Free memory of a GPU; None for the CPU, where the data set already is."""
+    """Free memory of a GPU in bytes; None for the CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that device or host memory ran out."""
+    """Whether an exception means that device or host memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(
@@ -192,7 +192,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def cpu_name() -> str:
-    """The processor's model name as Linux tells it, or what the platform says."""
+    """The processor's model name from ``/proc/cpuinfo``, or else the platform's name for the processor."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""Whether a GPU that is trained on was this training's alone, and at its full speed. Not yet run on one."""
+"""Checks that a training has its GPU for itself and at full speed. Not yet run on a GPU."""
 
 import os
 import time
@@ -11,18 +11,17 @@ _SLOWED_BY = {
     "nvmlClocksThrottleReasonSwThermalSlowdown": "heat",
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "its power supply",
 }
-"""NVML's reasons for lower clocks that are no part of a GPU's usual work, as its power limit is."""
+"""Causes of lower clocks that are faults, by the name of NVML's constant; a GPU's usual power limit is not one of them."""
 _LEAST_BUSY_PERCENT = 10
-"""Of a GPU's time, from which on another process counts as computing on it."""
-
-
+"""Share of a GPU's time from which another process counts as computing on the GPU."""
 _LOOK_BACK_SECONDS = 2.0
+"""Length of the recent past in which the use by other processes is looked up."""
 
 
 def device_fault() -> str | None:
-    """What is wrong with this process's GPU now, in one line; None where nothing is, or NVML (the extra ``energy``) does not say."""
+    """What disturbs this process's GPU now, in one line; None if nothing does, or if NVML (the extra ``energy``) cannot tell."""
     try:
-        import pynvml  # noqa: PLC0415  # an extra
+        import pynvml  # noqa: PLC0415  # optional extra
     except ImportError:
         return None
     try:
@@ -30,22 +29,23 @@ def device_fault() -> str | None:
         uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         return _slowed(pynvml, handle) or _shared(pynvml, handle)
-    except (pynvml.NVMLError, AttributeError):  # an older driver, or a GPU that does not say
+    except (pynvml.NVMLError, AttributeError):  # an older driver, or a GPU without this information
         return None
 
 
 def _slowed(pynvml: Any, handle: Any) -> str | None:
     reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    found = sorted({why for name, why in _SLOWED_BY.items() if reasons & getattr(pynvml, name, 0)})
-    return f"its GPU was slowed down by {' and '.join(found)}" if found else None
+    causes = sorted({cause for name, cause in _SLOWED_BY.items() if reasons & getattr(pynvml, name, 0)})
+    return f"its GPU was slowed down by {' and '.join(causes)}" if causes else None
 
 
 def _shared(pynvml: Any, handle: Any) -> str | None:
-    """Of processes that use the GPU at all, only those count that NVML has seen computing; in a container it may not know this one."""
-    users = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    if os.getpid() not in users or len(users) == 1:
+    """How many other processes compute on the GPU, as a message; None for none, or if NVML does not list this process (in a container)."""
+    running = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    if os.getpid() not in running or len(running) == 1:
         return None
     since = int((time.time() - _LOOK_BACK_SECONDS) * 1e6)
-    busy = {each.pid for each in pynvml.nvmlDeviceGetProcessUtilization(handle, since) if each.smUtil >= _LEAST_BUSY_PERCENT}
-    num_others = len((busy & users) - {os.getpid()})
+    samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+    busy = {sample.pid for sample in samples if sample.smUtil >= _LEAST_BUSY_PERCENT}
+    num_others = len((busy & running) - {os.getpid()})
     return f"{num_others} other {'process' if num_others == 1 else 'processes'} computed on its GPU" if num_others else None

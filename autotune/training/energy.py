@@ -1,8 +1,8 @@
-"""Energy meters: the joules that a training's own device has used, as hardware counts them by itself.
+"""Energy meters: the joules that a training's device has used, from the counters of the hardware.
 
-A meter is read where a phase of the clock begins and ends, never within a step. On a GPU it is the driver's counter of that one GPU,
-found by its UUID, since the numbers of devices differ between processes. On the CPU it is RAPL, which counts whole packages (sockets),
-whoever uses them: what else runs on the machine is counted, too.
+A meter is read at the start and end of a phase of the clock, never within a step. For a GPU it is the driver's counter of that GPU,
+found by UUID, because device numbers differ between processes. For the CPU it is RAPL, which counts whole packages (sockets): the
+energy of other programs on the machine is included.
 """
 
 import math
@@ -22,23 +22,23 @@ from autotune.training.parallel.ranks import Ranks
 
 POWERCAP = Path("/sys/class/powercap")
 _READ_EVERY_SECONDS = 30.0
-"""A RAPL counter of 65 kJ, the smallest, wraps around after minutes at the most that a package draws."""
+"""Interval between readings of RAPL counters: the smallest, 65 kJ, wraps around within minutes at a package's highest power."""
 
 
 class UnreadableEnergyError(Exception):
-    """Why the energy of a device cannot be read."""
+    """The energy of a device cannot be read; the message says why."""
 
 
 class RaplMeter:
-    """Joules of all CPU packages since this meter was made.
+    """Energy meter of all CPU packages, in joules since the meter was made.
 
-    A counter that has wrapped around is taken for one that did so once: it must be read again before it does twice.
+    The meter must be read before a counter wraps around twice, because it takes a counter that fell for one that wrapped once.
 
     Args:
-        folder: as the kernel's powercap framework lays it out.
+        folder: root of the kernel's powercap framework.
 
     Raises:
-        UnreadableEnergyError: there is no package, or this process may not read one.
+        UnreadableEnergyError: there is no package, or this process may not read its counter.
     """
 
     def __init__(self, folder: Path = POWERCAP) -> None:
@@ -55,7 +55,7 @@ class RaplMeter:
             raise UnreadableEnergyError(f"{folder} has no intel-rapl package")
 
     def __call__(self) -> float:
-        """The joules so far; NaN where a counter can no longer be read."""
+        """Joules so far; NaN if a counter can no longer be read."""
         with self._lock:
             try:
                 now = self._read()
@@ -71,7 +71,7 @@ class RaplMeter:
 
 
 def _packages(folder: Path) -> list[Path]:
-    """The zones that are whole packages: cores are counted in them, memory is not, and the platform's own zone counts more."""
+    """RAPL zones of whole packages, which include their cores but not memory; the platform's zone, which counts more, is left out."""
     return [zone for zone in sorted(folder.glob("intel-rapl:*")) if _text(zone / "name").startswith("package")]
 
 
@@ -83,14 +83,14 @@ def _text(path: Path) -> str:
 
 
 class NvmlMeter:
-    """Joules of one GPU since its driver was loaded.
+    """Energy meter of one GPU, in joules since the driver was loaded.
 
     Args:
-        uuid: such as ``GPU-8a2f...``.
+        uuid: UUID of the GPU, such as ``GPU-8a2f...``.
         nvml: the module ``pynvml``.
 
     Raises:
-        UnreadableEnergyError: the driver does not tell.
+        UnreadableEnergyError: the driver does not report the GPU's energy.
     """
 
     def __init__(self, uuid: str, nvml: Any) -> None:
@@ -103,7 +103,7 @@ class NvmlMeter:
             raise UnreadableEnergyError(f"NVML of {uuid}: {error}") from error
 
     def __call__(self) -> float:
-        """The joules so far; NaN where the driver no longer tells."""
+        """Joules so far; NaN if the driver no longer reports them."""
         try:
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
         except self._nvml.NVMLError:
@@ -111,7 +111,7 @@ class NvmlMeter:
 
 
 def energy_meter(device: torch.device) -> Callable[[], float] | None:
-    """The meter of a device of this process; None where its energy cannot be read."""
+    """Energy meter of a device, as a function that returns joules; None if the device's energy cannot be read."""
     try:
         return _gpu_meter(_uuid(device)) if device.type == "cuda" else _cpu_meter(os.getpid())
     except UnreadableEnergyError:
@@ -119,7 +119,7 @@ def energy_meter(device: torch.device) -> Callable[[], float] | None:
 
 
 def energy_fault(device_type: str) -> str | None:
-    """Why the energy of this process's ``cpu`` or ``cuda`` device cannot be read; None where it can."""
+    """Why the energy of this process's ``cpu`` or ``cuda`` device cannot be read; None if it can."""
     try:
         _gpu_meter(_uuid(torch.device("cuda"))) if device_type == "cuda" else RaplMeter()
     except UnreadableEnergyError as error:
@@ -130,33 +130,33 @@ def energy_fault(device_type: str) -> str | None:
 def joules_of_all(
     own: tuple[float | None, ...], device: torch.device, ranks: Ranks, machine: int | None = None
 ) -> tuple[float | None, ...]:
-    """Sums over the devices of all ranks that train together; None where one of them does not know its own.
+    """Sum energies, in joules, over the devices of all ranks; None in place of a sum if a rank could not measure its part.
 
-    A CPU's meter counts its whole machine: of the ranks on one machine only the first one's joules are taken.
+    A CPU's meter counts its whole machine, so only the first rank of each machine contributes.
 
     Args:
-        own: this rank's.
-        machine: a number that only this machine has; None: found here.
+        own: joules measured by this rank.
+        machine: number that identifies this machine; None to look it up.
     """
     if ranks.size == 1:
         return own
     machines = torch.zeros(ranks.size, dtype=torch.float64)
     machines[ranks.rank] = _machine() if machine is None else machine
-    together = ranks.summed(machines).tolist()
-    counts = device.type == "cuda" or together.index(together[ranks.rank]) == ranks.rank
-    known = [math.nan if each is None else each for each in own] if counts else [0.0] * len(own)
-    summed = ranks.summed(torch.tensor(known, dtype=torch.float64)).tolist()
-    return tuple(each if math.isfinite(each) else None for each in summed)
+    machine_of_rank = ranks.summed(machines).tolist()
+    counts = device.type == "cuda" or machine_of_rank.index(machine_of_rank[ranks.rank]) == ranks.rank
+    known = [math.nan if joules is None else joules for joules in own] if counts else [0.0] * len(own)
+    sums = ranks.summed(torch.tensor(known, dtype=torch.float64)).tolist()
+    return tuple(joules if math.isfinite(joules) else None for joules in sums)
 
 
 def _machine() -> int:
-    """A number of the running kernel, which containers of one machine share as they share its counters."""
+    """Number that identifies the running kernel; containers on one machine share it, as they share the energy counters."""
     return zlib.crc32((_text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()).encode())
 
 
 @cache
 def _cpu_meter(process: int) -> RaplMeter:
-    """One a process, with a thread that reads it often enough: a phase may last longer than a counter takes to wrap around."""
+    """The process's only RAPL meter, read by a thread in between: a phase may last longer than a counter takes to wrap around."""
     meter = RaplMeter()
 
     def keep_reading() -> None:
@@ -171,7 +171,7 @@ def _cpu_meter(process: int) -> RaplMeter:
 @cache
 def _gpu_meter(uuid: str) -> NvmlMeter:
     try:
-        import pynvml  # noqa: PLC0415  # an extra: only GPUs need it
+        import pynvml  # noqa: PLC0415  # optional extra, for GPUs only
     except ImportError as error:
         raise UnreadableEnergyError("nvidia-ml-py is not installed: pip install 'autotune[energy]'") from error
     return NvmlMeter(uuid, pynvml)

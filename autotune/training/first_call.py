@@ -1,9 +1,9 @@
-"""The first call of a training function of the user's own: what it costs beside training is kept out of the time that counts.
+"""Keeps the one-time costs of a user's training function, which its first call in a process pays, out of the measured training time.
 
-When such a function is first called in a process it imports libraries, sets devices up and fills caches: seconds that the process pays
-once, and often more than the training takes. Where a process trains several times, only its first trial would show them, which in a
-study is the baseline. So the function is called once before it counts (unless ``training._warm_up_`` is false), and imports are of the
-build phase in every call. Later trainings of the process are charged for both as well, in their build phase.
+The first call in a process imports libraries, sets up devices and fills caches. The process pays this once, and it often takes longer
+than the training. In a process that trains several times, only the first trial would show it, which in a study is the baseline. So the
+function is called once before the call that counts (unless ``training._warm_up_`` is false), and imports count as build phase in every
+call. Later trainings of the process are charged for both costs as well, in their build phase.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock
 
 WARM_UP_KEY = "_warm_up_"
-"""Beside ``_target_`` in ``training``: whether the function may be called once before it counts. It may where this is not there."""
+"""Key beside ``_target_`` in ``training``: whether the function may be called once before the call that counts; true if absent."""
 MOST_STEP_SECONDS = 10.0
-"""From its first optimizer step on, what a call that does not count may take to its first report."""
+"""Longest time that a warm-up call may take from its first optimizer step to its first report."""
 
 WARMED_UP = "warmed up by a call that did not count"
 TIMED = "first call in its process, timed; imports counted as build"
@@ -34,22 +34,22 @@ LATER = "later call in its process"
 
 
 class TrainingEnded(BaseException):
-    """Raised in the training function once no more of it is wanted; not for user code to catch."""
+    """Raised inside the user's training function to end it; user code must not catch it."""
 
 
 @dataclass
 class PaidOnce:
-    """What calls of one training function have cost this process beside training."""
+    """One-time costs of a training function that this process has paid: its warm-up call and its imports."""
 
     how: str
-    """The last call was made, for a reader."""
+    """How the function was last called, for a reader: ``WARMED_UP``, ``TIMED`` or ``LATER``."""
     seconds: float = 0.0
     joules: float | None = 0.0
-    """None where energy is not measured."""
+    """Energy of the one-time costs; None if energy is not measured."""
 
     @contextlib.contextmanager
     def counting(self, clock: PhaseClock) -> Iterator[None]:
-        """Count what the context takes into a clock's build phase, and here."""
+        """Context whose time and energy count into the clock's build phase and into this record."""
         phase, seconds, joules = clock.phase, clock.seconds(Phase.BUILD), clock.joules(Phase.BUILD)
         clock.enter(Phase.BUILD)
         try:
@@ -62,20 +62,20 @@ class PaidOnce:
 
 
 _paid: dict[str, PaidOnce] = {}
-"""By the function's ``_target_``."""
+"""One-time costs of every function that this process has called, by ``_target_``."""
 
 
 def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[], None]) -> PaidOnce:
-    """Make the configuration's training function ready for a call that counts.
+    """Warm up the configuration's training function if this process has not called it yet, and charge its one-time costs to the clock.
 
     Args:
-        config: names the function.
-        clock: of the call that counts, in its build phase.
-        throw_away: calls the function once in a way that does not count, up to its first report.
+        config: configuration that names the function.
+        clock: clock of the call that counts, in its build phase.
+        throw_away: makes a warm-up call: calls the function up to its first report, without counting it.
 
     Raises:
         ConfigError: ``training._warm_up_`` is neither true nor false.
-        Exception: whatever the function raises.
+        Exception: the function raised it.
     """
     assert config.training is not None
     name, is_warmed_up = config.training["_target_"], warm_up_of(config)
@@ -93,55 +93,55 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[]
 
 
 def how_called(config: TrialConfig) -> str | None:
-    """How this process last called the configuration's training function; None for autotune's own loop, and before any call."""
+    """How this process last called the configuration's training function; None before any call, and for autotune's own loop."""
     paid = None if config.training is None else _paid.get(config.training["_target_"])
     return None if paid is None else paid.how
 
 
 def warm_up_of(config: TrialConfig) -> bool:
-    """Whether the configuration's training function may be called once before it counts.
+    """Whether the configuration's training function may be called once before the call that counts.
 
     Raises:
-        ConfigError: it says neither true nor false.
+        ConfigError: ``training._warm_up_`` is neither true nor false.
     """
     assert config.training is not None
-    wanted = config.training.get(WARM_UP_KEY, True)
-    if not isinstance(wanted, bool):
-        raise ConfigError(f"training.{WARM_UP_KEY}: found {wanted!r}, accepted are true, false")
-    return wanted
+    may_warm_up = config.training.get(WARM_UP_KEY, True)
+    if not isinstance(may_warm_up, bool):
+        raise ConfigError(f"training.{WARM_UP_KEY}: found {may_warm_up!r}, accepted are true, false")
+    return may_warm_up
 
 
 def function_node(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``training`` node less what its function is not given."""
+    """The ``training`` node without ``_warm_up_``, which is not an argument of the function."""
     return {key: value for key, value in training.items() if key != WARM_UP_KEY}
 
 
 @contextlib.contextmanager
 def imports_are_build(clock: PhaseClock, paid: PaidOnce) -> Iterator[None]:
-    """Count the imports of this thread into the clock's build phase, while that is not stopped."""
+    """Context in which imports of this thread count into the clock's build phase; not while the clock is stopped."""
     thread = threading.get_ident()
-    _importers[thread] = own = (clock, paid)
-    setattr(importlib._bootstrap, _HOOK, _timed_import)  # noqa: SLF001  # no public hook sees the end of an import
+    _importers[thread] = importer = (clock, paid)
+    setattr(importlib._bootstrap, _HOOK, _timed_import)  # noqa: SLF001  # no public hook is called at the end of an import
     try:
         yield
     finally:
-        if _importers.get(thread) is own:
+        if _importers.get(thread) is importer:
             del _importers[thread]
         if not _importers:
             setattr(importlib._bootstrap, _HOOK, _import)  # noqa: SLF001
 
 
 _HOOK = "_find_and_load"
-"""What importlib calls for a module that is not there yet, and for no other: one that is there costs nothing more."""
+"""Name of the function that importlib calls only for modules that are not yet imported, so that other imports cost nothing."""
 _import: Callable[[str, Any], ModuleType] = getattr(importlib._bootstrap, _HOOK)  # noqa: SLF001
 _importers: dict[int, tuple[PhaseClock, PaidOnce]] = {}
-"""Whose imports are counted, by thread."""
+"""Clock and record that count the imports of a thread, by thread identifier."""
 
 
 def _timed_import(name: str, import_: Any) -> ModuleType:
     importer = _importers.pop(thread := threading.get_ident(), None)
     if importer is None:
-        return _import(name, import_)  # of another thread, or within another import
+        return _import(name, import_)  # in a thread that is not counted, or within another import
     clock, paid = importer
     try:
         with contextlib.nullcontext() if clock.phase is None else paid.counting(clock):
@@ -152,7 +152,7 @@ def _timed_import(name: str, import_: Any) -> ModuleType:
 
 @contextlib.contextmanager
 def _same_folder() -> Iterator[None]:
-    """The working folder as it was; threads, default types and random numbers are set anew for every training."""
+    """Restore the working folder at the end; threads, default dtypes and seeds need not be, they are set for every training."""
     folder = os.getcwd()  # noqa: PTH109
     try:
         yield
@@ -162,7 +162,7 @@ def _same_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_a_step() -> Iterator[None]:
-    """End the training at an optimizer's step once ``MOST_STEP_SECONDS`` have passed since its first one."""
+    """End the training at the first optimizer step that is more than ``MOST_STEP_SECONDS`` after the first step."""
     began: float | None = None
 
     def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

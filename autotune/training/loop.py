@@ -1,7 +1,7 @@
-"""Training as a generator that yields evaluations and knows nothing of tuning.
+"""The training loop: a generator that yields evaluations and knows nothing of tuning.
 
-While the generator is suspended its clock stands still, so what a caller does with an evaluation costs the trial nothing.
-Between two evaluations nothing is read back from the device.
+The clock is stopped while the generator is suspended, so what the caller does with an evaluation costs the trial no time.
+Nothing is read back from the device between two evaluations.
 """
 
 import math
@@ -35,41 +35,41 @@ def train(
     origin: Mapping[str, Any] = MappingProxyType({}),
     ranks: Ranks = ALONE,
 ) -> Generator[Evaluation, Path | None, float | None]:
-    """Train one configuration until it reaches its target or its time or schedule ends.
+    """Train one configuration until it reaches its target, or its time or schedule ends.
 
-    Evaluations come at a fixed number of samples, the same for all batch sizes, and at the end. The first one at or past the
-    target ends the training; its time, never an interpolation, is the time to target.
+    Evaluations happen every fixed number of samples, the same for all batch sizes, and at the end. The first evaluation at or past
+    the target ends the training; its time is the time to target, which is never interpolated.
 
-    Where several ranks train together each runs this. Only the first yields: its clock and evaluations count for all, and all end
-    when its caller does not ask for the next one.
+    If several ranks train together, each rank runs this generator. Only the first rank yields: its clock and evaluations count for
+    all ranks, and all ranks end when its caller does not ask for the next evaluation.
 
-    A caller that sends a folder instead of asking for the next evaluation has the state kept there, for ``paused_folder`` of another
-    process, and is given the last evaluation once more.
+    A caller can pause the training: it sends a folder instead of asking for the next evaluation. The state is then saved to the folder,
+    for another process to resume by ``paused_folder``, and the last evaluation is yielded again.
 
     Args:
-        config: what to train.
-        cap_seconds: warm seconds (prepare + train) after which the trial cannot win any more: it ends CAPPED.
-        num_threads: CPU threads, where the configuration does not say a number.
+        config: configuration to train.
+        cap_seconds: warm seconds (prepare + train) after which the trial can no longer win: it ends CAPPED.
+        num_threads: number of CPU threads, unless the configuration sets one.
         score_test: score the held-out test split at the end.
-        state_folder: where the state is kept at every evaluation; a state found there is gone on from, its seconds counted.
-        paused_folder: of a state that was kept as above, to go on from as if there had been no pause: its clock goes on where it
-            stood, and what making the training anew takes is not counted.
-        weights_path: the file that the weights are written to at the end.
-        origin: what that file is to say of where they come from.
-        ranks: those that train together, as many as the configuration has workers.
+        state_folder: folder where the state is saved at every evaluation; a state found there is resumed, its seconds counted.
+        paused_folder: folder of a paused training's state, to resume as if there had been no pause: the clock continues where it
+            stopped, and the time to set the training up again is not counted.
+        weights_path: file that the weights are written to at the end.
+        origin: where the weights come from, for the metadata of that file.
+        ranks: the ranks that train together, as many as the configuration has workers.
 
     Yields:
         Evaluations; only the last one has an outcome.
 
     Returns:
-        The metric on the test split, None where it was not asked for or there is none.
+        The metric on the test split; None if it was not requested or there is no test split.
 
     Raises:
         ConfigError, DataError: a component or the data set cannot be made.
-        Exception: whatever the trained code raises; memory errors are not caught here.
+        Exception: the trained code raised it; memory errors are not caught here.
     """
     device = pick_device(config.device)
-    make_strategy(config)  # what it imports is there before the clock starts, as torch is
+    make_strategy(config)  # its imports are done before the clock starts, like those of torch
     clock = PhaseClock(synchronizer(device), energy_meter(device))
     with paused_while_waiting(clock.stopped):
         run, step = set_up(config, device, clock, num_threads, ranks)
@@ -99,8 +99,8 @@ def train(
                 keep(state_folder, run, parts, progress)
             if ranks.is_first:
                 with ranks.leading():
-                    while (kept_in := (yield progress.evaluation)) is not None:
-                        keep(kept_in, run, parts, progress)
+                    while (pause_folder := (yield progress.evaluation)) is not None:
+                        keep(pause_folder, run, parts, progress)
             elif not ranks.goes_on():
                 return None
             if not progress.has_ended:
@@ -114,7 +114,7 @@ def train(
 
 
 def _finish(parts: Components) -> None:
-    """Make the weights those that are scored and kept."""
+    """Bring the model to the weights that are scored and saved."""
     if (to_average := getattr(parts.optimizer, "eval", None)) is not None:
         to_average()  # a schedule-free optimizer trains with other weights than it scores
     parts.shared.synchronise(parts.evaluated_model)
@@ -122,14 +122,14 @@ def _finish(parts: Components) -> None:
 
 
 def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock, cap_seconds: float) -> Evaluation:
-    """Score the validation split, and say where the training stands."""
+    """Score the validation split and make the evaluation, with clock, energy and outcome."""
     clock.enter(Phase.EVALUATE)
     metric, loss = run.evaluate(parts, run.validation)
     clock.enter(None)
     own_joules = clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD)
     energy_joules, build_joules = joules_of_all(own_joules, run.device, run.ranks)
     samples, train_seconds = progress.step * run.batch_size, clock.seconds(Phase.TRAIN)
-    since_seconds = progress.last.train_seconds if progress.last else 0.0
+    previous_seconds = progress.last.train_seconds if progress.last else 0.0
     return Evaluation(
         step=progress.step,
         epoch=samples / len(run.data.train),
@@ -140,7 +140,7 @@ def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock
         evaluate_seconds=clock.seconds(Phase.EVALUATE),
         metric=metric,
         loss=loss,
-        samples_per_second=(samples - progress.evaluated_samples) / max(train_seconds - since_seconds, 1e-9),
+        samples_per_second=(samples - progress.evaluated_samples) / max(train_seconds - previous_seconds, 1e-9),
         peak_memory_bytes=peak_memory_bytes(run.device),
         energy_joules=energy_joules,
         build_joules=build_joules,

@@ -1,7 +1,7 @@
-"""Metrics: what a target is stated in.
+"""Metrics: the quantities in which a target is stated.
 
-Contract: ``metric(outputs, targets)`` returns a scalar tensor, the mean over the samples given; an evaluation weighs its
-batches by their size.
+Contract: ``metric(outputs, targets)`` returns a scalar tensor, the mean over the samples given; an evaluation weights its
+batches by size.
 """
 
 import math
@@ -11,23 +11,23 @@ from torch.nn import functional
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Fraction of samples whose highest output is the target's.
+    """Fraction of samples whose highest output is at the target class.
 
     Args:
-        outputs: [samples, classes].
-        targets: [samples], class indices.
+        outputs: score of each class [samples, classes].
+        targets: class indices [samples].
     """
     return (outputs.argmax(dim=-1) == targets).float().mean()
 
 
 def bits_per_character(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean of -log2 p of the character that comes next: what writing one down takes, where the model says how likely each is.
+    """Mean of -log2 p of the next character: the bits per character that a text takes when it is coded with the model's predictions.
 
-    Lower is better; a model that knows nothing has log2 of the number of classes. All samples are of one length, so that the mean over
-    samples and positions is the mean over characters, in batches of any size.
+    Lower is better; a model that has learned nothing gets log2 of the number of classes. All samples have the same length, so the mean
+    over samples and positions is the mean over characters, in batches of any size.
 
     Args:
         outputs: logits [samples, length, classes].
-        targets: [samples, length], class indices.
+        targets: class indices [samples, length].
     """
     return functional.cross_entropy(outputs.float().flatten(0, -2), targets.flatten()) / math.log(2)

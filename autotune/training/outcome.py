@@ -1,4 +1,4 @@
-"""How an evaluation ends a training, whoever wrote the loop."""
+"""Decides whether an evaluation ends a training, and with which outcome: for autotune's loop and for the user's."""
 
 import math
 
@@ -17,10 +17,10 @@ def outcome_of(
     ended: bool,
     counts: bool = True,
 ) -> Outcome | None:
-    """What an evaluation ends a training with, None where it goes on.
+    """Outcome with which an evaluation ends the training; None if the training continues.
 
-    ``loss`` is the mean validation loss: NaN counts as divergence, so give 0 where there is none. ``ended`` says that the
-    schedule has no step left, ``counts`` that an evaluation at or past the target is one.
+    ``loss`` is the mean validation loss: NaN counts as divergence, so pass 0 if there is no loss. ``ended`` says that the
+    schedule has no step left; ``counts`` says that an evaluation at or past the target reaches it.
     """
     if not (math.isfinite(metric) and math.isfinite(loss)):
         return Outcome.DIVERGED
@@ -34,5 +34,5 @@ def outcome_of(
 
 
 def as_measured(metric: float) -> float:
-    """A metric to the seven digits that float32 holds: 0.9 computed in float32 lies below 0.9 and would miss that target."""
+    """The metric rounded to the seven digits that float32 holds; otherwise 0.9 computed in float32 would miss a target of 0.9."""
     return float(f"{metric:.7g}")

@@ -1,4 +1,4 @@
-"""Precision: in which number formats a training computes, keeps its weights and scales its gradients."""
+"""Precision: the number formats in which a training computes and keeps its weights, and the scaling of its gradients."""
 
 import contextlib
 import warnings
@@ -10,7 +10,7 @@ from autotune.config.schema import PrecisionConfig
 from autotune.errors import ConfigError
 
 FLOAT8_ROWS = 16
-"""Of whose multiples a matrix must have rows, so that float8 can multiply it for a weight's gradient.
+"""Number of which a matrix's rows must be a multiple, so that float8 can multiply the matrix for a weight's gradient.
 
 Source: torch._scaled_mm: the dimension that is summed over is divisible by 16.
 """
@@ -18,59 +18,59 @@ Source: torch._scaled_mm: the dimension that is summed over is divisible by 16.
 
 @dataclass(frozen=True)
 class Precision:
-    """The ``precision`` node for one device."""
+    """The configuration's ``precision`` applied to one device."""
 
     settings: PrecisionConfig
     device: torch.device
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """Number format of weights, buffers and floating-point inputs."""
+        """Dtype of weights, buffers and floating-point inputs."""
         dtype = getattr(torch, self.settings.weights_dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     def apply(self) -> None:
-        """Set how this process multiplies float32 numbers, so that nothing is left of an earlier training's setting.
+        """Set how this process multiplies float32 numbers, whatever an earlier training set.
 
-        By ``allow_tf32`` alone: after torch's newer ``conv.fp32_precision`` that flag raises in all code that reads it.
+        Convolutions are set by ``allow_tf32``: if torch's newer ``conv.fp32_precision`` is set, any code that reads that flag raises.
         """
         tf32 = self.settings.float32_precision == "tf32"
-        for backend in (torch.backends, torch.backends.cudnn):  # where others set them, no TensorFloat-32 would mean theirs
+        for backend in (torch.backends, torch.backends.cudnn):  # without TensorFloat-32, a value set by others would apply
             backend.fp32_precision = "none"  # type: ignore[attr-defined]  # missing in torch's stubs
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context that forward pass and loss run in."""
+        """Autocast context for forward pass and loss; it does nothing without an autocast dtype."""
         dtype = self.settings.autocast_dtype
         return torch.autocast(self.device.type, getattr(torch, dtype)) if dtype else contextlib.nullcontext()
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
-        """A fresh gradient scaler where float16 autocast needs one.
+        """A new gradient scaler for float16 autocast; None if none is needed.
 
-        A step whose scaled gradients overflow is left out. With fused optimizers that is decided on the device; others make the
-        host wait for the device each step.
+        A step whose scaled gradients overflow is skipped. Fused optimizers decide that on the device; others make the host wait
+        for the device in each step.
         """
         if self.settings.autocast_dtype != "float16":
             return None
-        # The first steps may be left out while the scale is found, and the schedule goes on all the same.
+        # The scaler may skip the first steps until it finds the scale; the schedule advances all the same.
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
         return torch.amp.GradScaler(self.device.type)
 
     def outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """A model's outputs for the loss: in float32, where weights have fewer bits than that."""
+        """A model's outputs as the loss takes them: converted to float32 if the weights have another dtype."""
         return outputs if self.weights_dtype is torch.float32 or not isinstance(outputs, torch.Tensor) else outputs.float()
 
     def float8_rows(self, model: torch.nn.Module, inputs: torch.Tensor) -> set[int]:
-        """The rows of the matrices that the model's float8 layers are given for these inputs, none where it has no such layer."""
+        """Numbers of rows of the matrices that the model's float8 layers receive for the given inputs; empty without such layers."""
         if not self.settings.float8:
             return set()
-        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415  # an optional extra, which made the model
+        from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415  # optional extra, installed if the model has float8 layers
 
         rows: set[int] = set()
         hooks = [
-            layer.register_forward_pre_hook(lambda _, given: rows.add(given[0].numel() // given[0].shape[-1]))
+            layer.register_forward_pre_hook(lambda _, arguments: rows.add(arguments[0].numel() // arguments[0].shape[-1]))
             for layer in model.modules()
             if isinstance(layer, Float8Linear)
         ]
@@ -84,19 +84,19 @@ class Precision:
         return rows
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model in the precision's number formats.
+        """Convert the model to the precision's number formats.
 
         Raises:
-            ConfigError: float8 without torchao, or for a model without a linear layer that float8 can compute.
+            ConfigError: float8 is set, but torchao is not installed or the model has no linear layer that float8 can compute.
         """
         model = model.to(self.weights_dtype)
         return _to_float8(model, emulate=self.device.type != "cuda") if self.settings.float8 else model
 
 
 def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
-    """Linear layers of the model replaced by torchao's, which compute in float8; off a GPU the rounding alone is emulated."""
+    """Replace the model's linear layers by torchao's float8 layers; ``emulate`` only rounds like float8, for devices other than GPUs."""
     try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # an optional extra
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # optional extra
         from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"precision.float8: needs torchao ({error}); accepted after pip install 'autotune[fp8]'") from error

@@ -1,9 +1,9 @@
-"""A process from which trainings are forked: all that they import is imported once, and nothing of a training is done.
+"""Prepares a process from which trainings are forked: it imports once what trainings import, and runs nothing of a training.
 
-A training imports torch's compiler with its first optimizer, its model and its data set when they are made; forked from a process that
-has these, it finds them there. What must not be there is what a fork breaks: threads, which a forked process has not, and a CUDA context.
-So no module is imported here that starts a thread (pyarrow does, with tables of CSV), and OpenBLAS, which starts its threads as it is
-loaded, is loaded with one (``one_blas_thread``); a forked process gives it those that a new process has.
+A training imports torch's compiler with its first optimizer, and the modules of its model and data set when these are made. A process
+that is forked after these imports need not repeat them. A fork breaks threads, which do not exist in the forked process, and a CUDA
+context. So nothing is imported here that starts a thread (pyarrow does, for CSV tables), and OpenBLAS, which starts its threads when it
+is loaded, is loaded with one thread (``one_blas_thread``); a forked process then sets the usual number (``usual_blas_threads``).
 """
 
 import gc
@@ -19,48 +19,46 @@ from threadpoolctl import threadpool_limits
 
 _PACKAGES = ("autotune.workloads", "autotune.training", "autotune.training.optimizers", "autotune.training.techniques")
 _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics")
-"""What trainings import beside those: with torch's optimizers its compiler, with tables ``numpy.ma``, with texts Python's topics."""
+"""Further modules that trainings import: torch's compiler with its optimizers, ``numpy.ma`` with tables, Python's topics with texts."""
 _WITH_THREADS = ("autotune.workloads.csv_table",)
+"""Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
 _END_SECONDS = 1.0
-"""What the kernel may take to end a thread."""
+"""Longest wait for the kernel to end a thread."""
 _BLAS = "OPENBLAS_NUM_THREADS"
 _WANTED_BLAS = "AUTOTUNE_OPENBLAS_NUM_THREADS"
-"""Keeps the user's own setting, empty where there was none, for the forked processes."""
+"""Variable that keeps the user's value of ``OPENBLAS_NUM_THREADS`` for the forked processes; empty if there was none."""
 
 
 def preload() -> None:
-    """Import what trainings import, so that forked ones need not; objects made by that are left alone by the garbage collector.
+    """Import what trainings import, so that forked processes need not; the garbage collector then ignores the imported objects.
 
-    A thread imports it, and has ended when this returns: what imports allocate lies in the thread's own part of the heap (an arena
-    of glibc's) then. The main thread's part stays as compact as a new process's, where a forked process would else train in what
-    imports have left between their own blocks, which made steps of 4 ms 5% longer (``benchmarks/README.md``).
+    A thread does the imports, and has ended when this returns: the imports' memory is then in that thread's own part of the heap (a
+    glibc arena), and the main thread's part stays as compact as in a new process. Otherwise a forked process would train in the gaps
+    between the imports' blocks, which made steps of 4 ms 5% longer (``benchmarks/README.md``).
     """
-    gc.disable()  # it would walk all that imports make, again and again
+    gc.disable()  # it would walk the imported objects again and again
     try:
         with ThreadPoolExecutor(1) as threads:
             threads.submit(_import_all).result()
     finally:
         gc.enable()
-    gc.freeze()  # a collection in a forked process would else copy every page that they lie on
+    gc.freeze()  # else a collection in a forked process would copy every memory page of the imported objects
     until = time.monotonic() + _END_SECONDS
-    while len(list(_TASKS.iterdir())) > 1 and time.monotonic() < until:  # the kernel may take a moment more to end the thread
+    while len(list(_TASKS.iterdir())) > 1 and time.monotonic() < until:
         time.sleep(0.001)
 
 
 def _import_all() -> None:
-    for name in (*_MODULES, *_names_of_modules()):
-        importlib.import_module(name)
-
-
-def _names_of_modules() -> list[str]:
-    packages = [importlib.import_module(each) for each in _PACKAGES]
+    packages = [importlib.import_module(package) for package in _PACKAGES]
     names = [module.name for package in packages for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
-    return [name for name in names if name not in _WITH_THREADS]
+    for name in (*_MODULES, *names):
+        if name not in _WITH_THREADS:
+            importlib.import_module(name)
 
 
 def fork_fault() -> str | None:
-    """Why nothing can be trained in a fork of this process; None where it can."""
+    """Why a fork of this process could not train; None if it could."""
     threads = sorted(path.joinpath("comm").read_text(encoding="utf-8").strip() for path in _TASKS.iterdir())
     if len(threads) > 1:
         return f"it has {len(threads)} threads ({', '.join(threads)})"
@@ -69,30 +67,30 @@ def fork_fault() -> str | None:
 
 
 def _open_files() -> list[str]:
-    found = []
+    targets = []
     for path in Path("/proc/self/fd").iterdir():
         try:
-            found.append(str(path.readlink()))
-        except FileNotFoundError:  # what the folder itself was read by
+            targets.append(str(path.readlink()))
+        except FileNotFoundError:  # the descriptor that listed the folder
             continue
-    return found
+    return targets
 
 
 def one_blas_thread(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is to be forked: OpenBLAS starts no threads in it."""
+    """Environment for a process that trainings will be forked from: OpenBLAS starts no threads in it."""
     return {**environment, _BLAS: "1", _WANTED_BLAS: environment.get(_BLAS, "")}
 
 
 def usual_blas_threads() -> None:
-    """Give a forked process the environment, and OpenBLAS the threads, that a new process has."""
-    wanted = os.environ.pop(_WANTED_BLAS, None)
-    if wanted is None:
+    """Undo ``one_blas_thread`` in a forked process: restore its environment and give OpenBLAS the threads of a new process."""
+    setting = os.environ.pop(_WANTED_BLAS, None)
+    if setting is None:
         return
-    if wanted:
-        os.environ[_BLAS] = wanted
+    if setting:
+        os.environ[_BLAS] = setting
     else:
         os.environ.pop(_BLAS, None)
-    number = next((int(each) for each in (wanted, os.environ.get("OMP_NUM_THREADS", "")) if each.isdigit() and int(each) > 0), None)
-    number = number or len(os.sched_getaffinity(0))
-    if number > 1:
-        threadpool_limits(number, user_api="blas")
+    settings = (setting, os.environ.get("OMP_NUM_THREADS", ""))
+    num_threads = next((int(text) for text in settings if text.isdigit() and int(text) > 0), len(os.sched_getaffinity(0)))
+    if num_threads > 1:
+        threadpool_limits(num_threads, user_api="blas")

@@ -1,7 +1,7 @@
-"""Profiling a configuration's training: its own steps, run as its training runs them, a few timed and as many watched.
+"""Profiles a configuration's training: runs steps exactly as the training does, first timed, then under torch's profiler.
 
-The profiler makes every operator take longer, so the steps are timed without it first. Nothing is evaluated and nothing is kept of
-what was trained.
+The profiler makes every operator slower, so steps are timed without it first. Nothing is evaluated, and the trained weights are
+not saved.
 """
 
 import inspect
@@ -31,28 +31,28 @@ from autotune.training.trace import STEP, WAIT, step_times
 from autotune.training.trace_events import read_events
 
 _NUM_WARM_UPS = 3
-"""Steps before any is timed: lazy set-up and the first batches ahead are over."""
+"""Steps before the timed ones, which finish lazy set-up and the first prefetched batches."""
 _NUM_PROFILER_WARM_UPS = 1
-"""Steps under a profiler that is thrown away: its own set-up is over."""
+"""Steps under a first profiler whose result is discarded, which finish the profiler's own set-up."""
 _NUM_STACK_STEPS = 2
-"""Steps whose call stacks are recorded, where something waits for the device."""
+"""Steps whose call stacks are recorded, if the profile shows that the host waits for the device."""
 
 
 def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, progress: float, num_threads: int) -> StepProfile:
     """Profile steps of one configuration's training.
 
     Args:
-        config: what to train; a schedule that is shorter than the steps needed is lengthened.
-        trace: the file that the Chrome trace is written to, its folder made where missing.
-        num_profiled: steps to time, and again to profile.
-        progress: how far into the schedule they begin, 0 to 1; steps before are not taken.
-        num_threads: CPU threads, where the configuration does not say a number.
+        config: configuration to profile; its schedule is lengthened if it has fewer steps than the profile needs.
+        trace: file that the Chrome trace is written to; missing folders are created.
+        num_profiled: number of steps to time, and number of further steps to profile.
+        progress: fraction of the schedule, 0 to 1, at which the steps begin; earlier steps are not run.
+        num_threads: number of CPU threads, unless the configuration sets one.
 
     Raises:
-        ConfigError: a training function of one's own, or a component that cannot be made.
+        ConfigError: the configuration names a training function of the user's own or several workers, or a component cannot be made.
         DataError: the data set cannot be made.
         ExecutionError: the profiler does not see the GPU.
-        Exception: whatever the trained code raises; memory errors are not caught here.
+        Exception: the trained code raised it; memory errors are not caught here.
     """
     if config.training is not None:
         raise ConfigError("training: a function of one's own has no steps that autotune could tell apart; accepted is null")
@@ -69,13 +69,13 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         steps.take(_NUM_WARM_UPS)
         plain_step_seconds = _seconds(lambda: steps.take(num_profiled)) / num_profiled
         peak = peak_memory_bytes(device)
-        _watched(lambda: steps.take(_NUM_PROFILER_WARM_UPS), device)
-        _watched(lambda: steps.take(num_profiled), device, trace)
+        _profiled(lambda: steps.take(_NUM_PROFILER_WARM_UPS), device)
+        _profiled(lambda: steps.take(num_profiled), device, trace)
         times = step_times(read_events(trace), on_gpu=device.type == "cuda")
         if device.type == "cuda" and not times.num_kernels:
             raise ExecutionError("device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which CUDA brings")
         if times.synchronisations:
-            times = replace(times, synchronisations=_located(steps, device).synchronisations)
+            times = replace(times, synchronisations=_times_with_stacks(steps, device).synchronisations)
     return StepProfile(
         times=times,
         num_steps=num_profiled,
@@ -93,7 +93,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
 
 @dataclass(eq=False)
 class _Steps:
-    """Steps of a training, one after the other."""
+    """The consecutive steps of one training."""
 
     step: TrainingStep
     batches: Iterator[Batch]
@@ -101,7 +101,7 @@ class _Steps:
     wait: Callable[[], None]
 
     def take(self, number: int) -> None:
-        """Take so many steps, and wait until the device has done them."""
+        """Run the next ``number`` steps and wait until the device has finished them."""
         for _ in range(number):
             with labelled(STEP):
                 self.step.on_next(self.batches, self.next)
@@ -116,26 +116,26 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _watched(work: Callable[[], None], device: torch.device, trace: Path | None = None, *, with_stack: bool = False) -> None:
-    """Do something under a profiler, and write its Chrome trace where a file is given."""
+def _profiled(work: Callable[[], None], device: torch.device, trace: Path | None = None, *, with_stack: bool = False) -> None:
+    """Call ``work`` under torch's profiler, and write the Chrome trace to a file if one is given."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities, record_shapes=True, with_stack=with_stack) as watching:
+    with profile(activities=activities, record_shapes=True, with_stack=with_stack) as profiler:
         work()
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
-        watching.export_chrome_trace(str(trace))
+        profiler.export_chrome_trace(str(trace))
 
 
-def _located(steps: _Steps, device: torch.device) -> StepTimes:
-    """The times of steps with their call stacks: too slow to say anything of time, but they say who called."""
+def _times_with_stacks(steps: _Steps, device: torch.device) -> StepTimes:
+    """Step times with call stacks: recording stacks makes the times unusable, but names the code that waits for the device."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "stacks.json"
-        _watched(lambda: steps.take(_NUM_STACK_STEPS), device, trace, with_stack=True)
+        _profiled(lambda: steps.take(_NUM_STACK_STEPS), device, trace, with_stack=True)
         return step_times(read_events(trace), on_gpu=device.type == "cuda")
 
 
 def _lengthened(config: TrialConfig, num_needed: int) -> TrialConfig:
-    """The configuration with a schedule of at least so many steps."""
+    """The configuration with a schedule of at least ``num_needed`` steps."""
     data = load_data(config)
     if num_steps(config, data) >= num_needed:
         return config
@@ -143,9 +143,9 @@ def _lengthened(config: TrialConfig, num_needed: int) -> TrialConfig:
 
 
 def _optimizer_kernels(config: TrialConfig) -> tuple[str, ...]:
-    """Which implementations the optimizer lets one choose."""
-    named = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func).parameters
-    return tuple(each for each in ("fused", "foreach") if each in named)
+    """The kernel implementations (``fused``, ``foreach``) that the optimizer's signature offers."""
+    parameters = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func).parameters
+    return tuple(kernels for kernels in ("fused", "foreach") if kernels in parameters)
 
 
 def _settings(config: TrialConfig) -> dict[str, Any]:

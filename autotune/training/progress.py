@@ -1,4 +1,4 @@
-"""Where a training stands, and keeping that so that another process can go on from there."""
+"""The progress of a training, and saving its state so that another process can resume it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,33 +31,32 @@ class Progress:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The last one."""
+        """The last evaluation."""
         assert self.last is not None, "not yet evaluated"
         return self.last
 
     @property
     def has_ended(self) -> bool:
-        """Whether the last evaluation ended the training."""
+        """Whether the last evaluation ended the training, because it has an outcome."""
         return self.last is not None and self.last.outcome is not None
 
     @property
     def evaluated_samples(self) -> int:
-        """Training samples seen at the last evaluation."""
+        """Number of training samples seen at the last evaluation."""
         return self.last.samples if self.last else 0
 
     def is_due(self, samples: int, every: int) -> bool:
-        """Whether an evaluation every so many samples is due: at the first step at or past each multiple."""
+        """Whether an evaluation is due, at the first step at or past each multiple of ``every`` samples."""
         return samples // every > self.evaluated_samples // every
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether a folder holds the state of a training."""
+    """Whether a folder holds a saved training state."""
     return (folder / STATE_FILE).is_file()
 
 
 def keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None:
-    """Write all that the training needs to go on from here, in place of what the folder held."""
-    state = {name: part.state_dict() for name, part in _with_state(parts).items()}
+    """Save the state that the training needs to be resumed, in place of the folder's earlier state."""
     save_state(
         folder,
         {
@@ -65,34 +64,34 @@ def keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None:
             "step": progress.step,
             "evaluation": progress.evaluation.as_dict(),
             "random": random_state(run.device),
-            "parts": state,
+            "parts": {name: part.state_dict() for name, part in _parts_with_state(parts).items()},
         },
     )
 
 
 def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Progress:
-    """Go on from what was kept: give the parts their state, and the clock the seconds that were spent.
+    """Resume from a saved state: restore the parts' state, and add the seconds and joules spent so far to the clock.
 
     Raises:
-        DataError: the state is damaged, or of another configuration.
+        DataError: the state is damaged or belongs to another configuration.
     """
     state, config = read_state(folder), run.config.as_dict()
-    kept = {key: value for key, value in state["config"].items() if key in config}
+    saved = {key: value for key, value in state["config"].items() if key in config}
     different = [
-        key for key, value in config.items() if first_difference({key: kept[key]} if key in kept else {}, {key: value}) is not None
+        key for key, value in config.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
     ]
     if different:
         raise DataError(
             f"checkpoint.folder: {folder} holds a training with another {', '.join(different)}; accepted is an empty folder, or its own"
         )
-    for name, part in _with_state(parts).items():
+    for name, part in _parts_with_state(parts).items():
         part.load_state_dict(state["parts"][name])
     set_random_state(state["random"], run.device)
     evaluation = Evaluation.from_dict(state["evaluation"])
     for phase, seconds, joules in (
         (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
         (Phase.PREPARE, evaluation.prepare_seconds, 0.0),
-        (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),  # those of preparing are among them
+        (Phase.TRAIN, evaluation.train_seconds, evaluation.energy_joules),  # includes the joules of prepare
         (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
     ):
         clock.add(phase, seconds, joules)
@@ -100,7 +99,7 @@ def resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Prog
 
 
 def keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:
-    """Write the weights that were scored, and what makes their model again; the first rank does, of what all hold."""
+    """Write the scored weights, and the metadata to make their model again; every rank must call this, the first rank writes."""
     weights = parts.shared.state_dict(parts.evaluated_model)
     if not run.ranks.is_first:
         return
@@ -115,7 +114,7 @@ def keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation
     save_weights(path, weights, metadata)
 
 
-def _with_state(parts: Components) -> dict[str, Any]:
-    """The parts that a training changes, by name."""
+def _parts_with_state(parts: Components) -> dict[str, Any]:
+    """The components whose state training changes, by name."""
     named = {name: getattr(parts, name) for name in ("model", "optimizer", "schedule", "average", "technique", "scaler")}
     return {name: part for name, part in named.items() if hasattr(part, "state_dict")}

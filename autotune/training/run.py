@@ -1,4 +1,4 @@
-"""Running one training of either kind, and checking beforehand that it can run."""
+"""Runs one training, by autotune's loop or the user's own, and checks beforehand that it can run."""
 
 import contextlib
 import hashlib
@@ -36,10 +36,10 @@ def start_training(
     ranks: Ranks = ALONE,
     **kept: Any,
 ) -> Generator[Evaluation, Path | None, float | None]:
-    """The configuration's training, by autotune's loop or by the user's own: see ``autotune.training.loop.train``.
+    """Start the configuration's training, by autotune's loop or by the user's training function; see ``autotune.training.loop.train``.
 
-    What else that takes (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``) is for its own loop only, and so are keeping
-    a state and several ranks.
+    The other arguments of ``train`` (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``), pausing, the test score and
+    several ranks are for autotune's loop only.
     """
     collect_as_usual()
     if config.training is None:
@@ -50,17 +50,17 @@ def start_training(
 def _without_test(evaluations: Generator[Evaluation, None, None]) -> Generator[Evaluation, Path | None, float | None]:
     with contextlib.closing(evaluations):
         for evaluation in evaluations:
-            kept_in = yield evaluation
-            assert kept_in is None, "a training function of the user's own keeps no state"
+            pause_folder = yield evaluation
+            assert pause_folder is None, "a training function of the user's own keeps no state"
     return None
 
 
 def check_training(config: TrialConfig) -> None:
-    """Make everything a training needs once, on the CPU, and train nothing: mistakes show before a device is taken.
+    """Make everything that a training needs once, on the CPU, without training, so that mistakes show before a device is taken.
 
     Raises:
-        ConfigError: a component is not allowed, not there, or refuses its values.
-        DataError: the data set is missing, unreadable or of the wrong form.
+        ConfigError: a component is not allowed, does not exist, or refuses its values.
+        DataError: the data set is missing, unreadable or malformed.
     """
     if config.training is not None:
         check_own(config)
@@ -71,17 +71,17 @@ def check_training(config: TrialConfig) -> None:
 
 
 def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
-    """What a trial's numbers depend on besides its configuration: versions, device, driver, threads, data.
+    """Facts that a trial's measurements depend on besides its configuration: versions, device, driver, threads, data.
 
-    Of a training function of the user's own ``first_call`` says, for a reader, whether it was warmed up. To be taken in the process
-    that trained, after it has.
+    Call this after the training, in the process that trained. For a training function of the user's own, ``first_call`` tells the
+    reader how the function was called, for example whether it was warmed up.
     """
     device = pick_device(config.device)
-    cuda = device.type == "cuda"
+    is_gpu = device.type == "cuda"
     facts = {
-        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else cpu_name(),
         "device_type": device.type,
-        "driver": driver_version() if cuda else None,
+        "driver": driver_version() if is_gpu else None,
         "num_threads": config.runtime.num_threads or num_threads,
         "num_cpus": os.cpu_count(),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),

@@ -1,4 +1,4 @@
-"""Runtime: settings of the process and of the model's execution that change speed and memory, not what is computed."""
+"""Runtime: settings of the process and of the model's execution that change speed and memory but not the result."""
 
 import contextlib
 import functools
@@ -13,16 +13,16 @@ from torch.utils.checkpoint import checkpoint
 from autotune.config.schema import TrialConfig
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From inputs and targets of a batch to its loss."""
+"""Function that computes the loss of a batch from its inputs and targets."""
 
 
 def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -> None:
-    """Give this process the configuration's settings, so that nothing is left of an earlier training's.
+    """Apply the configuration's runtime settings to this process, whatever an earlier training set.
 
     Args:
-        config: its ``runtime``.
-        device: what is trained on.
-        num_threads: CPU threads, where the configuration does not say a number.
+        config: configuration with the settings, in its ``runtime``.
+        device: the device that trains.
+        num_threads: number of CPU threads, unless the configuration sets one.
     """
     runtime = config.runtime
     torch.set_num_threads(runtime.num_threads or num_threads)
@@ -34,17 +34,17 @@ def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -
 
 
 def compiled(compute: Compute, mode: str | None) -> Compute:
-    """The function compiled for fixed shapes, or as it is where there is no mode."""
+    """The function compiled for fixed shapes in a mode of ``torch.compile``; the function itself if the mode is None."""
     if mode is None:
         return compute
     return torch.compile(compute, mode=mode, dynamic=False)
 
 
 def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool) -> None:
-    """Let a model's blocks keep their inputs only and compute the rest anew in the backward pass.
+    """Checkpoint a model's blocks: each block keeps only its inputs, and computes its activations again in the backward pass.
 
-    The blocks are what ``model.blocks()`` returns, else the children of every Sequential and ModuleList. ``recompute_statistics``
-    lets a second forward pass move batch norm's running statistics again; a compiled one does not anyway.
+    The blocks are what ``model.blocks()`` returns, or else the children of every outermost Sequential and ModuleList. With
+    ``recompute_statistics`` the second forward pass may update batch norm's running statistics again; a compiled pass does not anyway.
 
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), as torch.utils.checkpoint.
     """
@@ -55,12 +55,12 @@ def checkpoint_activations(model: torch.nn.Module, *, recompute_statistics: bool
 
 
 def _blocks(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
-    own = getattr(model, "blocks", None)
-    if callable(own):
-        return list(own())
-    containers = [each for each in model.modules() if isinstance(each, torch.nn.Sequential | torch.nn.ModuleList)]
+    blocks_method = getattr(model, "blocks", None)
+    if callable(blocks_method):
+        return list(blocks_method())
+    containers = [module for module in model.modules() if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)]
     nested = {id(inner) for outer in containers for inner in outer.modules() if inner is not outer}
-    return [child for each in containers if id(each) not in nested for child in each.children()]
+    return [child for container in containers if id(container) not in nested for child in container.children()]
 
 
 def _contexts(block: torch.nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -69,8 +69,9 @@ def _contexts(block: torch.nn.Module) -> tuple[AbstractContextManager[None], Abs
 
 @contextlib.contextmanager
 def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
-    """Batch norms leave their running statistics as they are."""
-    norms = [each for each in block.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm) and each.track_running_stats]  # noqa: SLF001
+    """Context in which a forward pass leaves the running statistics of batch norms unchanged."""
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # no public base class
+    norms = [module for module in block.modules() if isinstance(module, batch_norm) and module.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
@@ -84,11 +85,11 @@ def _statistics_kept(block: torch.nn.Module) -> Iterator[None]:
 
 
 class GraphedGradients:
-    """Gradients of a batch by replaying a CUDA graph: one launch for the whole forward and backward pass.
+    """Computes a batch's gradients by replaying a CUDA graph: one launch for the whole forward and backward pass.
 
-    A graph reads and writes fixed addresses: inputs are copied into its own, gradients lie where the capture put them, so the
-    parameters' ``.grad`` must be left in place. One graph a shape of inputs and a set of parameters that train: a technique may let
-    frozen ones go.
+    A graph reads and writes fixed addresses: inputs are copied into the graph's own tensors, and gradients stay where the capture put
+    them, so the parameters' ``.grad`` must not be moved. There is one graph for each shape of inputs and each set of trainable
+    parameters, because a technique may unfreeze parameters.
 
     Source: the PyTorch documentation, "CUDA semantics: whole-network capture".
     """
@@ -102,12 +103,12 @@ class GraphedGradients:
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Put the batch's gradients into the parameters' ``.grad``."""
-        key = inputs.shape, tuple(each.requires_grad for each in self._parameters)
+        key = inputs.shape, tuple(parameter.requires_grad for parameter in self._parameters)
         if key not in self._graphs:
             self._graphs[key] = self._capture(inputs, targets)
-        graph, own_inputs, own_targets, gradients = self._graphs[key]
-        own_inputs.copy_(inputs)
-        own_targets.copy_(targets)
+        graph, static_inputs, static_targets, gradients = self._graphs[key]
+        static_inputs.copy_(inputs)
+        static_targets.copy_(targets)
         graph.replay()
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -115,20 +116,20 @@ class GraphedGradients:
     def _capture(
         self, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-        own_inputs, own_targets = inputs.clone(), targets.clone()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # missing in torch's stubs
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        static_inputs, static_targets = inputs.clone(), targets.clone()
+        warm_up_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # missing in torch's stubs
+        warm_up_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up_stream):
             for _ in range(self._NUM_WARM_UPS):
-                self._forget()
-                self._gradients(own_inputs, own_targets)
-        torch.cuda.current_stream().wait_stream(aside)
-        self._forget()
+                self._clear_gradients()
+                self._gradients(static_inputs, static_targets)
+        torch.cuda.current_stream().wait_stream(warm_up_stream)
+        self._clear_gradients()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread that gathers batches may pin memory meanwhile
-            self._gradients(own_inputs, own_targets)
-        return graph, own_inputs, own_targets, [parameter.grad for parameter in self._parameters]
+            self._gradients(static_inputs, static_targets)
+        return graph, static_inputs, static_targets, [parameter.grad for parameter in self._parameters]
 
-    def _forget(self) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None

@@ -1,12 +1,12 @@
 """Learning-rate schedules over a known number of steps.
 
-Contract: ``schedule(optimizer, total_steps)`` returns a scheduler that is stepped after every optimizer step, or None where
-the rate stays as it is. The optimizer's own rate is the schedule's highest: a schedule multiplies the rate of each param group
-by the same factors between 0 and 1. A group that holds a ``schedule_fraction`` goes through its schedule in that fraction of
+Contract: ``schedule(optimizer, total_steps)`` returns a scheduler that is stepped after every optimizer step, or None if
+the learning rate stays constant. The optimizer's learning rate is the schedule's highest: a schedule multiplies the rate of each
+param group by the same factors between 0 and 1. A group with a ``schedule_fraction`` completes its schedule in that fraction of
 the steps, and its rate is 0 afterwards.
 
-Each shape is a function of the step alone, so that a group's own length is one division, and a training goes on from a step
-without a state that would have to fit.
+Each shape is a function of the step alone, so that every group can have its own number of steps, and a training can resume at any
+step without further state.
 """
 
 import math
@@ -18,27 +18,27 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from autotune.errors import ConfigError
 
 Shape = Callable[[int, int], float]
-"""``shape(step, num_steps)``: the factor at a step from 0 on, of a schedule of so many steps; at ``num_steps`` it has ended."""
+"""``shape(step, num_steps)``: factor of the learning rate at a step, 0 to ``num_steps``, of a schedule of ``num_steps`` steps."""
 
 
 def constant(optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
-    """The optimizer's rate throughout."""
+    """The optimizer's learning rate, held constant."""
     if all(group.get("schedule_fraction", 1.0) == 1.0 for group in optimizer.param_groups):
         return None
     return _scheduler(optimizer, total_steps, lambda step, num_steps: 1.0)
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float) -> LRScheduler:
-    """Half a cosine up to the optimizer's rate from a 25th of it, and another down to a 250,000th.
+    """Half a cosine up from 1/25 of the optimizer's learning rate to the full rate, then half a cosine down to 1/250,000 of it.
 
-    Source: Smith & Topin, "Super-Convergence" (2017), with the shape of torch.optim.lr_scheduler.OneCycleLR. Momentum stays as
-    the optimizer has it, so that searching over it means something; the paper cycles it the other way round.
+    Source: Smith & Topin, "Super-Convergence" (2017), with the shape of torch.optim.lr_scheduler.OneCycleLR. The paper also cycles
+    momentum, in the opposite direction; here the optimizer's momentum stays constant, so that it can be searched over.
     """
     _check_fractions(warmup_fraction=warmup_fraction)
 
     def shape(step: int, num_steps: int) -> float:
         peak = warmup_fraction * (num_steps + 1) - 1
-        if peak <= 0:  # no step to warm up in
+        if peak <= 0:  # there is no warm-up step
             peak = -1.0
         if step <= peak:
             return _cosine_between(1 / 25, 1.0, step / peak)
@@ -48,7 +48,7 @@ def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_frac
 
 
 def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, floor_fraction: float) -> LRScheduler:
-    """A linear warm-up over ``warmup_fraction`` of the steps, then half a cosine down to ``floor_fraction`` of the rate.
+    """A linear warm-up over ``warmup_fraction`` of the steps, then half a cosine down to ``floor_fraction`` of the optimizer's rate.
 
     Source: Loshchilov & Hutter, "SGDR" (2017), without restarts.
     """
@@ -57,7 +57,7 @@ def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fractio
 
 
 def linear(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, floor_fraction: float) -> LRScheduler:
-    """A linear warm-up over ``warmup_fraction`` of the steps, then a straight line down to ``floor_fraction`` of the rate.
+    """A linear warm-up over ``warmup_fraction`` of the steps, then a straight line down to ``floor_fraction`` of the optimizer's rate.
 
     Source: Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements" (2023).
     """
@@ -68,9 +68,9 @@ def linear(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fractio
 def warmup_stable_decay(
     optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fraction: float, decay_fraction: float, floor_fraction: float
 ) -> LRScheduler:
-    """A linear warm-up, then the optimizer's rate, then a straight line down to ``floor_fraction`` of it in the last steps.
+    """A linear warm-up, a constant rate, then a straight line down to ``floor_fraction`` of that rate in the last steps.
 
-    ``warmup_fraction`` and ``decay_fraction`` are fractions of all steps; where they overlap, the decay follows the warm-up at once.
+    ``warmup_fraction`` and ``decay_fraction`` are fractions of all steps; if they overlap, the decay starts right after the warm-up.
 
     Source: Hu et al., "MiniCPM" (2024), section 4; the straight line as in Haegele et al., "Scaling Laws and Compute-Optimal
     Training Beyond Fixed Training Durations" (2024).
@@ -89,10 +89,10 @@ def _scheduler(optimizer: torch.optim.Optimizer, total_steps: int, shape: Shape)
 
 
 def _factor(shape: Shape, total_steps: int, fraction: float | None) -> Callable[[int], float]:
-    """The factor of one param group's rate as a function of the step.
+    """Factor of one param group's learning rate, as a function of the step.
 
     Raises:
-        ConfigError: the fraction is not above 0 and up to 1.
+        ConfigError: the fraction is not above 0 and at most 1.
     """
     if fraction is None:
         return lambda step: shape(min(step, total_steps), total_steps)
@@ -103,9 +103,9 @@ def _factor(shape: Shape, total_steps: int, fraction: float | None) -> Callable[
 
 
 def _warmed_up(warmup_fraction: float, after: Callable[[float], float]) -> Shape:
-    """A straight line up to 1, then ``after`` of the fraction done of the steps that follow.
+    """Shape that rises linearly to 1, then follows ``after``, a function of the fraction done of the steps after the warm-up.
 
-    The warm-up's first step has one part in so many as it has steps, not 0: a step at rate 0 would be lost.
+    The first factor of a warm-up of n steps is 1/n, not 0, because a step at rate 0 would be wasted.
     """
 
     def shape(step: int, num_steps: int) -> float:

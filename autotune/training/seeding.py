@@ -1,4 +1,4 @@
-"""Seeding every generator that a training may draw from."""
+"""Seeds every random number generator that a training may draw from."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators, all devices included."""
+    """Seed the global generators of Python, NumPy and torch, on all devices."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Setting a training up: its data where it is trained on, and a step that is warm, compiled or captured."""
+"""Sets up a training: places its data on the device or in host memory, and makes a step that is warmed up, compiled or captured."""
 
 import bisect
 import contextlib
@@ -26,16 +26,16 @@ from autotune.training.step import TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
 _EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
-"""Samples evaluated at once: on the CPU what a cache holds, on a GPU what keeps it busy."""
-_NUM_WARM_UP_PLACES = 16
-"""Places of the schedule that are looked at for shapes to warm up, of an augmentation that does not say where they change."""
+"""Batch size of evaluations, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
+_NUM_PROBED_STEPS = 16
+"""Steps of the schedule that are probed for shapes to warm up, if the augmentation has no ``new_shapes_at``."""
 _NUM_BOUND_WARM_UPS = 3
-"""Times that compiled code is run before it counts: it warms up, records and replays."""
+"""Warm-up runs of compiled code, which warms up, records CUDA graphs and replays them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What stays the same through one training: its data where it is trained on, sizes, precision."""
+    """What stays constant during one training: its data (on the device or in host memory), sizes, precision and ranks."""
 
     config: TrialConfig
     data: LoadedData
@@ -44,18 +44,18 @@ class Run:
     train: Split
     validation: Split
     batch_size: int
-    """Samples a step: the configured size, or the whole training split where that is smaller."""
+    """Samples per step, over all ranks: the configured batch size, or the size of the training split if that is smaller."""
     total_steps: int
     evaluate_every_samples: int
     ranks: Ranks
     part: tuple[int, int]
-    """Which part of each batch this rank takes, of how many."""
+    """Index of the part of each batch that this rank takes, and the number of parts."""
 
     @classmethod
     def start(cls, config: TrialConfig, data: LoadedData, device: torch.device, ranks: Ranks) -> "Run":
-        """A training's data and sizes, with the data where it is trained on."""
+        """Make the run of one training: choose where its data stays, move it there, and set the precision of this process."""
         on_device = config.data_path.on_device
-        resident = fits_on(device, data) if on_device is None else on_device
+        is_resident = fits_on(device, data) if on_device is None else on_device
         precision = Precision(config.precision, device)
         precision.apply()
         form: dict[str, Any] = {"channels_last": config.runtime.channels_last, "dtype": precision.weights_dtype}
@@ -64,7 +64,7 @@ class Run:
             data,
             device,
             precision,
-            data.train.to(device, **form) if resident else data.train,
+            data.train.to(device, **form) if is_resident else data.train,
             data.validation.to(device, **form),
             min(config.batch_size, len(data.train)),
             num_steps(config, data),
@@ -75,31 +75,31 @@ class Run:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the training split lies where it is trained on, so that nothing need be gathered ahead."""
+        """Whether the training split is on the device that trains, so that batches need not be gathered ahead."""
         return self.train is not self.data.train
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of the training split."""
+        """Number of whole batches in the training split."""
         return len(self.data.train) // self.batch_size
 
     def training_step(self) -> TrainingStep:
-        """A step with fresh parts."""
+        """Make a training step with new components."""
         parts = make_components(self.config, self.data, self.device, self.total_steps, ranks=self.ranks)
         return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps)
 
     def warmed_up(self) -> TrainingStep:
-        """A step that has trained on one batch of every shape to come, and evaluated one: lazy set-up, compiling and capturing are over.
+        """Make a step and warm it up on one training batch of every shape to come and one evaluation batch.
 
-        Its parts are not fit for training: they have been trained.
+        Lazy set-up, compiling and capturing are over afterwards. The step's components must be replaced: the warm-up trained them.
         """
         seed_everything(self.config.seed)
         step = self.training_step()
         size = self.batch_size // self.part[1]
         batch = self._on_device(Batch(self.train.inputs[:size], self.train.targets[:size], torch.arange(size)))
         shapes: dict[torch.Size, int] = {}
-        for place in _places_of_new_shapes(step.parts.augment, self.total_steps):
-            shapes.setdefault(step.augmented(batch, place).shape, place)
+        for first_step in _steps_of_new_shapes(step.parts.augment, self.total_steps):
+            shapes.setdefault(step.augmented(batch, first_step).shape, first_step)
         for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
             step.warm_up(batch, list(shapes.values()))
         size = _EVALUATION_BATCH[self.device.type]
@@ -107,10 +107,10 @@ class Run:
         return step
 
     def batches(self, first_step: int) -> Generator[Batch]:
-        """Batches from a step to the last one, as the model takes them."""
+        """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device."""
         config, size = self.config, self.batch_size
-        where = self.train.inputs.device
-        order = sample_order(len(self.train), size, self.total_steps, config.seed, first_step=first_step, device=where)
+        order_device = self.train.inputs.device
+        order = sample_order(len(self.train), size, self.total_steps, config.seed, first_step=first_step, device=order_device)
         index, parts = self.part
         if parts > 1:
             order = (samples.tensor_split(parts)[index] for samples in order)
@@ -126,10 +126,10 @@ class Run:
                 yield self._on_device(batch)
 
     def _on_device(self, batch: Batch) -> Batch:
-        return Batch(self._as_taken(batch.inputs.to(self.device)), batch.targets.to(self.device), batch.samples.to(self.device))
+        return Batch(self._model_inputs(batch.inputs.to(self.device)), batch.targets.to(self.device), batch.samples.to(self.device))
 
-    def _as_taken(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs on the device as the model takes them: transformed, in its number format and memory format."""
+    def _model_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Turn inputs on the device into model inputs: transformed, in the model's dtype and memory format."""
         inputs = self.data.transform(inputs)
         if inputs.is_floating_point():
             inputs = inputs.to(self.precision.weights_dtype)
@@ -138,24 +138,24 @@ class Run:
         return inputs
 
     def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
-        """Metric and loss, each the mean over a split, which may lie in host memory; every rank takes a part of it."""
+        """Mean metric and mean loss over a split, which may be in host memory; every rank must call this and scores a part."""
         model = parts.evaluated_model
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         size, (index, num_parts) = _EVALUATION_BATCH[self.device.type], self.part
-        # What is made in inference mode is no part of a later backward pass, and sharded weights would be.
+        # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.inference_mode if self.ranks.size == 1 else torch.no_grad
         with _evaluating(model, parts.optimizer), parts.shared.scoring(model), without_gradients():
             for first in range(0, len(split), size * num_parts):
                 start = first + index * size
                 counted = max(0, min(size, len(split) - start))
                 if not counted:
-                    start = 0  # ranks call the model equally often
-                inputs, targets = (each[start : start + max(counted, 1)].to(self.device) for each in (split.inputs, split.targets))
-                inputs = self._as_taken(inputs)
+                    start = 0  # every rank must call the model equally often
+                inputs, targets = (tensor[start : start + max(counted, 1)].to(self.device) for tensor in (split.inputs, split.targets))
+                inputs = self._model_inputs(inputs)
                 with self.precision.autocast():
                     outputs = parts.shared.outputs(model, parts.views, inputs)
                     if outputs is None:
-                        continue  # another rank has them
+                        continue  # another rank has the outputs
                     outputs = self.precision.outputs(outputs)
                     scores = torch.stack([parts.metric(outputs, targets).double(), parts.loss(outputs, targets).double()])
                 if parts.shared.counts:
@@ -167,21 +167,21 @@ class Run:
 def set_up(
     config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int, ranks: Ranks = ALONE
 ) -> tuple[Run, TrainingStep]:
-    """All that comes before the first step of a training, each in its phase: what stays the same, and a step with fresh parts.
+    """Do everything before the first step of a training, counted in the clock's build and prepare phase, and return run and step.
 
-    What was compiled or captured is kept for the next training of the process, which takes it where only seed or target differ;
-    its build phase then has the seconds that building took, since that is what a process pays once.
+    Compiled code and captured graphs are kept for the next training of the process, if only its seed or target differs. Its build
+    phase is then charged with the seconds that building took, as the process paid them once.
 
     Raises:
-        ConfigError: there are more or fewer ranks than workers.
+        ConfigError: the number of ranks differs from ``parallelism.num_workers``.
     """
-    global _built  # noqa: PLW0603  # what one process has built is the point
-    if ranks.size != (wanted := config.num_workers):
-        raise ConfigError(f"parallelism.num_workers: found {wanted}, and this training has {ranks.size}; accepted is as many")
+    global _built  # noqa: PLW0603  # a process keeps one built step
+    if ranks.size != (num_workers := config.num_workers):
+        raise ConfigError(f"parallelism.num_workers: found {num_workers}, and this training has {ranks.size}; accepted is as many")
     clock.enter(Phase.BUILD)
     key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)
     if _built is None or _built.key != key:
-        _built = None  # its memory must go before more is taken
+        _built = None  # frees its memory before more is taken
         reset_device(device)
         apply_runtime(config, device, num_threads)
         run = Run.start(config, load_data(config), device, ranks)
@@ -197,55 +197,55 @@ def set_up(
     else:
         step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts, ranks=ranks)
     if run.part[1] > 1:
-        seed_everything(config.seed + run.part[0])  # each part of a batch has augmentations of its own
-    if not step.is_bound or ranks.size > 1:  # ranks part at the end, and what is bound to their meeting with them
+        seed_everything(config.seed + run.part[0])  # each part of a batch is augmented differently
+    if not step.is_bound or ranks.size > 1:  # a step bound to the process group of several ranks ends with it
         return run, step
-    if _built is None and isinstance(step.parts.technique, NoTechnique):  # others change the model for good
+    if _built is None and isinstance(step.parts.technique, NoTechnique):  # other techniques change the model permanently
         _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD), joules=clock.joules(Phase.BUILD))
     return run, step
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """What is bound to one model, for the next training of the same configuration."""
+    """A step with compiled code or CUDA graphs, kept for the next training of the same configuration in this process."""
 
     key: str
     run: Run
     step: TrainingStep
     seconds: float
-    """That building took."""
+    """Seconds that the build phase took."""
     joules: float | None
-    """Likewise; None where they were not measured."""
+    """Joules that the build phase used; None if energy was not measured."""
 
 
 _built: _Built | None = None
 
 
 def num_steps(config: TrialConfig, data: LoadedData) -> int:
-    """Steps of a configuration's schedule."""
+    """Number of steps of a configuration's schedule."""
     return max(1, round(config.epochs * (len(data.train) // min(config.batch_size, len(data.train)))))
 
 
-def _places_of_new_shapes(augment: Augmentation, total_steps: int) -> list[int]:
-    """Steps at which batches may have a shape that none before had, the first step among them."""
+def _steps_of_new_shapes(augment: Augmentation, total_steps: int) -> list[int]:
+    """Steps at which the shape of batches may change, including the first step."""
     starts = getattr(augment, "new_shapes_at", None)
     if starts is None:
-        return [place * total_steps // _NUM_WARM_UP_PLACES for place in range(_NUM_WARM_UP_PLACES)]
+        return [index * total_steps // _NUM_PROBED_STEPS for index in range(_NUM_PROBED_STEPS)]
     steps = range(total_steps)
-    firsts = (bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts)
-    return [0, *(step for step in firsts if step < total_steps)]
+    first_steps = (bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts)
+    return [0, *(step for step in first_steps if step < total_steps)]
 
 
 @contextlib.contextmanager
 def _evaluating(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Model and optimizer as they score, and after that as they were: parts of a model may not be in training mode."""
+    """Context with model and optimizer in evaluation mode; afterwards every submodule is back in the mode that it had."""
     in_training = [module for module in model.modules() if module.training]
     model.eval()
-    set_mode = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)  # a schedule-free one has both
-    if set_mode[0] is not None:
-        set_mode[0]()
+    to_eval, to_train = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)  # a schedule-free optimizer has both
+    if to_eval is not None:
+        to_eval()
     yield
     for module in in_training:
         module.training = True
-    if set_mode[1] is not None:
-        set_mode[1]()
+    if to_train is not None:
+        to_train()

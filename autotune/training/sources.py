@@ -1,6 +1,6 @@
-"""Training what others start from: the experiments that a configuration's techniques name as their source, once each.
+"""Trains sources: the experiments whose checkpoints a configuration's techniques start from, once each.
 
-It is done by the driver, before any device is taken, in a process of its own, and never counted into a trial's time.
+The driver trains them before any device is taken, each in a separate process. A trial's time never includes them.
 """
 
 import fcntl
@@ -21,55 +21,55 @@ _WEIGHTS = "weights.safetensors"
 
 
 def train_missing_sources(composer: Composer, say: Callable[[str], None]) -> None:
-    """Train every source that a configuration composed so far starts from and whose checkpoint is not there yet.
+    """Train every source that the configurations composed so far need and whose checkpoint does not exist yet.
 
-    To be called once by an entry point, after it has composed all that it will run and before any of it is made.
+    An entry point calls this once, after it has composed all configurations that it will run and before it makes any component.
 
     Args:
-        composer: what composed the configurations.
-        say: told a line when a training begins and when it has ended.
+        composer: the composer of the configurations.
+        say: receives one line when a training begins and one when it has ended.
 
     Raises:
         ConfigError: a source cannot be trained, or does not reach its own target.
-        ExecutionError: its training failed.
+        ExecutionError: the training of a source failed.
     """
     for source in composer.missing_sources:
         with _sole_trainer(source.path):
-            if not source.path.is_file():  # another process may have just made it
+            if not source.path.is_file():  # another process may have just trained it
                 _train(source, say)
 
 
 def _train(source: Source, say: Callable[[str], None]) -> None:
     say(f"technique.source: training {source.experiment} first, once")
     began = time.monotonic()
-    folder = source.path.with_name(f".{source.path.stem}")  # an interrupted training goes on from what is there
+    folder = source.path.with_name(f".{source.path.stem}")  # an interrupted training resumes from this folder
     command = [sys.executable, "-m", "autotune.train", *source.arguments, f"checkpoint.folder={_quoted(folder)}"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603  # our own command
-    if ended.returncode != 0:
+    process = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603  # our own command
+    if process.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
-        raise _failure(source, ended)
+        raise _failure(source, process)
     (folder / _WEIGHTS).replace(source.path)
     shutil.rmtree(folder, ignore_errors=True)
     say(f"technique.source: trained {source.experiment} in {time.monotonic() - began:.1f} s, in no trial's time: {source.path}")
 
 
-def _failure(source: Source, ended: "subprocess.CompletedProcess[str]") -> Exception:
+def _failure(source: Source, process: "subprocess.CompletedProcess[str]") -> Exception:
     where = f"technique.source: experiment {source.experiment}"
-    last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    if ended.returncode == EXIT_BAD_INPUT:
-        return ConfigError(f"{where}: {last.removeprefix('autotune: ')}")
-    if ended.returncode == EXIT_NOT_REACHED:
-        outcome = next((line for line in ended.stdout.splitlines() if line.startswith("outcome ")), "it missed its target")
+    last_line = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if process.returncode == EXIT_BAD_INPUT:
+        return ConfigError(f"{where}: {last_line.removeprefix('autotune: ')}")
+    if process.returncode == EXIT_NOT_REACHED:
+        outcome = next((line for line in process.stdout.splitlines() if line.startswith("outcome ")), "it missed its target")
         return ConfigError(f"{where} is no source, since it does not reach its own target: {outcome}")
-    return ExecutionError(f"{where}: its training failed: {last}")
+    return ExecutionError(f"{where}: its training failed: {last_line}")
 
 
 @contextmanager
 def _sole_trainer(path: Path) -> Iterator[None]:
-    """Wait until no other process trains this source, and let none while the context lasts.
+    """Context in which no other process trains the same source; it waits for a process that does.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder of the source's checkpoint cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,5 +82,5 @@ def _sole_trainer(path: Path) -> Iterator[None]:
 
 
 def _quoted(folder: Path) -> str:
-    """A path as a value of Hydra's grammar."""
+    """A path quoted as a value for a Hydra override."""
     return "'" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"

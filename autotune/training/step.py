@@ -1,4 +1,4 @@
-"""One training step: from a batch to new weights, without ever waiting for the device."""
+"""The training step: updates the weights from one batch, without ever waiting for the device."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from autotune.training.runtime import Compute, GraphedGradients, compiled
 
 
 class TrainingStep:
-    """The steps of one training, or of several in turn on the same model.
+    """A callable that runs the steps of one training, or of several trainings in turn on the same model.
 
-    The parts of a step carry names that a profiler shows: data, augmentation, forward, backward, optimizer; where forward and
-    backward pass are one CUDA graph, graph.
+    A profiler shows the parts of a step by name: data, augmentation, forward, backward, optimizer; the part graph replaces forward
+    and backward if both are one CUDA graph.
     """
 
     def __init__(self, config: TrialConfig, parts: Components, precision: Precision, steps_per_epoch: int, total_steps: int) -> None:
@@ -36,11 +36,11 @@ class TrainingStep:
 
     @property
     def is_bound(self) -> bool:
-        """Whether compiled code or a graph is tied to the model, so that the next training must use the same one."""
+        """Whether compiled code or a CUDA graph is bound to the model, so that the next training must use the same model."""
         return self._is_compiled or self._graphed is not None
 
     def on_next(self, batches: Iterator[Batch], step: int) -> None:
-        """Wait for the next batch, and train on it."""
+        """Take the next batch and train on it; ``step`` counts from 0."""
         with labelled("data"):
             batch = next(batches)
         self(batch, step)
@@ -60,19 +60,20 @@ class TrainingStep:
                 parts.average.update(step + 1)
 
     def augmented(self, batch: Batch, step: int) -> torch.Tensor:
-        """The batch's inputs as the model sees them at a step."""
+        """The augmented inputs of a batch, as the model sees them at a step."""
         with labelled("augmentation"):
             return self.parts.augment(
                 batch.inputs, samples=batch.samples, epoch=step // self._steps_per_epoch, progress=step / self._total_steps
             )
 
     def warm_up(self, batch: Batch, steps: Sequence[int]) -> None:
-        """Compute the batch's gradients as at each of the steps, and update once."""
+        """Compute the batch's gradients with the augmentation of each of the given steps, then update the weights once."""
         for step in steps:
             self._gradients(self.augmented(batch, step), batch.targets)
         self._step_optimizer()
 
     def _gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Compute the gradients of a batch into the parameters' ``.grad``, in place of those of the last batch."""
         if self._graphed is not None:
             with labelled("graph"):
                 self._graphed(inputs, targets)
@@ -81,9 +82,9 @@ class TrainingStep:
         self._add_gradients(inputs, targets)
 
     def _add_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add the gradients of the batch's mean loss, by micro-batches where asked: the same up to rounding.
+        """Add the gradients of the batch's mean loss, by micro-batches if configured, which is the same up to rounding.
 
-        Normalisation over the batch sees a micro-batch at a time.
+        Batch normalisation sees one micro-batch at a time.
         """
         size, shared = self._micro_batch_size, self.parts.shared
         if shared.adds_gradients:
@@ -93,10 +94,10 @@ class TrainingStep:
         if size is None or size >= len(inputs):
             self._add_gradients_of(inputs, targets, 1)
             return
-        *before, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+        *earlier, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
         with shared.accumulating():
-            for part, wanted in before:
-                self._add_gradients_of(part, wanted, len(part) / len(inputs))
+            for part_inputs, part_targets in earlier:
+                self._add_gradients_of(part_inputs, part_targets, len(part_inputs) / len(inputs))
         self._add_gradients_of(*last, len(last[0]) / len(inputs))
 
     def _add_gradients_of(self, inputs: torch.Tensor, targets: torch.Tensor, share: float) -> None:
@@ -122,7 +123,7 @@ class TrainingStep:
 
 
 def _compute_loss(parts: Components, precision: Precision) -> Compute:
-    """The loss of a batch, bound to nothing but what stays when the parts are renewed: compiled code is."""
+    """Function that computes a batch's loss; it uses only components that later trainings keep, because it may be compiled."""
     model, technique, loss = parts.shared, parts.technique, parts.loss
 
     def compute(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -133,5 +134,5 @@ def _compute_loss(parts: Components, precision: Precision) -> Compute:
 
 
 def labelled(name: str) -> contextlib.AbstractContextManager[object]:
-    """A named part of a step, as a profiler shows it; nothing where none is watching."""
+    """Context that names a part of a step for the profiler; it does nothing if no profiler is active."""
     return torch.profiler.record_function(name) if torch.autograd.profiler._is_profiler_enabled else contextlib.nullcontext()  # noqa: SLF001

@@ -1,13 +1,13 @@
-"""Reading a profiler's trace: from the events of a few training steps to the seconds of one.
+"""Computes the mean times of a training step from the events of a profiler's trace.
 
-A GPU kernel belongs to the part of the step, and to the operator, in which the host launched it. The host's parts are told apart by
-time, not by thread, because a GPU's backward pass is launched from a thread of autograd's own while the training's waits for it.
+A GPU kernel belongs to the part of the step, and to the operator, in which the host launched it. The host's part at a moment is found
+by time, not by thread, because a GPU's backward pass is launched from autograd's own thread while the training's thread waits for it.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -28,9 +28,9 @@ from autotune.training.trace_events import (
 )
 
 STEP = "step"
-"""The label of a whole step."""
+"""Label of a whole step."""
 WAIT = "wait"
-"""The label of waiting for a GPU after the last step."""
+"""Label of the wait for a GPU after the last step."""
 
 _WAITS = frozenset(
     {
@@ -38,43 +38,43 @@ _WAITS = frozenset(
         "cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize",
     }
 )  # fmt: skip
-"""Calls in which the host waits for a GPU."""
+"""Names of calls in which the host waits for a GPU."""
 _WOULD_WAIT = frozenset(
     {
         "aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::bincount", "aten::_unique2",
         "aten::unique_dim", "aten::unique_consecutive",
     }
 )  # fmt: skip
-"""Operators that read from the device what the host goes on with."""
+"""Names of operators whose result the host reads from the device, so that it would wait for a GPU."""
 _MICROSECONDS = 1e6
 
 
 def step_times(events: Sequence[Event], *, on_gpu: bool) -> StepTimes:
-    """The mean times of the steps in a trace.
+    """Mean times of the steps in a trace.
 
     Args:
-        events: of steps labelled STEP, their parts labelled as in PARTS, the wait at their end WAIT.
-        on_gpu: whether they were trained on a GPU; without one the host is the device.
+        events: events of the steps; labels are STEP for a step, a name in PARTS for its parts, WAIT for the wait after the last step.
+        on_gpu: whether the steps ran on a GPU; otherwise the host is the device.
     """
     trace = _Trace.of(events, on_gpu=on_gpu)
     host = trace.host_microseconds()
     if on_gpu:
         device = trace.device_microseconds()
-        data_wait = sum(time_outside(each, union(trace.kernels)) for each in trace.ranges if each.label == "data")
-        operators = [(each.operator, each.name, each.end - each.start) for each in trace.kernels]
+        data_wait = sum(time_outside(part, union(trace.kernels)) for part in trace.parts if part.label == "data")
+        operators = [(kernel.operator, kernel.name, kernel.end - kernel.start) for kernel in trace.kernels]
     else:
         device, data_wait = {}, host.get("data", 0.0)
         operators = [(call, call.name, spent) for call, spent in self_microseconds(trace.calls).items()]
     return StepTimes(
-        step_seconds=trace.per_step(trace.whole.end - trace.whole.start),
+        step_seconds=trace.per_step(trace.span.end - trace.span.start),
         median_step_seconds=median(trace.step_microseconds) / _MICROSECONDS,
         host_seconds={part: trace.per_step(spent) for part, spent in host.items()},
         device_seconds={part: trace.per_step(spent) for part, spent in device.items()},
         data_wait_seconds=trace.per_step(data_wait),
         python_seconds=trace.per_step(trace.python_microseconds()),
         operators=trace.summed((call, call.name if call else name, spent) for call, name, spent in operators),
-        kernels=trace.summed((None, each.name, each.end - each.start) for each in trace.kernels),
-        num_operators=sum(call.is_aten and not any(each.is_aten for each in call.ancestors) for call in trace.calls) / trace.num_steps,
+        kernels=trace.summed((None, kernel.name, kernel.end - kernel.start) for kernel in trace.kernels),
+        num_operators=sum(call.is_aten and not any(outer.is_aten for outer in call.ancestors) for call in trace.calls) / trace.num_steps,
         num_kernels=len(trace.kernels) / trace.num_steps,
         synchronisations=tuple(trace.synchronisations()),
     )
@@ -82,33 +82,35 @@ def step_times(events: Sequence[Event], *, on_gpu: bool) -> StepTimes:
 
 @dataclass(frozen=True, eq=False)
 class _Trace:
-    """The steps' stretch of a trace."""
+    """The events of a trace that lie in its steps."""
 
     on_gpu: bool
     step_microseconds: Sequence[float]
-    """Of the host, of each step."""
-    whole: Range
-    ranges: Sequence[Range]
-    """The parts of all steps, one after the other."""
+    """Duration of each step on the host."""
+    span: Range
+    """Time from the first step's start to the end of the last step, or of the wait after it."""
+    parts: Sequence[Range]
+    """Named parts of all steps, by start."""
     calls: Sequence[Call]
-    """What the host did, of the threads that trained."""
+    """Events of the host, on the threads that trained."""
     kernels: Sequence[Kernel]
 
     @classmethod
     def of(cls, events: Sequence[Event], *, on_gpu: bool) -> "_Trace":
-        labels = [Range(each["ts"], end_of(each), each["name"]) for each in events if each.get("cat") == "user_annotation"]
-        steps = [each for each in labels if each.label == STEP]
-        whole = Range(min(each.start for each in steps), max(each.end for each in labels if each.label in (STEP, WAIT)), STEP)
-        within = [each for each in events if whole.start <= each.get("ts", -1.0) < whole.end]
-        threads = {each["tid"] for each in within if each.get("cat") in ("cpu_op", "user_annotation")}
-        calls = nested(each for each in within if each.get("cat") in HOST_CATEGORIES and each["tid"] in threads)
-        parts = {part: part for part in PARTS} | ({WAIT: WAITING} if on_gpu else {})
-        named = [Range(each.start, each.end, parts[each.label]) for each in labels if each.label in parts and each.start >= whole.start]
+        annotations = [Range(event["ts"], end_of(event), event["name"]) for event in events if event.get("cat") == "user_annotation"]
+        steps = [annotation for annotation in annotations if annotation.label == STEP]
+        start = min(step.start for step in steps)
+        span = Range(start, max(annotation.end for annotation in annotations if annotation.label in (STEP, WAIT)), STEP)
+        within = [event for event in events if span.start <= event.get("ts", -1.0) < span.end]
+        threads = {event["tid"] for event in within if event.get("cat") in ("cpu_op", "user_annotation")}
+        calls = nested(event for event in within if event.get("cat") in HOST_CATEGORIES and event["tid"] in threads)
+        names = {part: part for part in PARTS} | ({WAIT: WAITING} if on_gpu else {})
+        named = (annotation for annotation in annotations if annotation.label in names and annotation.start >= start)
         return cls(
             on_gpu=on_gpu,
-            step_microseconds=[each.end - each.start for each in steps],
-            whole=whole,
-            ranges=sorted(named, key=lambda each: each.start),
+            step_microseconds=[step.end - step.start for step in steps],
+            span=span,
+            parts=sorted((replace(annotation, label=names[annotation.label]) for annotation in named), key=lambda part: part.start),
             calls=calls,
             kernels=gpu_kernels(within, calls),
         )
@@ -118,64 +120,64 @@ class _Trace:
         return len(self.step_microseconds)
 
     def per_step(self, microseconds: float) -> float:
-        """Seconds a step."""
+        """Seconds per step: the given microseconds divided among the steps."""
         return microseconds / self.num_steps / _MICROSECONDS
 
     def part_at(self, moment: float) -> str:
-        """The part that the host was in."""
-        index = bisect_right(self.ranges, moment, key=lambda each: each.start) - 1
-        return self.ranges[index].label if index >= 0 and moment < self.ranges[index].end else BETWEEN
+        """Name of the part that the host was in at a moment, in microseconds; BETWEEN outside all parts."""
+        index = bisect_right(self.parts, moment, key=lambda part: part.start) - 1
+        return self.parts[index].label if index >= 0 and moment < self.parts[index].end else BETWEEN
 
     def host_microseconds(self) -> dict[str, float]:
-        """By part: what is waited for a GPU within one counts as WAITING."""
+        """Time of the host by part, over all steps; waits for a GPU within a part count as WAITING."""
         spent = dict.fromkeys((*PARTS, BETWEEN, WAITING), 0.0)
-        for each in self.ranges:
-            spent[each.label] += each.end - each.start
+        for part in self.parts:
+            spent[part.label] += part.end - part.start
         for wait in self.waits():
             spent[self.part_at(wait.start)] -= wait.end - wait.start
             spent[WAITING] += wait.end - wait.start
-        spent[BETWEEN] += self.whole.end - self.whole.start - sum(spent.values())
-        return {part: each for part, each in spent.items() if each or part == BETWEEN}
+        spent[BETWEEN] += self.span.end - self.span.start - sum(spent.values())
+        return {name: microseconds for name, microseconds in spent.items() if microseconds or name == BETWEEN}
 
     def device_microseconds(self) -> dict[str, float]:
-        """By the part that launched: where kernels run side by side, the time is the first one's."""
+        """Time of the GPU by the part that launched its kernels, and IDLE; if kernels overlap, the time counts for the first kernel."""
         spent = dict.fromkeys((*PARTS, BETWEEN, WAITING), 0.0)
-        until = self.whole.start
-        for each in self.kernels:
-            part = self.part_at(each.launch.start) if each.launch else BETWEEN
-            spent[part] += max(0.0, each.end - max(each.start, until))
-            until = max(until, each.end)
-        busy = {part: each for part, each in spent.items() if each}
-        return {**busy, IDLE: self.whole.end - self.whole.start - sum(busy.values())}
+        until = self.span.start
+        for kernel in self.kernels:
+            part = self.part_at(kernel.launch.start) if kernel.launch else BETWEEN
+            spent[part] += max(0.0, kernel.end - max(kernel.start, until))
+            until = max(until, kernel.end)
+        busy = {part: microseconds for part, microseconds in spent.items() if microseconds}
+        return {**busy, IDLE: self.span.end - self.span.start - sum(busy.values())}
 
     def python_microseconds(self) -> float:
-        """Time in which no thread was in an operator or in a call of the GPU's, and no batch or GPU was waited for."""
-        busy: list[Stretch] = [each for each in self.ranges if each.label in ("data", WAITING)]
-        busy += [each for each in self.calls if each.event["cat"] != "python_function"]
-        return time_outside(self.whole, union(busy))
+        """Time of Python code: no thread was in an operator or a GPU call, and the host waited for no batch and no GPU."""
+        busy: list[Stretch] = [part for part in self.parts if part.label in ("data", WAITING)]
+        busy += [call for call in self.calls if call.event["cat"] != "python_function"]
+        return time_outside(self.span, union(busy))
 
     def waits(self) -> list[Call]:
-        """The calls within the steps in which the host waits for a GPU."""
-        return [each for each in self.calls if each.name in _WAITS and self.part_at(each.start) != WAITING] if self.on_gpu else []
+        """Calls within the steps in which the host waits for a GPU; empty for steps on the CPU."""
+        return [call for call in self.calls if call.name in _WAITS and self.part_at(call.start) != WAITING] if self.on_gpu else []
 
     def synchronisations(self) -> Iterator[Synchronisation]:
-        """What waits for a GPU in the steps; on the CPU, what would."""
-        would = (each for each in self.calls if each.is_operator and each.name in _WOULD_WAIT and not _reads_host_memory(each))
-        found: dict[tuple[str, str, str | None], list[float]] = defaultdict(list)
-        for call in self.waits() if self.on_gpu else would:
-            outermost = [call, *(each for each in call.ancestors if each.is_aten)][-1]
-            found[outermost.name, self.part_at(call.start), _source(call)].append(call.end - call.start)
-        for (operator, part, source), spent in found.items():
+        """Yield the operators in the steps that make the host wait for a GPU; on the CPU, those that would on a GPU."""
+        would_wait = (call for call in self.calls if call.is_operator and call.name in _WOULD_WAIT and not _reads_host_memory(call))
+        groups: dict[tuple[str, str, str | None], list[float]] = defaultdict(list)
+        for call in self.waits() if self.on_gpu else would_wait:
+            outermost = [call, *(outer for outer in call.ancestors if outer.is_aten)][-1]
+            groups[outermost.name, self.part_at(call.start), _source(call)].append(call.end - call.start)
+        for (operator, part, source), spent in groups.items():
             seconds = self.per_step(sum(spent))
             yield Synchronisation(operator=operator, part=part, calls=len(spent) / self.num_steps, seconds=seconds, source=source)
 
     def summed(self, spent: Iterable[tuple[Call | None, str, float]]) -> tuple[OperatorTime, ...]:
-        """Microseconds of calls, summed by name, longest first; None where a call's inputs are unknown."""
+        """Sum triples of call, name and microseconds by name, longest first; a call is None if its inputs are unknown."""
         groups: dict[str, list[tuple[Mapping[str, Any], float]]] = defaultdict(list)
-        for call, name, each in spent:
-            groups[name].append((call.arguments if call else {}, each))
-        summed = [self._operator_time(name, group) for name, group in groups.items()]
-        return tuple(sorted(summed, key=lambda each: each.self_seconds, reverse=True))
+        for call, name, microseconds in spent:
+            groups[name].append((call.arguments if call else {}, microseconds))
+        times = [self._operator_time(name, group) for name, group in groups.items()]
+        return tuple(sorted(times, key=lambda time: time.self_seconds, reverse=True))
 
     def _operator_time(self, name: str, group: Sequence[tuple[Mapping[str, Any], float]]) -> OperatorTime:
         by_shapes: dict[str, float] = defaultdict(float)
@@ -192,29 +194,29 @@ class _Trace:
 
 
 def _source(call: Call) -> str | None:
-    """The innermost function outside torch that a call lies in."""
+    """Innermost Python function outside torch that a call lies in; None if there is none or stacks were not recorded."""
     return next((name for name in call.functions if not (name.startswith("torch/") or "/torch/" in name)), None)
 
 
 def _reads_host_memory(call: Call) -> bool:
-    """Whether torch's optimizers read their step count: it lies in host memory whatever the device."""
+    """Whether one of torch's optimizers reads its step count, which is in host memory on every device."""
     return "torch/optim/" in next(call.functions, "")
 
 
 def _shapes(arguments: Mapping[str, Any]) -> str:
-    """Of the first three tensors."""
-    shapes = [each for each in arguments.get("Input Dims", []) if each and not isinstance(each[0], list)]
-    return ", ".join("x".join(map(str, each)) for each in shapes[:3])
+    """Shapes of the first three tensors among a call's inputs, as text."""
+    shapes = [shape for shape in arguments.get("Input Dims", []) if shape and not isinstance(shape[0], list)]
+    return ", ".join("x".join(map(str, shape)) for shape in shapes[:3])
 
 
 def _is_float32(arguments: Mapping[str, Any]) -> bool:
-    """Whether a tensor of them, not a single number, is."""
+    """Whether a call's inputs include a float32 tensor; single numbers do not count."""
     types = zip(arguments.get("Input type", []), arguments.get("Input Dims", []), strict=False)
     return any(kind == "float" and shape for kind, shape in types)
 
 
 def _is_contiguous(arguments: Mapping[str, Any]) -> bool:
-    """Whether the first 4-D tensor lies in the usual memory format, where channels-last is another one for its shape."""
+    """Whether a call's first 4-D input is contiguous, and channels-last would be a different memory format for its shape."""
     for shape, strides in zip(arguments.get("Input Dims", []), arguments.get("Input Strides", []), strict=False):
         if len(shape) == len(strides) == 4 and not isinstance(shape[0], list):
             _, channels, height, width = shape

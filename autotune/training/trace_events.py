@@ -1,7 +1,7 @@
-"""The events of a Chrome trace as torch.profiler writes it: which lies in which, and what stretches of time they cover.
+"""Reads the events of a Chrome trace from torch.profiler: how they are nested, and which stretches of time they cover.
 
-``ts`` and ``dur`` are microseconds, ``cat`` says what an event is: an operator of torch's (``cpu_op``), a Python function, a label
-(``user_annotation``), a call of the GPU's (``cuda_runtime``, ``cuda_driver``), or what that call started there.
+``ts`` and ``dur`` are microseconds. ``cat`` is the kind of an event: an operator of torch (``cpu_op``), a Python function, a label
+(``user_annotation``), a CUDA call (``cuda_runtime``, ``cuda_driver``), or what such a call started on the GPU.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 Event = Mapping[str, Any]
 
 HOST_CATEGORIES = frozenset({"cpu_op", "python_function", "cuda_runtime", "cuda_driver"})
-"""What the host did, labels apart."""
+"""Kinds of events on the host, without labels."""
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-"""What a GPU did."""
+"""Kinds of events on a GPU."""
 _ROUNDING = 2e-3
-"""Microseconds by which an event may end after the one that it lies in."""
+"""Microseconds by which an event may end after the event that contains it, because of rounding."""
 
 
 class Stretch(Protocol):
@@ -27,16 +27,16 @@ class Stretch(Protocol):
 
     @property
     def start(self) -> float:
-        """Its begin."""
+        """Start of the stretch, in microseconds."""
 
     @property
     def end(self) -> float:
-        """Its end."""
+        """End of the stretch, in microseconds."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """A labelled stretch of the host's time."""
+    """A labelled stretch of the host's time, in microseconds."""
 
     start: float
     end: float
@@ -45,44 +45,44 @@ class Range:
 
 @dataclass(eq=False)
 class Call:
-    """An event of the host, and the one that it lies in."""
+    """An event on the host, and the innermost event of the same thread that contains it."""
 
     event: Event
     parent: "Call | None"
 
     @property
     def name(self) -> str:
-        """What was called."""
+        """Name of the operator, function or CUDA call."""
         return str(self.event["name"])
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """What the trace says of it: shapes and types of its inputs, its number."""
+        """Details in the trace, such as the shapes and types of the inputs, and the correlation id."""
         return self.event.get("args", {})  # type: ignore[no-any-return]  # JSON
 
     @property
     def start(self) -> float:
-        """Its begin, in microseconds."""
+        """Start of the event, in microseconds."""
         return float(self.event["ts"])
 
     @property
     def end(self) -> float:
-        """Its end, in microseconds."""
+        """End of the event, in microseconds."""
         return end_of(self.event)
 
     @property
     def is_operator(self) -> bool:
-        """Whether it is an operator of torch's, or autograd's around some."""
+        """Whether the event is an operator of torch, or an autograd function around operators."""
         return bool(self.event["cat"] == "cpu_op")
 
     @property
     def is_aten(self) -> bool:
-        """Whether it is one of the operators that a model is written in."""
+        """Whether the event is an ``aten`` operator, of those that models are written in."""
         return self.is_operator and self.name.startswith("aten::")
 
     @property
     def ancestors(self) -> "Iterator[Call]":
-        """What it lies in, innermost first."""
+        """The events that contain this one, innermost first."""
         call = self.parent
         while call is not None:
             yield call
@@ -90,19 +90,19 @@ class Call:
 
     @property
     def operator(self) -> "Call | None":
-        """The innermost operator that it lies in."""
-        return next((each for each in self.ancestors if each.is_operator), None)
+        """Innermost operator that contains this event; None if there is none."""
+        return next((call for call in self.ancestors if call.is_operator), None)
 
     @property
     def functions(self) -> Iterator[str]:
-        """The Python functions that it lies in as ``file(line): name``, innermost first; none where stacks were not recorded."""
-        names = (each.name for each in self.ancestors if each.event["cat"] == "python_function")
+        """Python functions that contain this event, as ``file(line): name``, innermost first; empty if stacks were not recorded."""
+        names = (call.name for call in self.ancestors if call.event["cat"] == "python_function")
         return (name for name in names if re.fullmatch(r".+\(\d+\): .+", name))
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """What a GPU ran, and the host's call that launched it; None where the trace does not hold that."""
+    """A kernel or memory operation of a GPU, with the host's call that launched it; None if the trace does not contain that call."""
 
     name: str
     start: float
@@ -111,54 +111,54 @@ class Kernel:
 
     @property
     def operator(self) -> Call | None:
-        """The innermost operator that launched it."""
+        """Innermost operator that launched the kernel; None if it is unknown."""
         return self.launch if self.launch is None or self.launch.is_operator else self.launch.operator
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a trace file."""
+    """Read the events of a trace file."""
     events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return events
 
 
 def end_of(event: Event) -> float:
-    """When an event ended, in microseconds."""
+    """End of an event, in microseconds."""
     return float(event["ts"] + event.get("dur", 0.0))
 
 
 def nested(events: Iterable[Event]) -> list[Call]:
-    """Events of the host, each with the one of its thread that it lies in."""
+    """Turn events of the host into calls, each with the event of its thread that contains it."""
     threads: dict[Any, list[Event]] = defaultdict(list)
-    for each in events:
-        threads[each["tid"]].append(each)
+    for event in events:
+        threads[event["tid"]].append(event)
     calls = []
-    for own in threads.values():
-        around: list[Call] = []
-        for event in sorted(own, key=lambda each: (each["ts"], -each.get("dur", 0.0))):
-            while around and around[-1].end <= event["ts"] + _ROUNDING:
-                around.pop()
-            call = Call(event, around[-1] if around else None)
-            around.append(call)
+    for thread_events in threads.values():
+        stack: list[Call] = []
+        for event in sorted(thread_events, key=lambda event: (event["ts"], -event.get("dur", 0.0))):
+            while stack and stack[-1].end <= event["ts"] + _ROUNDING:
+                stack.pop()
+            call = Call(event, stack[-1] if stack else None)
+            stack.append(call)
             calls.append(call)
     return calls
 
 
 def gpu_kernels(events: Iterable[Event], calls: Iterable[Call]) -> list[Kernel]:
-    """What a GPU ran, by its start: it shares a correlation with its launch, and an external id with the operator around that."""
+    """Kernels in order of start, with their launches, found by correlation id, or else the operators with the same external id."""
     calls = list(calls)
     launches = {call.arguments["correlation"]: call for call in calls if "correlation" in call.arguments}
     operators = {call.arguments["External id"]: call for call in calls if call.is_operator and "External id" in call.arguments}
-    found = []
-    for each in events:
-        if each.get("cat") in GPU_CATEGORIES:
-            said = each.get("args", {})
-            launch = launches.get(said.get("correlation")) or operators.get(said.get("External id"))
-            found.append(Kernel(each["name"], each["ts"], end_of(each), launch))
-    return sorted(found, key=lambda kernel: kernel.start)
+    kernels = []
+    for event in events:
+        if event.get("cat") in GPU_CATEGORIES:
+            arguments = event.get("args", {})
+            launch = launches.get(arguments.get("correlation")) or operators.get(arguments.get("External id"))
+            kernels.append(Kernel(event["name"], event["ts"], end_of(event), launch))
+    return sorted(kernels, key=lambda kernel: kernel.start)
 
 
 def self_microseconds(calls: Iterable[Call]) -> dict[Call, float]:
-    """Of each operator, less what the operators within it take."""
+    """Microseconds of each operator, without those of the operators within it."""
     spent: dict[Call, float] = defaultdict(float)
     for call in calls:
         if not call.is_operator:
@@ -170,17 +170,17 @@ def self_microseconds(calls: Iterable[Call]) -> dict[Call, float]:
 
 
 def union(stretches: Iterable[Stretch]) -> list[tuple[float, float]]:
-    """The time in which at least one of them lies, as stretches apart from each other."""
+    """The time that at least one stretch covers, as disjoint pairs of start and end in microseconds."""
     merged: list[tuple[float, float]] = []
-    for each in sorted(stretches, key=lambda each: each.start):
-        if merged and each.start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], each.end))
+    for stretch in sorted(stretches, key=lambda stretch: stretch.start):
+        if merged and stretch.start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stretch.end))
         else:
-            merged.append((each.start, each.end))
+            merged.append((stretch.start, stretch.end))
     return merged
 
 
 def time_outside(stretch: Stretch, taken: Sequence[tuple[float, float]]) -> float:
-    """Microseconds of a stretch that lie in none of the others."""
+    """Microseconds of a stretch outside the disjoint pairs of start and end in ``taken``."""
     overlap = sum(max(0.0, min(stretch.end, end) - max(stretch.start, start)) for start, end in taken)
     return stretch.end - stretch.start - overlap

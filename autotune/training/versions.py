@@ -1,4 +1,4 @@
-"""The versions of the software that times and numbers depend on."""
+"""The versions of the software that measured times and metrics depend on."""
 
 import platform
 from functools import cache
@@ -9,12 +9,12 @@ import torch
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what times and numbers depend on; None for what is not installed."""
+    """Versions of Python, CUDA and packages that measurements depend on; None for a package that is not installed."""
     packages = ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow")
     return {"python": platform.python_version(), "cuda": torch.version.cuda, **{name: _installed(name) for name in packages}}
 
 
-@cache  # every trial asks
+@cache  # called for every trial
 def _installed(name: str) -> str | None:
     try:
         return version(name)
@@ -23,7 +23,7 @@ def _installed(name: str) -> str | None:
 
 
 def driver_version() -> str | None:
-    """The GPU driver's version, as the kernel module tells it; None where it does not."""
+    """Version of the NVIDIA driver, as its kernel module reports it; None if there is no such driver."""
     try:
         with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
             return next(word for word in lines.readline().split() if word[0].isdigit())
