@@ -73,16 +73,10 @@ def train(
     clock = PhaseClock(synchronizer(device), energy_meter(device))
     with paused_while_waiting(clock.stopped):
         run, step = set_up(config, device, clock, num_threads, ranks)
-    parts, progress = step.parts, Progress()
-    if paused_folder is not None:
-        clock.enter(None)
-        clock.reset()
-        progress = resume(paused_folder, run, parts, clock)
-    elif state_folder is not None and is_kept(state_folder):
-        clock.enter(None)
-        progress = resume(state_folder, run, parts, clock)
-        if progress.has_ended:
-            yield progress.evaluation
+    parts = step.parts
+    progress = _resumed(paused_folder, state_folder, run, parts, clock)
+    if progress.has_ended:
+        yield progress.evaluation
 
     limit = TimeLimit(ranks, clock, min(config.target.max_train_seconds, cap_seconds - clock.seconds(Phase.PREPARE)), progress.step)
     clock.enter(Phase.TRAIN)
@@ -108,9 +102,19 @@ def train(
     _finish(parts)
     if weights_path is not None:
         keep_weights(weights_path, run, parts, progress.evaluation, origin)
-    if score_test and run.data.test is not None:
-        return run.evaluate(parts, run.data.test)[0]
-    return None
+    return run.evaluate(parts, run.data.test)[0] if score_test and run.data.test is not None else None
+
+
+def _resumed(paused_folder: Path | None, state_folder: Path | None, run: Run, parts: Components, clock: PhaseClock) -> Progress:
+    """The progress that a training goes on from: that of a saved state, if there is one."""
+    if paused_folder is not None:
+        clock.enter(None)
+        clock.reset()
+        return resume(paused_folder, run, parts, clock)
+    if state_folder is not None and is_kept(state_folder):
+        clock.enter(None)
+        return resume(state_folder, run, parts, clock)
+    return Progress()
 
 
 def _finish(parts: Components) -> None:
