@@ -78,7 +78,7 @@ class _Amortised(ABC):
         return self.lower_bound(_at_target(result))
 
     def unmeasured(self, device: Device) -> str | None:
-        """None on every device: seconds are measured everywhere."""
+        """Always None: seconds are measured on every device."""
         return None
 
     def _amortised_seconds(self, evaluation: Evaluation) -> float:

@@ -118,7 +118,7 @@ class StepProfile:
     is_small: bool
     """Whether the training split would fit on the device."""
     optimizer_kernels: tuple[str, ...]
-    """Those of ``fused`` and ``foreach`` that ``runtime.optimizer_kernels`` accepts for the optimizer."""
+    """The names, of ``fused`` and ``foreach``, that ``runtime.optimizer_kernels`` accepts for the optimizer."""
     settings: Mapping[str, Any]
     """Values of the configuration's groups ``runtime``, ``data_path`` and ``precision``, by dotted key."""
 

@@ -1,8 +1,8 @@
-"""Which code a configuration may name.
+"""Allow-list of the code that the ``_target_`` keys of a configuration may name.
 
-An experiment file can come from anyone, so a ``_target_`` is let in only from packages that hold components and nothing else,
-and from what the user adds on the command line. The name is checked when a configuration is composed; when it is built, the
-object found must also be *defined* in such a package, so that a name cannot reach through a module to what that imported
+An experiment file can come from anyone, so a ``_target_`` may only name code in packages that hold components and nothing else, and in
+packages that the user adds on the command line. The name is checked when a configuration is composed. When a component is built, the
+object found must also be *defined* in an allowed package, so that a name cannot reach through a module to what that module imported
 (``torch.nn.modules.os.system``).
 """
 
@@ -24,34 +24,34 @@ SHIPPED = (
     "torch.nn",
     "torch.optim",
 )
-"""Packages that any configuration may name."""
+"""Packages that any configuration may name in a ``_target_``."""
 
 _DEFINED_IN = (*SHIPPED, "torch._C._nn")
-"""Where the objects of those packages are defined: torch.nn.functional takes some of its functions from torch._C._nn."""
+"""Packages that define the objects of the ``SHIPPED`` ones: torch.nn.functional takes some of its functions from torch._C._nn."""
 
 
 def check_target_names(node: Any, allowed: Sequence[str], where: str = "") -> None:
-    """Hold every ``_target_`` of a configuration, nested ones too, against the allow-list by name.
+    """Check the name in every ``_target_`` of a configuration, nested ones too, against the allow-list.
 
     Raises:
-        TargetNotAllowedError: with the key, the name found and what is accepted.
+        TargetNotAllowedError: a name is not allowed; names the key, what was found and what is accepted.
     """
     if isinstance(node, Mapping):
         if "_target_" in node and not _within(node["_target_"], (*SHIPPED, *allowed)):
             raise TargetNotAllowedError(_refusal(f"{where}_target_", node["_target_"]))
-        for key, each in node.items():
-            check_target_names(each, allowed, f"{where}{key}.")
+        for key, value in node.items():
+            check_target_names(value, allowed, f"{where}{key}.")
     elif isinstance(node, list | tuple):
-        for index, each in enumerate(node):
-            check_target_names(each, allowed, f"{where}{index}.")
+        for index, item in enumerate(node):
+            check_target_names(item, allowed, f"{where}{index}.")
 
 
 def resolve_target(name: str, allowed: Sequence[str], where: str) -> Callable[..., Any]:
-    """The callable that an allowed name stands for.
+    """Import the callable that a ``_target_`` names.
 
     Raises:
         TargetNotAllowedError: the name, or the module that defines the object found, is not allowed.
-        ConfigError: there is nothing by that name, or it cannot be called.
+        ConfigError: no object has that name, or the object cannot be called.
     """
     if not _within(name, (*SHIPPED, *allowed)):
         raise TargetNotAllowedError(_refusal(where, name))
@@ -61,11 +61,11 @@ def resolve_target(name: str, allowed: Sequence[str], where: str) -> Callable[..
         raise TargetNotAllowedError(_refusal(where, name, defined_in=str(defined_in)))
     if not callable(found):
         raise ConfigError(f"{where}: {name} is a {type(found).__name__}, accepted is something that can be called")
-    return found  # type: ignore[no-any-return]  # callable() has just been asked
+    return found  # type: ignore[no-any-return]  # callable() was checked above
 
 
 def _within(name: Any, packages: Sequence[str]) -> bool:
-    return isinstance(name, str) and any(name == each or name.startswith(f"{each}.") for each in packages)
+    return isinstance(name, str) and any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _refusal(where: str, name: Any, defined_in: str | None = None) -> str:

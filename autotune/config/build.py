@@ -1,4 +1,4 @@
-"""Building: a configuration node with a ``_target_`` becomes the object it names."""
+"""Builds objects from configuration nodes: each node's ``_target_`` is called with the node's other values."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from autotune.errors import ConfigError
 
 
 def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
-    """What the node's ``_target_`` returns for the node's other values.
+    """Build the object that a configuration node describes: call the node's ``_target_`` with the node's other values.
 
     Args:
         node: resolved plain data.
@@ -21,36 +21,35 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
         where: the node's config key, for messages.
 
     Raises:
-        ConfigError: the target refused its values, a ``_target_`` in the node is missing or not allowed, or a text holds
-            an interpolation, which Hydra would resolve into whatever it makes, past the allow-list.
+        ConfigError: the target refused its values, a ``_target_`` in the node is missing or not allowed, or a text contains an
+            interpolation, which Hydra would resolve without the allow-list.
     """
-    made = build_partial(node, allowed, where)
-    return call(made, where)
+    return call(build_partial(node, allowed, where), where)
 
 
 def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> "partial[Any]":
-    """The node's ``_target_`` with the node's other values bound to it, not yet called; nested nodes are built."""
+    """Bind a node's values to its ``_target_`` without calling it; nested nodes are built."""
     if "_target_" not in node:
         raise ConfigError(f"{where}: has no _target_, accepted is the name of something that can be called")
     _check_nested(node, allowed, where)
     settings = {key: value for key, value in node.items() if key != "_target_"}
-    if not any(_is_for_hydra(key, value) for key, value in settings.items()):  # some milliseconds a node, in a phase that counts
+    if not any(_is_for_hydra(key, value) for key, value in settings.items()):  # Hydra takes milliseconds a node, in a measured phase
         return partial(resolve_target(node["_target_"], allowed, f"{where}._target_"), **settings)
     try:
-        made = hydra.utils.instantiate({**node, "_partial_": True}, _convert_="all")
+        component = hydra.utils.instantiate({**node, "_partial_": True}, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__ or error
         raise ConfigError(f"{where}: {' '.join(str(cause).split())}") from error
-    assert isinstance(made, partial)
-    # Hydra's own kind of partial checks its target anew at each call, which takes longer than what it calls.
-    return partial(made.func, *made.args, **made.keywords)
+    assert isinstance(component, partial)
+    # Hydra's own subclass of partial checks its target again at each call, which takes longer than the call itself.
+    return partial(component.func, *component.args, **component.keywords)
 
 
 def call(made: "partial[Any]", where: str, *args: Any, **kwargs: Any) -> Any:
-    """Call what ``build_partial`` returned, its refusal of an argument turned into one line.
+    """Call a partial that ``build_partial`` returned; a refused argument is reported in one line.
 
     Raises:
-        ConfigError: the target raised TypeError or ValueError.
+        ConfigError: the target raised TypeError or ValueError; names ``where``, the target and its bound arguments.
     """
     try:
         return made(*args, **kwargs)
@@ -61,7 +60,7 @@ def call(made: "partial[Any]", where: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offered arguments that a callable's signature names and that are not bound yet."""
+    """The offered arguments that a partial's signature names and that are not bound yet; none if its signature cannot be read."""
     try:
         names = inspect.signature(made.func).parameters
     except (TypeError, ValueError):
@@ -70,22 +69,22 @@ def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict
 
 
 def _is_for_hydra(key: str, value: Any) -> bool:
-    """Whether a setting is more than an argument: one of Hydra's own, or one that holds a node to build."""
+    """Whether Hydra must handle a setting: its key is one of Hydra's own (``_name_``), or it contains such a key, as nested nodes do."""
     if key.startswith("_") and key.endswith("_"):
         return True
     if isinstance(value, Mapping):
-        return any(_is_for_hydra(str(each), inner) for each, inner in value.items())
-    return isinstance(value, list | tuple) and any(_is_for_hydra("", each) for each in value)
+        return any(_is_for_hydra(str(inner_key), inner) for inner_key, inner in value.items())
+    return isinstance(value, list | tuple) and any(_is_for_hydra("", item) for item in value)
 
 
 def _check_nested(node: Any, allowed: Sequence[str], where: str) -> None:
     if isinstance(node, Mapping):
         if "_target_" in node:
             resolve_target(node["_target_"], allowed, f"{where}._target_")
-        for key, each in node.items():
-            _check_nested(each, allowed, f"{where}.{key}")
+        for key, value in node.items():
+            _check_nested(value, allowed, f"{where}.{key}")
     elif isinstance(node, list | tuple):
-        for index, each in enumerate(node):
-            _check_nested(each, allowed, f"{where}.{index}")
+        for index, item in enumerate(node):
+            _check_nested(item, allowed, f"{where}.{index}")
     elif isinstance(node, str) and "${" in node:
         raise ConfigError(f"{where}: found {node!r}, accepted is text without ${{")

@@ -1,6 +1,6 @@
 """The command line that all commands share: Hydra's ``key=value`` overrides, and a few of Hydra's flags.
 
-Hydra composes; its own ``main`` is not used, because it would print mistakes over several lines, exit with 1, and run
+Hydra composes configurations, but its own ``main`` is not used: it would print an error over several lines, exit with code 1, and run
 callbacks that a configuration names.
 """
 
@@ -35,7 +35,7 @@ COMMANDS = {
     "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
     "replay": ("autotune.replay.__main__", "replay a search over a recording"),
 }
-"""Module and purpose by name; a module has a function ``NAME_command``, which takes the arguments and returns the exit code."""
+"""Module and purpose of each command, by name; the module's function ``NAME_command`` takes the arguments and returns the exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,9 @@ class CommandLine:
     overrides: tuple[str, ...]
     config_dirs: tuple[str, ...]
     cfg: str | None
-    """Print this part of the configuration (job, hydra, all) and run nothing."""
+    """Part of the configuration to print instead of running the command: ``job``, ``hydra`` or ``all``; None runs the command."""
     resolve: bool
+    """Whether interpolations are resolved in the printed configuration."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,10 +56,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_command_line(program: str, purpose: str, epilog: str, arguments: Sequence[str], *, takes: str = "experiment=NAME") -> CommandLine:
-    """Parse flags and overrides; prints help or version and exits where asked. What is fetched from then on is said on stderr.
+    """Parse flags and overrides, and report fetched files on stderr from then on; ``--help``, ``--version`` and completion print and exit.
 
     Raises:
-        ConfigError: an unknown flag.
+        ConfigError: a flag is unknown or has a wrong value.
     """
     parser = _Parser(
         prog=program,
@@ -87,26 +88,26 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         metavar="COMMAND",
         help='tab completion: eval "$(autotune -sc install=bash)" (bash, zsh, fish)',
     )
-    found = parser.parse_intermixed_args(list(arguments))
-    if found.shell_completion is not None:
+    parsed = parser.parse_intermixed_args(list(arguments))
+    if parsed.shell_completion is not None:
         from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
 
-        sys.exit(shell_completion(found.shell_completion, [*found.overrides], found.config_dir))
+        sys.exit(shell_completion(parsed.shell_completion, [*parsed.overrides], parsed.config_dir))
     from autotune.remote.cache import say_what_is_fetched  # noqa: PLC0415  # after --help
 
     say_what_is_fetched()
-    return CommandLine(overrides=tuple(found.overrides), config_dirs=tuple(found.config_dir), cfg=found.cfg, resolve=found.resolve)
+    return CommandLine(overrides=tuple(parsed.overrides), config_dirs=tuple(parsed.config_dir), cfg=parsed.cfg, resolve=parsed.resolve)
 
 
 def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":
-    """What composes the configuration of a command line, with the user's own modules importable.
+    """Make the composer of a command's configuration, and make modules beside its folders importable.
 
     Args:
-        line: the command line, for its folders.
-        overrides: those of the command line that are keys of the configuration.
+        line: the command line, for its ``config_dirs``.
+        overrides: the overrides of ``line`` without the command's own keys.
 
     Raises:
-        ConfigError: a folder that is not there, or an override that does not parse.
+        ConfigError: a folder does not exist, or an override does not parse.
     """
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help; imports Hydra
 
@@ -115,31 +116,31 @@ def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":
 
 
 def print_config(line: CommandLine, composer: "Composer") -> bool:
-    """Print the configuration where ``--cfg`` asks for it, and say whether it did."""
+    """Print the configuration if ``--cfg`` asks for it; return whether it was printed."""
     if line.cfg:
         print(composer.config_yaml(line.cfg, resolve=line.resolve), end="")
     return line.cfg is not None
 
 
 def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Name and first comment line of every experiment there is."""
-    found: dict[str, str] = {}
+    """Name and purpose (the first line of its comments) of every experiment, the user's own first."""
+    purposes: dict[str, str] = {}
     for folder in (*map(Path, config_dirs), shipped_folder("conf")):
         for path in sorted((folder / "experiment").glob("*.yaml")):
             comments = (line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#"))
-            found.setdefault(path.stem, next((line for line in comments if line and "@package" not in line), ""))
-    return list(found.items())
+            purposes.setdefault(path.stem, next((line for line in comments if line and "@package" not in line), ""))
+    return list(purposes.items())
 
 
 def experiments_help(config_dirs: Sequence[str] = ()) -> str:
-    """The experiments as indented lines of a help text."""
+    """List all experiments with their purposes, as indented lines of a help text."""
     rows = experiments(config_dirs)
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
 
 
 def commands_help() -> str:
-    """The commands as indented lines of a help text."""
+    """List all commands with their purposes, as indented lines of a help text."""
     return "\n".join(f"  autotune {name:<9} {purpose}" for name, (_, purpose) in COMMANDS.items())
 
 
@@ -147,7 +148,7 @@ def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:
     """Refuse a command line that names no experiment.
 
     Raises:
-        ConfigError: with the names there are.
+        ConfigError: ``is_there`` is False; the message names all experiments.
     """
     if not is_there:
         names = ", ".join(name for name, _ in experiments(config_dirs))
@@ -155,33 +156,33 @@ def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:
 
 
 def names_experiment(overrides: Sequence[str]) -> bool:
-    """Whether overrides pick an experiment, told without composing them."""
-    return any(each.startswith(("experiment=", "+experiment=")) for each in overrides)
+    """Whether the overrides choose an experiment, without composing them."""
+    return any(override.startswith(("experiment=", "+experiment=")) for override in overrides)
 
 
 def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
-    """Make modules of the user's own importable, and return where they may lie.
+    """Make the user's own modules importable, and return the folders that may contain them.
 
-    That is the working folder, and the folders of ``--config-dir`` and those around them.
+    These are the working folder, the folders of ``--config-dir`` and their parents.
     """
     folders = [str(Path.cwd())]
-    for each in config_dirs:
-        folder = Path(each).expanduser().resolve()
+    for config_dir in config_dirs:
+        folder = Path(config_dir).expanduser().resolve()
         folders += [str(folder), str(folder.parent)]
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     return folders
 
 
 def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run an entry point on the process's own command line, and end the process with its exit code."""
+    """Run a command with the process's arguments, and end the process with the command's exit code."""
     spare_imports()
     sys.exit(run_command(command, sys.argv[1:]))
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run an entry point; any failure that autotune explains becomes one line on stderr and exit code 2.
+    """Run a command and return its exit code; an ``AutotuneError`` is printed as one line on stderr and gives exit code 2.
 
-    Code of the user's that failed is told with its traceback, and exit code 1.
+    A ``WorkerError``, for trained code that failed, is printed with its traceback and gives exit code 1; an interrupt gives 130.
     """
     try:
         return command(arguments)

@@ -1,7 +1,7 @@
-"""Tab completion of the command line, by Hydra's own plug-ins.
+"""Tab completion of the command line, by Hydra's completion plug-ins.
 
-Their shell scripts call ``autotune -sc query=SHELL`` with the line typed so far in ``COMP_LINE``. Hydra completes overrides
-only, and reads the whole line; so it is given the overrides up to the cursor, and what else it needs is taken from the flags.
+The plug-ins' shell scripts call ``autotune -sc query=SHELL`` with the line typed so far in ``COMP_LINE``. Hydra completes only overrides,
+but reads the whole line, so it is given a line that has the overrides up to the cursor, and the folders of ``--config-dir`` as an override.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ _FLAGS_WITH_A_VALUE = (*_FLAGS_OF_A_FOLDER, "--cfg", "-c", "--shell-completion",
 
 
 def shell_completion(command: str, overrides: list[str], config_dirs: list[str]) -> int:
-    """Print what ``install=SHELL``, ``uninstall=SHELL`` or ``query=SHELL`` is to print, and return the exit code.
+    """Run ``install=SHELL``, ``uninstall=SHELL`` or ``query=SHELL``, which print for the shell, and return the exit code.
 
     Raises:
-        ConfigError: another command or shell, or a call that no shell can complete.
+        ConfigError: the command or shell is unknown, more is given beside it, or a ``.py`` file is run, which shells cannot complete.
     """
     verb, _, shell = command.partition("=")
-    known: Any = Plugins.instance().discover(CompletionPlugin)
-    plugins = {each.provides(): each for each in known}
+    plugin_classes: Any = Plugins.instance().discover(CompletionPlugin)
+    plugins = {plugin_class.provides(): plugin_class for plugin_class in plugin_classes}
     if verb not in ("install", "uninstall", "query") or shell not in plugins or overrides or config_dirs:
         found = " ".join((command, *overrides, *config_dirs))
         raise ConfigError(f"-sc: found {found!r}, accepted are install=, uninstall= or query= with {', '.join(sorted(plugins))}")
@@ -45,14 +45,14 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
             plugin.install()
         elif verb == "uninstall":
             if shell != "fish":
-                print(f"complete -r {Path(sys.argv[0]).name} 2> /dev/null")  # Hydra leaves the rule, without its function
+                print(f"complete -r {Path(sys.argv[0]).name} 2> /dev/null")  # Hydra removes only the function that this rule calls
             plugin.uninstall()
         elif commands := _commands_typed(_line_to_cursor()):
             print(" ".join(commands))
         elif (overrides_typed := _overrides_typed(_line_to_cursor())) is not None:
             os.environ["COMP_LINE"] = overrides_typed
             with contextlib.suppress(HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
-                plugin.query(config_name="config")  # of a line that does not compose nothing is known
+                plugin.query(config_name="config")  # a line that does not compose has no completions
     return 0
 
 
@@ -62,25 +62,25 @@ def _line_to_cursor() -> str:
 
 
 def _commands_typed(line: str) -> list[str]:
-    """The commands that the first word of the line may become; none where it is no beginning of one."""
+    """Commands that complete the line's first word; none if the cursor is past that word or no command begins with it."""
     words = line.split()[1:]
     return [name for name in COMMANDS if name.startswith(words[0])] if len(words) == 1 and not line.endswith(" ") else []
 
 
 def _overrides_typed(line: str) -> str | None:
-    """The line without its flags, or None where the cursor is at one of them, which the shell itself completes."""
+    """The line for Hydra's plug-in, without flags; None if the cursor is at a flag or its value, which the shell itself completes."""
     words = line.split()[1:] + ([""] if line.endswith(" ") else [])
     words = words[1:] if len(words) > 1 and words[0] in COMMANDS else words
     overrides, folders, flag = [], [], ""
     for word in words:
         if flag in _FLAGS_WITH_A_VALUE:
             folders += [word] if flag in _FLAGS_OF_A_FOLDER else []
-            flag, at_flag = "", True
+            flag, is_at_flag = "", True
         else:
             flag = word if word.startswith("-") else ""
-            at_flag = bool(flag)
+            is_at_flag = bool(flag)
             overrides += [] if flag else [word]
-    if not words or at_flag:
+    if not words or is_at_flag:
         return None
-    paths = ",".join(f"'file://{Path(each).expanduser().resolve()}'" for each in folders)
+    paths = ",".join(f"'file://{Path(folder).expanduser().resolve()}'" for folder in folders)
     return " ".join(("autotune", f"hydra.searchpath=[{paths}]", *overrides))

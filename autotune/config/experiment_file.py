@@ -1,4 +1,4 @@
-"""Writing an experiment file: what a study found, as a configuration that runs by name."""
+"""Writes a configuration that a study found as an experiment file, which runs by name."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,34 +14,34 @@ from autotune.space import override_text
 def experiment_yaml(
     *, base: str, base_content: Mapping[str, Any], groups: Mapping[str, str], values: Mapping[str, Any], comments: Sequence[str]
 ) -> str:
-    """An experiment that is ``base`` with other group choices and values.
+    """YAML of an experiment that differs from the experiment ``base`` in group options and values.
 
-    What ``base`` itself says inside a group that gets another option would be carried into that option by a file that only
-    points to ``base``; such a file takes over the rest of what ``base`` says instead.
+    The new file only points to ``base`` in its defaults list, unless ``base`` sets values inside a group that gets another option: Hydra
+    would carry those values into the new option. The file then contains a copy of all other content of ``base`` instead.
 
     Args:
-        base: the experiment it starts from, by name.
-        base_content: what stands in its file.
-        groups: config group -> file of it.
-        values: config key -> value.
-        comments: lines that say where it came from.
+        base: name of the experiment to start from.
+        base_content: content of the base's file.
+        groups: new options, by config group.
+        values: new values, by config key.
+        comments: lines on where the experiment comes from.
     """
-    overriding = [{f"override /{group}": option} for group, option in groups.items()]
+    overrides = [{f"override /{group}": option} for group, option in groups.items()]
     if any(group.partition("/")[0] in base_content for group in groups):
-        own_defaults = [each for each in base_content.get("defaults", []) if each != "_self_" and not _chooses(each, groups)]
+        base_defaults = [entry for entry in base_content.get("defaults", []) if entry != "_self_" and not _chooses(entry, groups)]
         kept = {key: value for key, value in base_content.items() if key != "defaults" and key not in groups}
-        content = {"defaults": [*own_defaults, *overriding, "_self_"], **_merged(kept, _nested(values))}
+        content = {"defaults": [*base_defaults, *overrides, "_self_"], **_merged(kept, _nested(values))}
     else:
-        content = {"defaults": [base, *overriding, "_self_"], **_nested(values)}
+        content = {"defaults": [base, *overrides, "_self_"], **_nested(values)}
     header = "\n".join(["# @package _global_", *(f"# {line}" for line in comments)])
     return f"{header}\n{yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)}"
 
 
 def check_exported(exported: TrialConfig, trained: TrialConfig) -> None:
-    """Hold an exported experiment, composed anew, against what was trained.
+    """Check that an exported experiment, composed again, is the configuration that was trained.
 
     Raises:
-        ConfigError: they differ; the message names the first key.
+        ConfigError: the two differ; names the first key that does, with both values.
     """
     found, wanted = exported.as_dict(), trained.as_dict()
     for key, value in wanted.items():
@@ -53,18 +53,18 @@ def check_exported(exported: TrialConfig, trained: TrialConfig) -> None:
 
 
 def _chooses(entry: Any, groups: Mapping[str, str]) -> bool:
-    """Whether an entry of a defaults list picks the option of one of the groups."""
+    """Whether an entry of a defaults list chooses the option of one of the groups."""
     return isinstance(entry, Mapping) and any(str(key).removeprefix("override ").strip("/") in groups for key in entry)
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one; the other's values win."""
+    """Merge two nested mappings; values of ``other`` win."""
     both = {key: _merged(one[key], other[key]) for key in one if isinstance(one[key], Mapping) and isinstance(other.get(key), Mapping)}
     return {**one, **other, **both}
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested mappings."""
+    """Convert dotted keys into nested mappings."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         *parents, last = key.replace("/", ".").split(".")
@@ -76,12 +76,12 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train_command(experiment: str, folders: Sequence[str], allowed_targets: Sequence[str]) -> str:
-    """The command that trains an experiment once, with all that composing it needs, as it is typed.
+    """Shell command that trains an experiment once, with all flags and overrides that composing it needs.
 
     Args:
-        folders: of configuration files of the user's own.
-        allowed_targets: what they may name besides what is always allowed.
+        folders: the user's own configuration folders.
+        allowed_targets: packages that ``_target_`` may name besides autotune's own list.
     """
     allowed = [f"allowed_targets={override_text(list(allowed_targets))}"] if allowed_targets else []
-    config_dirs = [each for folder in folders for each in ("--config-dir", folder)]
+    config_dirs = [part for folder in folders for part in ("--config-dir", folder)]
     return shlex.join(["python", "-m", "autotune", "train", f"experiment={experiment}", *allowed, *config_dirs])

@@ -1,7 +1,7 @@
-"""Options of config groups, each composed alone, put together to what Hydra would make of all of them.
+"""Combines options of config groups that were composed one at a time into the configuration that Hydra would compose from all of them.
 
-That holds where an option's file changes nothing but what stands beneath its own group, as almost all do. One that sets values
-elsewhere, or picks files of other groups, shows: something else changes with it.
+This is correct if an option's file changes only keys beneath its own group, as almost all do. ``changes_only`` finds the others: an option
+that sets values elsewhere, or chooses options of other groups, changes other parts of the configuration too.
 """
 
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 Choices = dict[str, str]
-"""Config group -> name of the chosen file."""
+"""Name of the chosen option, by config group."""
 
 
 def changes_only(group: str, *, before: tuple[DictConfig, Choices], after: tuple[DictConfig, Choices]) -> bool:
-    """Whether two composed configurations differ, but for Hydra's own node, only beneath a group."""
+    """Whether two composed configurations, without Hydra's own node, differ only beneath a group."""
     if "@" in group:
-        return False  # it lies beneath another key than its name
+        return False  # the group's package, and so its key, is another one than its name
     (config, choices), (other, other_choices) = before, after
-    chosen_alike = {**choices, group: ""} == {**other_choices, group: ""}
-    return chosen_alike and _without(config, group) == _without(other, group)
+    other_choices_equal = {**choices, group: ""} == {**other_choices, group: ""}
+    return other_choices_equal and _without(config, group) == _without(other, group)
 
 
 def with_options(config: DictConfig, choices: Choices, options: Mapping[str, tuple[DictConfig, Choices]]) -> tuple[DictConfig, Choices]:
-    """A configuration with the groups of others in the place of its own; it is changed, the others are not.
+    """Replace groups of ``config``, in place, by those of other configurations; return it with its new choices.
 
-    No group lies beneath another.
+    No group of ``options`` may lie beneath another.
     """
     chosen = dict(choices)
     for group, (other, other_choices) in options.items():
@@ -40,7 +40,7 @@ def _path(group: str) -> str:
 
 
 def _without(config: DictConfig, group: str) -> Any:
-    """The configuration as plain data, less what stands beneath a group."""
+    """The configuration as plain data, without the keys beneath a group."""
     plain = OmegaConf.to_container(config, resolve=False)
     holder: Any = plain
     *parents, last = _path(group).split(".")

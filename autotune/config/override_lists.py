@@ -1,7 +1,7 @@
-"""Lists of overrides, as ``autotune.compare`` takes them: ``a=[device=cpu,model.widths=[16,32]]``.
+"""Reads lists of overrides, as ``autotune.compare`` takes them: ``a=[device=cpu,model.widths=[16,32]]``.
 
-Hydra's grammar has no ``key=value`` within a list. So a list is taken apart at its own commas, and each element is then an
-override in Hydra's grammar, with all that it may hold.
+Hydra's grammar has no ``key=value`` within a list, so a list is split at its own commas, and each element is then parsed as an override in
+Hydra's grammar.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ _OPENING = {"[": "]", "{": "}", "(": ")"}
 
 
 def read_override_list(text: str, where: str) -> tuple[str, ...]:
-    """The overrides of a list; an element may be quoted as a whole.
+    """Split the text of a list into its overrides; an element may be quoted as a whole.
 
     Args:
         text: such as ``[device=cpu,model.widths=[16,32]]``.
         where: the list's name, for messages.
 
     Raises:
-        ConfigError: no list, or an element that is no override.
+        ConfigError: the text is no list, or an element is no override.
     """
     stripped = text.strip()
     accepted = f"accepted is a list of overrides, as in {where}=[device=cpu,optimizer.lr=0.1], or {where}=[]"
     if not (stripped.startswith("[") and stripped.endswith("]")):
         raise ConfigError(f"{where}: found {text!r}, {accepted}")
-    elements = [_unquoted(each.strip()) for each in _split(stripped[1:-1], where)]
+    elements = [_unquoted(element.strip()) for element in _split(stripped[1:-1], where)]
     if elements == [""]:
         return ()
     for element in elements:
@@ -39,10 +39,10 @@ def read_override_list(text: str, where: str) -> tuple[str, ...]:
 
 
 def override_key(override: str, where: str) -> str:
-    """The key or group that an override sets.
+    """Key or config group that an override sets.
 
     Raises:
-        ConfigError: it does not parse.
+        ConfigError: the override does not parse.
     """
     try:
         return str(OverridesParser.create().parse_override(override).key_or_group)
@@ -53,9 +53,9 @@ def override_key(override: str, where: str) -> str:
 
 
 def _split(text: str, where: str) -> Sequence[str]:
-    """The elements between commas that stand in no bracket and in no quotes."""
+    """Split a text at the commas that are neither in brackets nor in quotes."""
     elements, start, closing, quote, is_escaped = [], 0, [""], "", False
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         if is_escaped or character == "\\":
             is_escaped = not is_escaped
         elif quote:
@@ -69,15 +69,15 @@ def _split(text: str, where: str) -> Sequence[str]:
         elif character in "]})":
             raise ConfigError(f"{where}: found {character!r} in {text!r} without its opening bracket")
         elif character == "," and len(closing) == 1:
-            elements.append(text[start:place])
-            start = place + 1
+            elements.append(text[start:index])
+            start = index + 1
     if quote or len(closing) > 1:
         raise ConfigError(f"{where}: found {text!r}, in which {quote or closing[-1]!r} is missing")
     return [*elements, text[start:]]
 
 
 def _unquoted(element: str) -> str:
-    """An element without the quotes around the whole of it."""
+    """Remove the quotes around an element, if they enclose all of it."""
     quote = element[:1]
     if len(element) < 2 or quote not in ("'", '"') or element[-1] != quote:
         return element

@@ -1,4 +1,4 @@
-"""The keys that belong to a command, not to the configuration: fields of a dataclass, which OmegaConf reads and ``--help`` lists.
+"""Keys that belong to a command, not to the configuration: fields of a dataclass, which OmegaConf reads and ``--help`` lists.
 
 @dataclass(kw_only=True)
 class ProfileKeys:
@@ -19,14 +19,14 @@ from autotune.errors import ConfigError
 Keys = TypeVar("Keys")
 
 _SIMILAR = 0.75
-"""Share of equal letters (of ``difflib``) from which a key counts as a misspelt one."""
+"""Similarity ratio of ``difflib`` from which an unknown key counts as a misspelling of a known one."""
 _MOST = sys.float_info.max
-"""Infinity is no number that anything here can be set to."""
+"""Upper limit of numbers without one of their own: infinity is never accepted."""
 
 
 def own_key(
     default: Any,
-    help: str,  # noqa: A002  # argparse's word for it
+    help: str,  # noqa: A002  # named as in argparse
     *,
     name: str | None = None,
     shown: str | None = None,
@@ -35,17 +35,17 @@ def own_key(
     most: float | None = None,
     choices: Sequence[str] = (),
 ) -> Any:
-    """A field of a command's dataclass, as ``dataclasses.field`` makes it.
+    """Make a field of a command's dataclass, as ``dataclasses.field`` does.
 
     Args:
-        default: of the key; ``...`` for a key that must be given.
+        default: value if the key is not given; ``...`` for a key that must be given.
         help: what the key does, in a few words.
-        name: the key as it is typed; the field's own name where it is None.
-        shown: the value that ``--help`` shows; the default where it is None.
-        accepted: what a refusal says is accepted; made of the type and the limits where it is None.
-        least: the lowest number accepted.
-        most: the highest number accepted.
-        choices: the texts accepted; any where there are none.
+        name: the key as it is typed; None for the field's name.
+        shown: the value that ``--help`` shows; None for the default.
+        accepted: what error messages say is accepted; None for a text made from the type and the limits.
+        least: lowest accepted number.
+        most: highest accepted number.
+        choices: accepted texts; empty accepts any text.
     """
     metadata = {"help": help, "name": name, "shown": shown, "accepted": accepted, "least": least, "most": most, "choices": choices}
     if default is ...:
@@ -56,22 +56,22 @@ def own_key(
 
 
 def own_keys_help(keys: type[Any]) -> str:
-    """The keys of a command as lines of a help text."""
-    rows = [(f"{_name(each)}={_shown(each)}", each.metadata["help"]) for each in fields(keys)]
-    width = max(len(written) for written, _ in rows)
-    return "\n".join(["keys of this command:", *(f"  {written:<{width}}  {purpose}" for written, purpose in rows)])
+    """List the keys of a command as lines of a help text."""
+    rows = [(f"{_name(key)}={_shown(key)}", key.metadata["help"]) for key in fields(keys)]
+    width = max(len(usage) for usage, _ in rows)
+    return "\n".join(["keys of this command:", *(f"  {usage:<{width}}  {purpose}" for usage, purpose in rows)])
 
 
 def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tuple[str, ...]]:
-    """Take a command's own keys out of a command line.
+    """Separate a command's own keys from the other overrides of a command line.
 
     Returns:
-        The keys with their values, and all other overrides.
+        The command's keys with their values, and all other overrides.
 
     Raises:
-        ConfigError: a key is missing, stands twice, is misspelt, or has a value that is not accepted.
+        ConfigError: a key is missing, is given twice, is misspelt, or has a value that is not accepted.
     """
-    known = {_name(each): each for each in fields(keys)}  # type: ignore[arg-type]  # a dataclass by its make
+    known = {_name(key): key for key in fields(keys)}  # type: ignore[arg-type]  # always a dataclass
     given: dict[str, str] = {}
     others: list[str] = []
     for text in overrides:
@@ -84,7 +84,7 @@ def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tup
         else:
             given[name] = value
     values = {known[name].name: _value(keys, known[name], text) for name, text in given.items()}
-    missing = [name for name, each in known.items() if _is_required(each) and name not in given]
+    missing = [name for name, key in known.items() if _is_required(key) and name not in given]
     if missing:
         accepted = " ".join(f"{name}={_shown(known[name])}" for name in missing)
         raise ConfigError(f"{' and '.join(missing)}: missing; accepted is {accepted}")
@@ -92,13 +92,13 @@ def read_own_keys(keys: type[Keys], overrides: Sequence[str]) -> tuple[Keys, tup
 
 
 def refuse_other_keys(keys: type[Any], others: Sequence[str]) -> None:
-    """Refuse keys of the configuration, for a command that has none.
+    """Refuse all keys that are not a command's own, for a command without a configuration.
 
     Raises:
-        ConfigError: with the key, and those that are accepted.
+        ConfigError: there is another key; names it and the accepted keys.
     """
     if others:
-        accepted = ", ".join(f"{_name(each)}={_shown(each)}" for each in fields(keys))
+        accepted = ", ".join(f"{_name(key)}={_shown(key)}" for key in fields(keys))
         raise ConfigError(f"{others[0].partition('=')[0]}: no such key; accepted are {accepted}")
 
 
@@ -118,30 +118,30 @@ def _shown(key: "Field[Any]") -> str:
 
 
 def _value(keys: type[Any], key: "Field[Any]", text: str) -> Any:
-    """The value that a text stands for, of the field's type."""
+    """Convert the text of a key's value to the field's type and check it; raises ConfigError if it is not accepted."""
     refusal = ConfigError(f"{_name(key)}: found {text!r}, accepted is {_accepted(key)}")
     value: Any = text
     if key.type is not str:
-        import yaml  # noqa: PLC0415  # after --help, as OmegaConf
-        from omegaconf import OmegaConf  # noqa: PLC0415
-        from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+        import yaml  # noqa: PLC0415  # after --help
+        from omegaconf import OmegaConf  # noqa: PLC0415  # after --help
+        from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415  # after --help
 
         config = OmegaConf.structured(keys)
         try:
             config[key.name] = yaml.safe_load(text) if text == "null" or text.startswith("[") else text
         except (OmegaConfBaseException, yaml.YAMLError) as error:
             raise refusal from error
-        value = OmegaConf.to_container(config)[key.name]  # type: ignore[index,call-overload]  # a mapping by its make
-    least, most, choices = (key.metadata[each] for each in ("least", "most", "choices"))
-    numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)]
-    is_within = all((-math.inf if least is None else least) <= each <= (_MOST if most is None else most) for each in numbers)
+        value = OmegaConf.to_container(config)[key.name]  # type: ignore[index,call-overload]  # made from a dataclass
+    least, most, choices = (key.metadata[name] for name in ("least", "most", "choices"))
+    numbers = [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int | float)]
+    is_within = all((-math.inf if least is None else least) <= number <= (_MOST if most is None else most) for number in numbers)
     if not is_within or (choices and value not in choices):
         raise refusal
     return value
 
 
 def _accepted(key: "Field[Any]") -> str:
-    least, most, choices, accepted = (key.metadata[each] for each in ("least", "most", "choices", "accepted"))
+    least, most, choices, accepted = (key.metadata[name] for name in ("least", "most", "choices", "accepted"))
     if accepted is not None:
         return str(accepted)
     if choices:
@@ -154,11 +154,11 @@ def _accepted(key: "Field[Any]") -> str:
 
 
 def _check_spelling(name: str, known: Sequence[str]) -> None:
-    """Refuse what looks like one of the command's keys and is no key of the configuration."""
+    """Refuse a key that is similar to one of the command's keys and is no key of the configuration."""
     from autotune.config.schema import Config  # noqa: PLC0415  # after --help; imports OmegaConf
 
-    if name.partition(".")[0].partition("/")[0] in {"experiment", *(each.name for each in fields(Config))}:
+    if name.partition(".")[0].partition("/")[0] in {"experiment", *(key.name for key in fields(Config))}:
         return
-    close = [each for each in known if each == name.lower()] or difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+    close = [key for key in known if key == name.lower()] or difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
     if close:
         raise ConfigError(f"{name}: no such key (did you mean {close[0]}=...?)")

@@ -1,8 +1,7 @@
-"""The configuration's schema, and the part of it that one training needs.
+"""Schema of the configuration, and the part of the configuration that one training needs.
 
-``Config`` is what OmegaConf checks a composed configuration against; what a component of the user's choice takes (a model, an
-optimizer) stays an open mapping, since its own signature is the check. ``TrialConfig`` is resolved plain data that crosses to
-a worker.
+OmegaConf checks a composed configuration against ``Config``. The arguments of a component of the user's choice (a model, an optimizer) are
+an open mapping, since the component's own signature checks them. ``TrialConfig`` is resolved plain data, which is sent to workers.
 """
 
 import math
@@ -165,18 +164,18 @@ STUDY_KEYS = frozenset(
         "allowed_targets", "warm_start", "dry_run", "experiment",
     }
 )  # fmt: skip
-"""What a study is run with: never part of a trial, never searchable."""
+"""Top-level keys that say how a study is run: never part of a trial, never searchable."""
 
 FIXED_KEYS = STUDY_KEYS | {"seed", "target", "evaluate_every_samples"}
-"""What every trial of a study shares: never searchable."""
+"""Top-level keys that are the same for all trials of a study, or set for each by the study itself: never searchable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfig:
-    """All that one training needs, resolved, as plain data.
+    """Configuration of one training: resolved plain data.
 
     Raises:
-        ConfigError: a value that no training can run with.
+        ConfigError: no training can run with a value; names the key, what was found and what is accepted.
     """
 
     model: Mapping[str, Any]
@@ -194,20 +193,20 @@ class TrialConfig:
     runtime: RuntimeConfig
     data_path: DataPathConfig
     batch_size: int
-    """Samples a step, over all workers."""
+    """Samples per step, over all workers."""
     epochs: float
-    """Length of the schedule in passes over the training split; it ends at the nearest whole step."""
+    """Length of the schedule in passes over the training split, rounded to the nearest whole step."""
     device: str
     seed: int
     evaluate_every_samples: int | None
-    """None: the size of the training split."""
+    """Training samples between two evaluations; None for the size of the training split."""
     training: Mapping[str, Any] | None
-    """A training function of the user's own, None for autotune's loop."""
+    """Node of the user's own training function; None for autotune's loop."""
     target: Target
     allowed_targets: tuple[str, ...]
     """Packages that ``_target_`` may name besides autotune's own list."""
     max_grad_norm: float | None = None
-    """Gradients of a larger Euclidean norm, over all parameters, are scaled down to it before each step; None for none."""
+    """Limit of the Euclidean norm of all gradients together, to which larger ones are scaled down before each step; None for no limit."""
 
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
@@ -240,7 +239,7 @@ class TrialConfig:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse settings that exclude each other."""
+        """Refuse combinations of settings that exclude each other."""
         if self.training is not None and self.num_workers > 1:
             raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted with a training function of one's own is 1")
         if self.precision.autocast_dtype is not None and self.precision.weights_dtype != "float32":
@@ -273,12 +272,12 @@ class TrialConfig:
         return int(self.parallelism["num_workers"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as plain nested data, as YAML holds it."""
+        """The training's configuration as plain nested data, for YAML."""
         return {**asdict(self), "allowed_targets": list(self.allowed_targets)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Take a training's part out of a resolved configuration."""
+        """Make a training's configuration from a whole resolved one, or from the result of ``as_dict``."""
         known: dict[str, Any] = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         for name, make in (("precision", PrecisionConfig), ("runtime", RuntimeConfig), ("data_path", DataPathConfig), ("target", Target)):
             known[name] = make(**known[name])
@@ -292,19 +291,19 @@ def _check_at_least(key: str, value: Any, least: int) -> None:
 
 def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:
     if value not in accepted:
-        names = ", ".join("null" if each is None else str(each) for each in accepted)
+        names = ", ".join("null" if option is None else str(option) for option in accepted)
         raise ConfigError(f"{key}: found {value!r}, accepted are {names}")
 
 
 def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    """The first key at which a configuration differs from one that was kept, with both values; None where they are the same.
+    """First key at which a configuration differs from a stored one, with both values, as a text; None if they are equal.
 
-    A key that only one of them has is no difference while it is off (null or false): it was added, or taken out, since.
+    A key that is in only one of them is no difference if it is off (null or false): a version of autotune added or removed it.
     """
     for key in {**kept, **asked}:
         is_in_both = key in kept and key in asked
         one, other = kept.get(key), asked.get(key)
-        if all(isinstance(each[key], Mapping) for each in (kept, asked) if key in each):
+        if all(isinstance(config[key], Mapping) for config in (kept, asked) if key in config):
             inner = first_difference(kept.get(key, {}), asked.get(key, {}))
             if inner is not None:
                 return f"{key}.{inner}"

@@ -1,8 +1,8 @@
-"""Reading search spaces: files in the experiment's list, mappings in it, and sweeps on the command line.
+"""Reads search spaces: files and mappings in the experiment's ``search_space`` list, and sweeps on the command line.
 
-Hydra's own sweep words are read too, so that what people already have can be pasted:
-``choice(a,b)``, ``interval(1e-4,1e-1)``, ``range(1,10)`` (its end excluded, as in Hydra), ``int(interval(1,8))`` and
-``tag(log, interval(1e-4,1e-1))``. A shipped space is picked by its name, as an option of a group is: ``search_space=[cnn,precision]``.
+Hydra's sweep functions are accepted as domains, so that existing sweeps can be pasted: ``choice(a,b)``, ``interval(1e-4,1e-1)``,
+``range(1,10)`` (its end excluded, as in Hydra), ``int(interval(1,8))`` and ``tag(log, interval(1e-4,1e-1))``. A shipped space is chosen by
+its name, as an option of a group is: ``search_space=[cnn,precision]``.
 """
 
 import re
@@ -24,10 +24,10 @@ from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_
 
 
 def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace:
-    """The search space of an experiment: its ``search_space`` list, and the command line's sweeps in place of equal keys.
+    """Read an experiment's search space: its ``search_space`` list, in which sweeps of the command line replace domains of the same key.
 
     Raises:
-        SearchSpaceError: with file, key, what was found and what is accepted.
+        SearchSpaceError: a file, key or domain is wrong; names the file, the key, what was found and what is accepted.
     """
     space = SearchSpace()
     for index, entry in enumerate(entries):
@@ -36,40 +36,40 @@ def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace
             mapping = _load(entry, source, composer.config_dirs)
         else:
             mapping, source = entry, f"search_space[{index}]"
-        space = space.merged_with(SearchSpace.from_mapping(_without_sweep_words(mapping, source), source))
+        space = space.merged_with(SearchSpace.from_mapping(_without_sweeps(mapping, source), source))
     if composer.sweeps:
-        narrowed = SearchSpace.from_mapping(_without_sweep_words(composer.sweeps, "command line"), "command line")
+        sweeps = SearchSpace.from_mapping(_without_sweeps(composer.sweeps, "command line"), "command line")
         known = {key for _, key, _ in space.items()}
-        added = {key: each for key, each in narrowed.parameters.items() if key not in known}
-        space = _narrowed(space, narrowed).merged_with(SearchSpace(added, dict.fromkeys(added, "command line")))
+        added = {key: parameter for key, parameter in sweeps.parameters.items() if key not in known}
+        space = _with_domains(space, sweeps).merged_with(SearchSpace(added, dict.fromkeys(added, "command line")))
     _check_searchable(space)
     return space
 
 
-def _narrowed(space: SearchSpace, to: SearchSpace) -> SearchSpace:
-    """The space with the domains of ``to`` wherever their keys stand; a choice's values open what they opened."""
+def _with_domains(space: SearchSpace, sweeps: SearchSpace) -> SearchSpace:
+    """Replace domains of a space, at any depth, by those of ``sweeps``; the values of a choice open the same subspaces as before."""
     parameters: dict[str, Parameter] = {}
     for key, parameter in space.parameters.items():
-        given = to.parameters.get(key, parameter)
-        if isinstance(parameter, Choice) and isinstance(given, Choice):
-            opened = [(value, _narrowed(beneath, to)) for value, beneath in parameter.options]
-            given = Choice(options=tuple((value, _opened_by(value, opened)) for value, _ in given.options))
-        parameters[key] = given
-    return SearchSpace(parameters, {**space.sources, **{key: to.sources[key] for key in parameters if key in to.parameters}})
+        domain = sweeps.parameters.get(key, parameter)
+        if isinstance(parameter, Choice) and isinstance(domain, Choice):
+            options = [(value, _with_domains(beneath, sweeps)) for value, beneath in parameter.options]
+            domain = Choice(options=tuple((value, _opened_by(value, options)) for value, _ in domain.options))
+        parameters[key] = domain
+    return SearchSpace(parameters, {**space.sources, **{key: sweeps.sources[key] for key in parameters if key in sweeps.parameters}})
 
 
 def _opened_by(value: Any, options: Sequence[tuple[Any, SearchSpace]]) -> SearchSpace:
-    return next((beneath for each, beneath in options if override_text(each) == override_text(value)), SearchSpace())
+    return next((beneath for option, beneath in options if override_text(option) == override_text(value)), SearchSpace())
 
 
 def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, Suggestion]]:
-    """Compose a point of every branch of the space, so that no key or value of it fails later.
+    """Compose a point of every branch of the space, so that none of its keys and values fails later.
 
     Returns:
-        The points that were composed: the option each one opens (its qualified name and value), and the point.
+        The composed points, each with the qualified name and the value of the option that it opens.
 
     Raises:
-        SearchSpaceError: a key that no configuration has, or a value that the schema does not take.
+        SearchSpaceError: a key is in no configuration, or the schema refuses a value.
     """
     probes = list(space.probes())
     for name, value, point in probes:
@@ -84,7 +84,7 @@ def check_space(space: SearchSpace, composer: Composer) -> list[tuple[str, Any, 
 
 
 def _check_keys_exist(space: SearchSpace, point: Suggestion, composer: Composer) -> None:
-    """Say of a point that does not compose which of its keys is missing, and what is there instead."""
+    """Raise SearchSpaceError if a point does not compose because a key is missing; it names the key and what exists in its place."""
     groups = [f"{key}={override_text(value)}" for key, value in point.values.items() if composer.is_group(key)]
     try:
         plain = composer.compose(groups).plain
@@ -117,12 +117,12 @@ def _check_searchable(space: SearchSpace) -> None:
 
 
 def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
-    """The content of a search space's file: in the working folder, in or beside --config-dir, or among the shipped ones."""
+    """Content of a search space's file, looked for in the working folder, in and beside --config-dir, and among the shipped spaces."""
     relative = Path(file).expanduser()
-    folders = [Path(), *config_dirs, *(each.parent for each in config_dirs), shipped_folder("search_spaces").parent]
+    folders = [Path(), *config_dirs, *(folder.parent for folder in config_dirs), shipped_folder("search_spaces").parent]
     path = next((folder / relative for folder in folders if (folder / relative).is_file()), None)
     if path is None:
-        shipped = sorted(each.stem for each in shipped_folder("search_spaces").glob("*.yaml"))
+        shipped = sorted(path.stem for path in shipped_folder("search_spaces").glob("*.yaml"))
         raise SearchSpaceError(
             f"search_space: {entry}: no such file{did_you_mean(relative.stem, shipped)}; accepted are {', '.join(shipped)}, and a path "
             f"from here or --config-dir, as in my_spaces/net.yaml"
@@ -137,7 +137,7 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, which alone would let the second of two equal keys win in silence and read 1e-2 as text."""
+    """PyYAML's safe loader, changed to refuse a repeated key, of which it would keep the last, and to read 1e-2 as a number, not a text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -156,8 +156,8 @@ _UniqueKeyLoader.add_implicit_resolver(
 )
 
 
-def _without_sweep_words(mapping: Any, source: str) -> Any:
-    """The mapping with every domain that is a sweep word, at any depth, as the domain it stands for."""
+def _without_sweeps(mapping: Any, source: str) -> Any:
+    """Replace every domain written as a Hydra sweep, at any depth, by the plain data that ``SearchSpace.from_mapping`` reads."""
     if not isinstance(mapping, Mapping):
         return mapping
     return {key: _domain(domain, source, str(key)) for key, domain in mapping.items()}
@@ -167,7 +167,7 @@ def _domain(domain: Any, source: str, key: str) -> Any:
     if isinstance(domain, str):
         return _parse_sweep(domain, source, key)
     if isinstance(domain, Mapping) and isinstance(domain.get("choices"), Mapping):
-        opened = {value: _without_sweep_words(beneath, source) for value, beneath in domain["choices"].items()}
+        opened = {value: _without_sweeps(beneath, source) for value, beneath in domain["choices"].items()}
         return {**domain, "choices": opened}
     return domain
 
@@ -185,8 +185,8 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
     if isinstance(sweep, ChoiceSweep):
         return _unquoted(sweep.list)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
-        whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
-        return {"type": "int" if whole else "float", "low": sweep.start, "high": sweep.end, "log": "log" in sweep.tags}
+        is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)
+        return {"type": "int" if is_int else "float", "low": sweep.start, "high": sweep.end, "log": "log" in sweep.tags}
     if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
         return _range(sweep, refusal)
     raise refusal
@@ -194,19 +194,19 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
 
 def _unquoted(value: Any) -> Any:
     if isinstance(value, list):
-        return [_unquoted(each) for each in value]
+        return [_unquoted(item) for item in value]
     return value.text if isinstance(value, QuotedString) else value
 
 
 def _range(sweep: RangeSweep, refusal: SearchSpaceError) -> dict[str, Any]:
-    """A range's values lie at start + n * step below stop."""
-    start, stop, step = (Decimal(str(each)) for each in (sweep.start, sweep.stop, sweep.step))
+    """Domain of a range, whose values are start + n * step below stop."""
+    start, stop, step = (Decimal(str(number)) for number in (sweep.start, sweep.stop, sweep.step))
     if step <= 0 or stop <= start:
         raise refusal
     count = int((stop - start) / step) + bool((stop - start) % step)
-    whole = all(isinstance(each, int) for each in (sweep.start, sweep.stop, sweep.step))
-    number = int if whole else float
-    settings: dict[str, Any] = {"type": number.__name__, "low": number(start), "high": number(start + (count - 1) * step)}
+    is_int = all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step))
+    kind = int if is_int else float
+    settings: dict[str, Any] = {"type": kind.__name__, "low": kind(start), "high": kind(start + (count - 1) * step)}
     if "log" in sweep.tags:
         settings["log"] = True
-    return {**settings, "step": number(step)} if count > 1 and (step != 1 or not whole) else settings
+    return {**settings, "step": kind(step)} if count > 1 and (step != 1 or not is_int) else settings

@@ -1,7 +1,7 @@
-"""Files of other machines, fetched once a machine: into the folder of ``AUTOTUNE_CACHE``, one process at a time.
+"""Cache of remote files: each is fetched once per machine, into the folder of ``AUTOTUNE_CACHE``, by one process at a time.
 
-A file appears there under its name once it is whole, so whoever reads it sees all of it, and one that has changed at its URL since is
-fetched again. Nothing is ever taken out: the folder may be emptied by hand whenever nothing runs.
+A file gets its name in the cache once it is complete, so readers never see a part of it, and it is fetched again if it has changed at its
+URL. Nothing is ever removed: the folder may be emptied by hand while nothing runs.
 """
 
 import fcntl
@@ -25,21 +25,21 @@ from autotune.remote.url import shown
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"
 _SECONDS_BETWEEN_LINES = 10.0
-"""Of the progress of a long transfer."""
+"""Seconds between two log lines on the progress of a long transfer."""
 _SECONDS_WORTH_A_LINE = 1.0
-"""Of a transfer that has ended."""
+"""Duration of a transfer in seconds from which a log line reports its end."""
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 
 def fetched(path: Path | RemotePath) -> Path:
-    """The file on this machine: a path as it is, a remote file as it is now at its URL.
+    """Path of a file on this machine; a remote file is first fetched into the cache, unless its present version is there.
 
-    Files of one remote folder lie in one folder here too, under their own names.
+    Files of one remote folder are cached in one folder, under their own names.
 
     Raises:
-        DataError: there is no such file, it cannot be read, or the cache cannot be written.
+        DataError: the remote file does not exist or cannot be read, or the cache cannot be written.
     """
     if isinstance(path, Path):
         return path
@@ -48,7 +48,7 @@ def fetched(path: Path | RemotePath) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept on this machine."""
+    """Folder of this machine in which fetched files are cached."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -56,16 +56,16 @@ def cache_folder() -> Path:
 
 
 def say_what_is_fetched() -> None:
-    """Have lines on what is fetched go to stderr too."""
+    """Print log lines on fetched files to stderr."""
     if not logger.handlers:
         logger.addHandler(_ToStderr())
 
 
 class _ToStderr(logging.Handler):
-    """Prints to what stderr is at that moment: a terminal's display may have put itself in between."""
+    """Prints to the current ``sys.stderr``, which a terminal's live display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the line."""
+        """Print a log record's message."""
         print(record.getMessage(), file=sys.stderr, flush=True)
 
 
@@ -80,7 +80,7 @@ def _fetched(remote: RemotePath) -> Path:
         logger.info("fetching %s%s to %s", remote, _megabytes(version), folder)
         with replacing(target) as part:
             remote.copy_to(part, _progress(remote))
-            record.unlink(missing_ok=True)  # else it would vouch for the new file, too
+            record.unlink(missing_ok=True)  # it describes the old file
             num_bytes = part.stat().st_size
         record.write_text(json.dumps({"url": shown(remote.url), "version": version, "num_bytes": num_bytes}), encoding="utf-8")
         if (seconds := time.monotonic() - began) >= _SECONDS_WORTH_A_LINE:
@@ -89,23 +89,23 @@ def _fetched(remote: RemotePath) -> Path:
 
 
 def _is_current(target: Path, record: Path, version: Mapping[str, str]) -> bool:
-    """Whether the file here is the one at the URL; where the other machine tells nothing by which to know, it is not."""
+    """Whether the cached file has the version of the one at the URL; False if the remote machine gives no version."""
     try:
-        kept, num_bytes = json.loads(record.read_text(encoding="utf-8")), target.stat().st_size
+        cached, num_bytes = json.loads(record.read_text(encoding="utf-8")), target.stat().st_size
     except (OSError, ValueError):
         return False
-    return bool(version) and isinstance(kept, dict) and kept.get("version") == version and kept.get("num_bytes") == num_bytes
+    return bool(version) and isinstance(cached, dict) and cached.get("version") == version and cached.get("num_bytes") == num_bytes
 
 
 def _folder_name(url: str) -> str:
-    """A folder's name that tells a person the URL, and any two URLs apart."""
+    """Name of the cache folder of a URL: readable, and different for any two URLs."""
     readable = re.sub(r"[^\w.-]+", "-", shown(url))[-80:].strip("-.")
     return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 @contextmanager
 def _sole_fetcher(folder: Path, remote: RemotePath) -> Iterator[None]:
-    """Wait until no other process of this machine fetches the file, and let none while the context lasts."""
+    """Hold the lock on fetching a file: wait for other processes of this machine, and keep them out inside the context."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{remote.name}.lock").open("w") as file:
         try:
@@ -118,6 +118,7 @@ def _sole_fetcher(folder: Path, remote: RemotePath) -> Iterator[None]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
+    """Turn an OSError inside the context into a DataError that the cache cannot be written."""
     try:
         yield
     except OSError as error:
@@ -131,15 +132,15 @@ def _megabytes(version: Mapping[str, str]) -> str:
 
 
 def _progress(remote: RemotePath) -> Any:
-    """What has arrived, in a line now and then."""
-    from fsspec.callbacks import Callback  # noqa: PLC0415  # it is imported by whoever has a remote file
+    """Callback for fsspec that logs the progress of a transfer now and then."""
+    from fsspec.callbacks import Callback  # noqa: PLC0415  # only remote files need fsspec
 
-    said_at = time.monotonic()
+    logged_at = time.monotonic()
 
-    def say(size: int | None, value: int, **_: object) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
-            said_at = time.monotonic()
+    def log(size: int | None, value: int, **_: object) -> None:
+        nonlocal logged_at
+        if time.monotonic() - logged_at >= _SECONDS_BETWEEN_LINES:
+            logged_at = time.monotonic()
             logger.info("fetching %s: %s%s MB", remote, f"{value / 1e6:,.1f}", f" of {size / 1e6:,.1f}" if size else "")
 
-    return Callback(hooks={"progress": say})
+    return Callback(hooks={"progress": log})

@@ -1,13 +1,14 @@
-"""What stands still while this process waits for another machine's files: clocks and deadlines of trainings.
+"""Pauses clocks and deadlines of trainings while this process waits for another machine's files.
 
-A file that is fetched once a machine would otherwise make the first trial there slow, or count it as hung. Who measures says so here;
-who waits need not know who measures.
+A file is fetched once per machine, which would make the first trial there slow, or let it count as hung. Code that measures time registers
+a pause here, and code that waits enters all registered pauses, so neither needs to know the other.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 Pause = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which one clock or deadline is paused."""
 
 _pauses: list[Pause] = []
 _is_waiting = False
@@ -15,7 +16,7 @@ _is_waiting = False
 
 @contextmanager
 def paused_while_waiting(pause: Pause) -> Iterator[None]:
-    """While the context lasts, ``pause`` is entered whenever this process waits for another machine, and left after that."""
+    """Register a pause for as long as the context lasts: it is entered whenever this process waits for another machine."""
     _pauses.append(pause)
     try:
         yield
@@ -25,8 +26,8 @@ def paused_while_waiting(pause: Pause) -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """What is done within waits for another machine; may be nested."""
-    global _is_waiting  # noqa: PLW0603  # one for the process, as what it pauses is
+    """Context for code that waits for another machine: all registered pauses are entered; may be nested."""
+    global _is_waiting  # noqa: PLW0603  # one flag for the process, like the list of pauses
     if _is_waiting:
         yield
         return

@@ -1,4 +1,4 @@
-"""A folder of this machine in place of one at a URL, for what is written over and over, such as a training's checkpoint."""
+"""Local copy of a folder at a URL, for files that are written again and again, such as a training's checkpoint."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ _PROBE = ".autotune-may-write"
 
 
 class Mirror:
-    """The folder here, whose files are sent when they are whole.
+    """A folder of this machine whose files are sent to a remote folder.
 
     Args:
-        folder: of this machine.
-        remote: where its files go; None where they are to stay.
+        folder: the folder of this machine.
+        remote: the remote folder; None if the files stay on this machine.
     """
 
     def __init__(self, folder: Path, remote: RemotePath | None) -> None:
@@ -25,24 +25,24 @@ class Mirror:
         self._sent: dict[str, int] = {}
 
     def shown(self, name: str) -> str:
-        """Where a file is, as the user named its folder."""
+        """Location of a file, in the folder or URL that the user named."""
         return str(self.folder / name if self._remote is None else self._remote / name)
 
     def bring(self, name: str) -> None:
-        """Copy a file here, where the URL has it.
+        """Copy a file from the remote folder to this machine, if it exists there.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the file cannot be read.
         """
         if self._remote is not None and (self._remote / name).is_file():
             (self._remote / name).copy_to(self.folder / name)
             self._sent[name] = (self.folder / name).stat().st_mtime_ns
 
     def send(self, name: str) -> None:
-        """Write a file at the URL, where it is new or was replaced here since it was last sent.
+        """Copy a file to the remote folder, if it is new or was replaced on this machine since it was last sent.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the file cannot be written.
         """
         path = self.folder / name
         if self._remote is not None and path.is_file() and self._sent.get(name) != path.stat().st_mtime_ns:
@@ -53,14 +53,14 @@ class Mirror:
 
 @contextmanager
 def mirrored(location: str, key: str) -> Iterator[Mirror]:
-    """The folder that a path names, or one for as long as the context lasts whose files go to a URL.
+    """Yield the folder that a path names, or for a URL a temporary folder of this machine whose files can be sent there.
 
     Args:
-        location: a path or URL.
-        key: of the configuration, for messages.
+        location: path or URL of the folder.
+        key: config key of the location, for messages.
 
     Raises:
-        DataError: at once, where nothing can be written or looked at there; what is raised within names the URL, not the folder here.
+        DataError: on entry, files at the URL cannot be written or looked at; errors inside name the URL, not the temporary folder.
     """
     remote = located(location, key)
     if isinstance(remote, Path):
@@ -75,9 +75,9 @@ def mirrored(location: str, key: str) -> Iterator[Mirror]:
 
 
 def _check_usable(folder: RemotePath, probe: Path) -> None:
-    """Write a file and take it away again, where that is allowed too.
+    """Write a probe file, look at it, and remove it if that is allowed.
 
-    It is looked at in between: where nothing may be, an earlier state would count as absent, and be written over.
+    Without permission to look at files, an earlier state would count as absent and be overwritten.
     """
     probe.write_bytes(b"autotune looked whether it may write here\n")
     try:

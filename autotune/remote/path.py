@@ -1,7 +1,6 @@
-"""A file or folder at a URL, by fsspec: looked at, copied here and written there, with every failure said in one line.
+"""Files and folders at URLs, through fsspec: looked at, copied to this machine and written there; every failure is one line.
 
-``located`` is the way in: what reads a path of the user's takes a ``Path`` or a ``RemotePath`` of it, and both say in the same words
-what is there. ``file://`` is a path like any other.
+Code that reads a location of the user's calls ``located``, which gives a ``Path`` or a ``RemotePath``. A ``file://`` URL gives a ``Path``.
 """
 
 import difflib
@@ -16,16 +15,16 @@ from autotune.remote.clock_pause import waiting
 from autotune.remote.url import is_url, shown
 
 _CONNECT_SECONDS = 10.0
-"""How long an HTTP server may take to be connected to."""
+"""Limit in seconds for connecting to an HTTP server."""
 _READ_SECONDS = 60.0
-"""How long it may be silent; a whole file may take as long as it takes."""
+"""Limit in seconds for an HTTP server's silence; the transfer of a whole file has no limit."""
 
-_OF_THIS_MACHINE = ("file://", "local://")
+_LOCAL_PREFIXES = ("file://", "local://")
 _APPEARS_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf", "http", "https"})
-"""Protocols whose files are seen once they are whole; with others a file gets its name when it is."""
+"""Protocols whose files are visible only once they are complete; with others, a file is written under another name and then renamed."""
 _FORBIDDEN = (401, 403)
 _ABSENT = (404, 410)
-"""What HTTP servers answer."""
+"""HTTP status codes for a missing file; ``_FORBIDDEN`` are those for missing permission."""
 
 _VERSION_FIELDS = frozenset(
     {
@@ -34,24 +33,24 @@ _VERSION_FIELDS = frozenset(
         "modificationtime", "updated", "created",
     }
 )  # fmt: skip
-"""What file systems call that by which a changed file is told, in lower case; others, such as an owner, change without the content."""
+"""Names in lower case, across file systems, of fields that change with a file's content; others, such as an owner, change without it."""
 
 
 def located(location: str, key: str) -> "Path | RemotePath":
-    """What a path or URL of the user's names.
+    """Turn a path or URL that the user gave into a ``Path`` or a ``RemotePath``.
 
     Args:
-        location: of a file or a folder.
-        key: of the configuration, for messages.
+        location: path or URL of a file or folder, which may not exist.
+        key: config key of the location, for messages.
 
     Raises:
-        DataError: a URL whose protocol is not known, or needs a package that is not installed.
+        DataError: a URL is malformed, its protocol is unknown, or a package that the protocol needs is not installed.
     """
     if not is_url(location):
         return Path(location).expanduser()
-    here = next((each for each in _OF_THIS_MACHINE if location.startswith(each)), None)
-    if here is not None:
-        return Path(location.removeprefix(here)).expanduser()
+    local_prefix = next((prefix for prefix in _LOCAL_PREFIXES if location.startswith(prefix)), None)
+    if local_prefix is not None:
+        return Path(location.removeprefix(local_prefix)).expanduser()
     protocol, _, rest = location.partition(":")
     if not rest.startswith(("//", ":")):
         raise DataError(f"{key}: found {location}, accepted is a path, or a URL such as {protocol}://{rest.lstrip('/')}")
@@ -59,7 +58,7 @@ def located(location: str, key: str) -> "Path | RemotePath":
 
 
 class RemotePath:
-    """A file or folder at a URL, which need not be there. Its verbs wait for another machine: see ``autotune.remote.clock_pause``."""
+    """A file or folder at a URL, which may not exist; its methods pause trainings' clocks (``autotune.remote.clock_pause``)."""
 
     def __init__(self, filesystem: Any, path: str, url: str, key: str) -> None:
         self._filesystem = filesystem
@@ -70,17 +69,17 @@ class RemotePath:
 
     @classmethod
     def opened(cls, url: str, key: str) -> "RemotePath":
-        """The place that a URL names; what it holds is looked at anew, whatever this process was told of it before.
+        """Open the file or folder of a URL, without what fsspec has cached on its content.
 
         Raises:
-            DataError: the protocol is not known, or its package is not installed.
+            DataError: the protocol is unknown, its package is not installed, or its file system cannot be opened.
         """
-        with waiting():  # importing what a protocol needs is a part of fetching, too
+        with waiting():  # importing a protocol's packages is a part of fetching, too
             return cls._opened(url, key)
 
     @classmethod
     def _opened(cls, url: str, key: str) -> "RemotePath":
-        import fsspec  # noqa: PLC0415  # a tenth of a second, and --help does without it
+        import fsspec  # noqa: PLC0415  # takes 0.1 s; --help does not need it
 
         protocol = re.split("::|:/", url, maxsplit=1)[0]
         if protocol not in fsspec.available_protocols():
@@ -108,26 +107,26 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Last part of the path: the name of the file or folder."""
         path = re.sub(r"^https?://[^/]*|[?].*", "", self._path) if self.url.startswith("http") else self._path
         return path.rstrip("/").rpartition("/")[2]
 
     @property
     def parent_url(self) -> str:
-        """The URL of the folder that this lies in."""
+        """URL of the folder that contains this file or folder."""
         url, mark, query = self.url.partition("?") if self.url.startswith("http") else (self.url, "", "")
         return url.rstrip("/").rpartition("/")[0] + mark + query
 
     def lacks(self, what: str, accepted: str) -> DataError:
-        """The error that what was looked for is not here; it says so where some of it could not be looked at."""
+        """Error for a folder that lacks ``what``; it also names the first file that there was no permission to look at."""
         denied = f", and no permission to look at {self._denied[0]}" if self._denied else ""
         return DataError(f"{self._key}: no {what} under {self} (accepted: {accepted}){denied}")
 
     def is_file(self) -> bool:
-        """Whether a file is there. One that may not be looked at counts as absent, since some stores answer so where there is none.
+        """Whether a file exists. Without permission to look at it, it counts as absent, since some stores answer so for a missing file.
 
         Raises:
-            DataError: the other machine does not answer.
+            DataError: the remote machine does not answer.
         """
         try:
             with self._explained("looked at"):
@@ -139,10 +138,10 @@ class RemotePath:
             return False
 
     def is_folder(self) -> bool:
-        """Whether a folder is there; of a web server's, which are files too, those whose URL ends with a slash.
+        """Whether the URL names a folder; with HTTP, where folders are files too, whether it ends with a slash.
 
         Raises:
-            DataError: it cannot be looked at, or there is nothing.
+            DataError: there is no such file or folder, or it cannot be looked at.
         """
         with self._explained("looked at"):
             if self.url.startswith("http"):
@@ -150,18 +149,18 @@ class RemotePath:
             return bool(self._filesystem.info(self._path)["type"] == "directory")
 
     def files(self) -> list["RemotePath"]:
-        """The files that lie in this folder, by name.
+        """The files in this folder, sorted by name.
 
         Raises:
-            DataError: they cannot be listed.
+            DataError: the folder cannot be listed.
         """
         with self._explained("listed"):
-            found = self._filesystem.ls(self._path, detail=True)
-        names = {each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "file"}
+            entries = self._filesystem.ls(self._path, detail=True)
+        names = {entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"}
         return [self / name for name in sorted(names)]
 
     def version(self) -> Mapping[str, str]:
-        """What tells this file from another that takes its place: size, checksum, time, as far as the other machine says.
+        """Fields that change if another file takes this file's place: size, checksum, time, as far as the remote machine gives them.
 
         Raises:
             DataError: there is no such file, or it cannot be looked at.
@@ -174,14 +173,14 @@ class RemotePath:
         return {key: str(value) for key, value in sorted(fields.items()) if key in _VERSION_FIELDS and value is not None}
 
     def copy_to(self, path: Path, callback: Any = None) -> None:
-        """Copy the file into one of this machine, whole or with an error.
+        """Copy the file to this machine, completely or with an error.
 
         Args:
-            path: of the file, written in place.
-            callback: of fsspec's, told of the progress.
+            path: file of this machine, written in place.
+            callback: fsspec callback that is told of the progress.
 
         Raises:
-            DataError: there is no such file, it cannot be read, or did not arrive whole.
+            DataError: there is no such file, it cannot be read, or it did not arrive completely.
         """
         size = self.version().get("size")
         with self._explained("read"):
@@ -190,13 +189,14 @@ class RemotePath:
             raise DataError(f"{self._key}: {self}: {path.stat().st_size} bytes arrived of {size}; the same command tries again")
 
     def put(self, path: Path) -> None:
-        """Write a copy of a file of this machine, so that a reader sees the old file or the new one.
+        """Replace the remote file by a copy of a file of this machine, so that readers see the old file or the new one.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the remote file cannot be written.
         """
         with self._explained("written"):
-            if not _APPEARS_WHOLE.isdisjoint(_protocols(self._filesystem)):
+            protocol = self._filesystem.protocol  # one name, or several
+            if not _APPEARS_WHOLE.isdisjoint((protocol,) if isinstance(protocol, str) else protocol):
                 method = {"method": "put"} if self.url.startswith("http") else {}
                 self._filesystem.put_file(str(path), self._path, **method)
                 return
@@ -212,13 +212,13 @@ class RemotePath:
                 raise
 
     def remove(self) -> None:
-        """Take the file away, where that is allowed; it is of no harm otherwise."""
+        """Remove the file if possible; a failure is ignored, since a file that stays does no harm."""
         with waiting(), suppress(Exception):
             self._filesystem.rm_file(self._path)
 
     @contextmanager
     def _explained(self, done: str) -> Iterator[None]:
-        """Turn whatever a file system raises into one line."""
+        """Turn any error of a file system inside the context into a DataError of one line; ``done`` is the failed action, as in "read"."""
         with waiting():
             try:
                 yield
@@ -229,31 +229,27 @@ class RemotePath:
                     raise _DeniedError(f"{self._key}: {self}: cannot be {done}: no permission") from error
                 if status in _ABSENT or isinstance(reason, FileNotFoundError):
                     raise _AbsentError(f"{self._key}: {self}: there is no such file or folder") from error
-                said = f"the server answered {status}" if isinstance(status, int) else _line(reason)
-                raise DataError(f"{self._key}: {self}: cannot be {done}: {said}") from error
+                cause = f"the server answered {status}" if isinstance(status, int) else _line(reason)
+                raise DataError(f"{self._key}: {self}: cannot be {done}: {cause}") from error
 
 
 class _AbsentError(DataError):
-    """There is no such file."""
+    """A remote file or folder does not exist."""
 
 
 class _DeniedError(DataError):
-    """It may not be looked at."""
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    return (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
+    """Permission is missing to use a remote file or folder."""
 
 
 def _settings(protocol: str) -> dict[str, Any]:
-    """What a file system is made with, where fsspec's own configuration does not say: its HTTP ends any transfer after five minutes."""
+    """Arguments for an HTTP file system that fsspec's configuration does not set; fsspec itself ends any transfer after five minutes."""
     if protocol not in ("http", "https"):
         return {}
     try:
-        import aiohttp  # noqa: PLC0415  # only this protocol needs it
+        import aiohttp  # noqa: PLC0415  # only HTTP needs it
     except ImportError:
         return {}  # fsspec says what to install
-    from fsspec.config import conf  # noqa: PLC0415  # after the check that it is wanted
+    from fsspec.config import conf  # noqa: PLC0415  # only remote files need fsspec
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
     settings = {"client_kwargs": {"timeout": timeout, "trust_env": True}, "headers": {"Accept-Encoding": "identity"}}
@@ -261,7 +257,7 @@ def _settings(protocol: str) -> dict[str, Any]:
 
 
 def _what_to_install(protocol: str, error: ImportError) -> str:
-    from fsspec.registry import known_implementations  # noqa: PLC0415  # after the check that it is wanted
+    from fsspec.registry import known_implementations  # noqa: PLC0415  # only remote files need fsspec
 
     known = known_implementations.get(protocol, {})
     package = known.get("class", "fsspec").partition(".")[0]
@@ -271,6 +267,6 @@ def _what_to_install(protocol: str, error: ImportError) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """An error as one line: its class too, where its text alone says little."""
+    """An error as one line, with its class unless it is an OSError with a text."""
     text = " ".join((getattr(error, "strerror", None) or str(error)).split())
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
