@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-MOST_STOPPED_SECONDS = 0.5
-MOST_WAITED_FRACTION = 0.1
+MAX_STOPPED_SECONDS = 0.5
+MAX_WAITED_FRACTION = 0.1
 _FEWEST_WAITED_SECONDS = 0.05
 """Waiting time that is never flagged: the kernel counts CPU time in hundredths of a second, too coarse to tell less than this."""
 
-MOST_RETAKES = 2
+MAX_RETAKES = 2
 """Maximum number of times that a training is repeated because of contention; after that its time is kept, and marked."""
 
 
@@ -57,10 +57,10 @@ class Contention:
     @property
     def reason(self) -> str | None:
         """Why the training's time cannot be trusted, in one line; None if it can."""
-        if self.stopped_seconds >= MOST_STOPPED_SECONDS:
+        if self.stopped_seconds >= MAX_STOPPED_SECONDS:
             return f"its process was stopped for {self.stopped_seconds:.1f} s of {self.seconds:.1f} s"
         waited = self.waited_for_others_seconds
-        if waited > max(_FEWEST_WAITED_SECONDS, MOST_WAITED_FRACTION * self.seconds):
+        if waited > max(_FEWEST_WAITED_SECONDS, MAX_WAITED_FRACTION * self.seconds):
             return (
                 f"it waited {waited:.2f} s of {self.seconds:.2f} s for a CPU while other programs used "
                 f"{self.others_cpu_seconds / max(self.seconds, 1e-9):.1f} CPUs"

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from autotune.comparison import RunScore, in_turns
 
-LEAST_PAIRS = 4
+MIN_PAIRS = 4
 """Minimum number of pairs that a claim is computed from, unless the user asks for fewer."""
 _TRIED_PAIRS = 2
 """Number of pairs after which a winner that reached the target in none of them is replaced by the next best candidate."""
@@ -46,7 +46,7 @@ _POWER = 1.28
 """Standard errors by which that gain should exceed the interval's half width, so that the claim shows it nine times out of ten."""
 _OVERTIME = 2.0
 """Factor on the limit of seconds for a claim whose first pairs vary more than the runs of choosing did."""
-_MOST_PAIRS = 200
+_MAX_PAIRS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +138,8 @@ class _Race:
     def _choose(self) -> Entrant | Standing:
         """Choose a winner among the candidates; return a standing instead if that needs more runs."""
         limits, pair_seconds = self._limits, self._baseline.run_seconds + self._ordered[0].run_seconds
-        num_pairs = limits.num_pairs or max(LEAST_PAIRS, round(_CLAIM_SHARE * limits.max_runs / 2))
-        claim_seconds = min(num_pairs * pair_seconds, max(_CLAIM_SHARE * limits.max_seconds, LEAST_PAIRS * pair_seconds))
+        num_pairs = limits.num_pairs or max(MIN_PAIRS, round(_CLAIM_SHARE * limits.max_runs / 2))
+        claim_seconds = min(num_pairs * pair_seconds, max(_CLAIM_SHARE * limits.max_seconds, MIN_PAIRS * pair_seconds))
         runs_left, seconds_left = limits.max_runs - 2 * num_pairs, limits.max_seconds - claim_seconds
         racing = list(self._ordered)
         while len(racing) > 1 and not _fits(racing, runs_left, seconds_left):
@@ -180,11 +180,11 @@ class _Race:
             self._reasons.pop(next_best.arm)
             return self._claim(next_best)
         self._num_before_claim |= {arm: len(self._taken[arm]) for arm in arms if arm not in self._num_before_claim}
-        first, rest = rounds[:LEAST_PAIRS], rounds[LEAST_PAIRS:]
+        first, rest = rounds[:MIN_PAIRS], rounds[MIN_PAIRS:]
         self._take(arms, first)
         if all((arm, number) in self._known for arm in arms for number in first):
             rounds = tuple(range(self._round, self._round + max(len(rounds), num_pairs_within(_OVERTIME))))
-            rest = rounds[LEAST_PAIRS:]
+            rest = rounds[MIN_PAIRS:]
         pending = tuple(run for number in rounds for run in self._pending(arms, number))
         self._take(arms, rest)
         is_baseline_better = winner is not None and self._rank(self._baseline) < self._rank(winner)
@@ -229,19 +229,19 @@ class _Race:
         """
         limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
         if limits.num_pairs is not None or winner is None:
-            num_pairs = limits.num_pairs or LEAST_PAIRS
+            num_pairs = limits.num_pairs or MIN_PAIRS
             num_pairs = min(num_pairs, runs_left // 2) if self._abandoned else num_pairs
             return lambda seconds_factor: num_pairs
         pair_seconds = self._baseline.run_seconds + winner.run_seconds
         spent_seconds = math.fsum(run.train_seconds for runs in self._taken.values() for run in runs)
-        least = min(LEAST_PAIRS, runs_left // 2)
+        least = min(MIN_PAIRS, runs_left // 2)
         baseline_score = self._score(self._baseline)
         gain = (baseline_score if math.isfinite(baseline_score) else self._baseline.least_score) / self._score(winner)
         expected_gain = math.log(gain) * _HOPED_SHARE if gain > 1 else 0.0
 
         def num_pairs_within(seconds_factor: float) -> int:
             affordable = (seconds_factor * limits.max_seconds - spent_seconds) / pair_seconds if pair_seconds > 0 else math.inf
-            most = max(least, int(min(runs_left // 2, affordable, _MOST_PAIRS)))
+            most = max(least, int(min(runs_left // 2, affordable, _MAX_PAIRS)))
             variances = (self._variance(entrant) + self._variance_of_future_misses(entrant) for entrant in (self._baseline, winner))
             deviation = math.sqrt(sum(variances))
             return next((count for count in range(least, most) if _detectable_gain(count, deviation) <= expected_gain), most)

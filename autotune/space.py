@@ -419,7 +419,7 @@ def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return repr(value)
+        return repr(float(value))
     if isinstance(value, str):
         return _string_text(value)
     if isinstance(value, Mapping):

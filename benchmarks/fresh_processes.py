@@ -35,7 +35,7 @@ from autotune.execution.task_run import TrialTask
 from autotune.training.loop import train
 from benchmarks.measuring import circumstances, write_result
 
-MOST_OUTSIDE_SECONDS = 0.5
+MAX_OUTSIDE_SECONDS = 0.5
 REPOSITORY = str(Path(__file__).parent.parent)
 SIDES = ("forked", "new")
 
@@ -142,7 +142,7 @@ def main() -> int:
     outside = {side: median(of(runs, side, "outside_seconds")) for side in SIDES}
     building = {side: median(of(runs, side, "build_seconds")) for side in SIDES}
     holds = {
-        f"outside training, forked: median at most {MOST_OUTSIDE_SECONDS} s": outside["forked"] <= MOST_OUTSIDE_SECONDS,
+        f"outside training, forked: median at most {MAX_OUTSIDE_SECONDS} s": outside["forked"] <= MAX_OUTSIDE_SECONDS,
         **{
             f"{name}: the interval holds 1": found.low <= 1 <= found.high for name, found in ratios.items() if name.endswith("forked / new")
         },

@@ -28,7 +28,7 @@ from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study
 from benchmarks.measuring import circumstances, write_result
 
-MOST_GROWTH = 1.2
+MAX_GROWTH = 1.2
 TRAINING_SECONDS = 0.01
 _NUM_COMPARED = 100
 _NOTHING_REACHED = 3
@@ -159,11 +159,11 @@ def main() -> int:
         own = [growth for growth in grown if growth.search == search]
         ratios[search] = median_of_ratios([growth.last_seconds for growth in own], [growth.first_seconds for growth in own])
         print(f"{search}: outside training, last hundred / first hundred {ratios[search]}")
-    holds = all(ratio.ratio <= MOST_GROWTH for ratio in ratios.values()) and not any(growth.missing for growth in grown)
+    holds = all(ratio.ratio <= MAX_GROWTH for ratio in ratios.values()) and not any(growth.missing for growth in grown)
     path = write_result(
         "many_trials", started=started, settings=vars(arguments), result={"ratios": ratios, "holds": holds, "studies": grown}
     )
-    print(f"{'holds' if holds else 'FAILS'}: all there, in order, and the last hundred at most {MOST_GROWTH} times the first")
+    print(f"{'holds' if holds else 'FAILS'}: all there, in order, and the last hundred at most {MAX_GROWTH} times the first")
     print(f"written to {path}")
     return 0 if holds else 1
 

@@ -37,7 +37,7 @@ from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study
 from benchmarks.measuring import circumstances, write_result
 
-MOST_OUTSIDE_RATIO = 0.2
+MAX_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent
 SIDES = ("ours", "stock", "stock reusing actors")
 _NOTHING_REACHED = 3
@@ -177,15 +177,15 @@ def main() -> int:
         )
         for other in SIDES[1:]
     }
-    holds = ratios["outside training, ours / stock"].ratio <= MOST_OUTSIDE_RATIO
+    holds = ratios["outside training, ours / stock"].ratio <= MAX_OUTSIDE_RATIO
     path = write_result(
         "overhead",
         started=started,
         settings=vars(arguments),
-        result={"ratios": ratios, "holds": {f"outside training, ours / stock: at most {MOST_OUTSIDE_RATIO}": holds}, "searches": searches},
+        result={"ratios": ratios, "holds": {f"outside training, ours / stock: at most {MAX_OUTSIDE_RATIO}": holds}, "searches": searches},
     )
     print_table(searches, ratios)
-    print(f"{'holds' if holds else 'FAILS'}: ours outside training is at most {MOST_OUTSIDE_RATIO} of stock's")
+    print(f"{'holds' if holds else 'FAILS'}: ours outside training is at most {MAX_OUTSIDE_RATIO} of stock's")
     print(f"written to {path}")
     return 0 if holds else 1
 

@@ -32,8 +32,8 @@ from autotune.training.set_up import num_steps
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.textbook import TextbookTraining
 
-LEAST_RATIO = 1.5
-MOST_ACCURACY_DIFFERENCE = 0.005
+MIN_RATIO = 1.5
+MAX_ACCURACY_DIFFERENCE = 0.005
 WORKLOADS = {
     "digits": ["experiment=cnn", "epochs=20"],
     "fashion_mnist": ["experiment=cnn_fashion", "epochs=1"],
@@ -143,10 +143,9 @@ def main() -> int:
     started = circumstances()
     results = {workload: measure(workload, arguments) for workload in arguments.workloads}
     holds = {
-        f"{workload}: textbook / autotune at least {LEAST_RATIO}": result["ratio"].ratio >= LEAST_RATIO
-        for workload, result in results.items()
+        f"{workload}: textbook / autotune at least {MIN_RATIO}": result["ratio"].ratio >= MIN_RATIO for workload, result in results.items()
     } | {
-        f"{workload}: accuracy equal within {MOST_ACCURACY_DIFFERENCE}": abs(result["accuracy_difference"]) <= MOST_ACCURACY_DIFFERENCE
+        f"{workload}: accuracy equal within {MAX_ACCURACY_DIFFERENCE}": abs(result["accuracy_difference"]) <= MAX_ACCURACY_DIFFERENCE
         for workload, result in results.items()
     }
     path = write_result("training_speed", started=started, settings=vars(arguments), result={"workloads": results, "holds": holds})

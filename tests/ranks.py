@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.config.compose import Composer
 
-MOST_RANKS = 4
+MAX_RANKS = 4
 
 
 def losses(overrides: Sequence[str], **settings: Any) -> list[float]:
@@ -40,7 +40,7 @@ class Ranks:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipes = [context.Pipe() for _ in range(MOST_RANKS)]
+        self._pipes = [context.Pipe() for _ in range(MAX_RANKS)]
         self._processes = [context.Process(target=_work, args=(theirs,), daemon=True) for _, theirs in self._pipes]
         for process in self._processes:
             process.start()

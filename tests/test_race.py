@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.comparison import RunScore, ratio_of_expected_scores
-from autotune.race import LEAST_PAIRS, Entrant, RaceLimits, Run, Standing, run_race, standing
+from autotune.race import MIN_PAIRS, Entrant, RaceLimits, Run, Standing, run_race, standing
 
 Draw = Callable[[tuple[int, int]], Run]
 
@@ -96,7 +96,7 @@ def test_one_that_is_left_alone_runs_no_further_round() -> None:
 def test_a_plain_gain_takes_few_pairs_and_a_small_one_all_that_are_left() -> None:
     plain, _ = race([9.0, 1.0], RaceLimits(max_runs=40), always(9.0, 1.0))
     small, runs = race([1.05, 1.0], RaceLimits(max_runs=40), always(1.05, 1.0))
-    assert len(plain.claim_rounds) == LEAST_PAIRS
+    assert len(plain.claim_rounds) == MIN_PAIRS
     assert len(small.claim_rounds) == 20
     assert len(runs) == 40
 
@@ -133,11 +133,11 @@ def test_the_user_may_name_the_pairs() -> None:
 def test_seconds_bound_the_race_but_for_the_least_that_a_claim_needs() -> None:
     baseline, *candidates = entrants(10.0, *[1.0] * 8, seconds=10.0)
     ended, runs = run_race(baseline, candidates, RaceLimits(max_runs=40, max_seconds=20.0), lambda key: reached(1.0, 10.0))
-    assert len(runs) == 2 * LEAST_PAIRS
+    assert len(runs) == 2 * MIN_PAIRS
     assert all("limits" in why for why in ended.reasons.values())
     assert len(ended.reasons) == 7
     _, more = run_race(baseline, candidates, RaceLimits(max_runs=40, max_seconds=250.0), lambda key: reached(1.0, 10.0))
-    assert 2 * LEAST_PAIRS < len(more) <= 25
+    assert 2 * MIN_PAIRS < len(more) <= 25
 
 
 def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
@@ -145,9 +145,9 @@ def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
     baseline, candidate = entrants(3.0, 1.0, seconds=1.0)
     limits = RaceLimits(max_runs=40, max_seconds=9.0)
     steady, _ = run_race(baseline, [candidate], limits, lambda key: reached([3.0, 1.0][key[0]]))
-    assert len(steady.claim_rounds) == LEAST_PAIRS
+    assert len(steady.claim_rounds) == MIN_PAIRS
     unsure, runs = run_race(baseline, [candidate], limits, lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]))
-    assert LEAST_PAIRS < len(unsure.claim_rounds) <= 9
+    assert MIN_PAIRS < len(unsure.claim_rounds) <= 9
     assert sum(run.train_seconds for run in runs.values()) <= 2 * limits.max_seconds
 
 
@@ -201,13 +201,13 @@ def test_the_baseline_can_be_the_better_one() -> None:
 
 def test_without_a_candidate_the_baseline_runs_alone() -> None:
     ended, runs = race([1.0], RaceLimits(max_runs=40), always(1.0))
-    assert (ended.winner, sorted(runs)) == (None, [(0, number) for number in range(LEAST_PAIRS)])
+    assert (ended.winner, sorted(runs)) == (None, [(0, number) for number in range(MIN_PAIRS)])
 
 
 def test_a_baseline_that_never_reached_the_target_is_judged_by_what_it_spent() -> None:
     baseline = Entrant(arm=0, expected_score=math.inf, run_seconds=1.0, least_score=1.05)
     ended, _ = run_race(baseline, entrants(0.0, 1.0)[1:], RaceLimits(max_runs=40), lambda key: reached(1.0))
-    assert len(ended.claim_rounds) > LEAST_PAIRS
+    assert len(ended.claim_rounds) > MIN_PAIRS
 
 
 @settings(max_examples=40, deadline=None)

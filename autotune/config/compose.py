@@ -37,7 +37,7 @@ from autotune.errors import ConfigError, InvalidTrialError
 from autotune.remote.url import refuse_url
 from autotune.space import Suggestion, override_text
 
-_MOST_CACHED_POINTS = 64
+_MAX_CACHED_POINTS = 64
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Composer:
             raise InvalidTrialError(str(error)) from error
         except OmegaConfBaseException as error:
             raise InvalidTrialError(_explain_value(error)) from error
-        if len(self._composed_points) >= _MOST_CACHED_POINTS:
+        if len(self._composed_points) >= _MAX_CACHED_POINTS:
             del self._composed_points[next(iter(self._composed_points))]
         self._composed_points[suggestion.key, seed] = composed
         return composed

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_MOST_CPUS = 4
+_MAX_CPUS = 4
 """No CPU is kept awake on a machine with more: busy CPUs share a power budget, so a lone training would be slower (not measured here)."""
 _MAIN = """
 import os, sys
@@ -61,7 +61,7 @@ def _cpus() -> list[int]:
     if sys.platform != "linux":
         return []
     cpus = sorted(os.sched_getaffinity(0))
-    return cpus if len(cpus) <= _MOST_CPUS and not _has_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) else []
+    return cpus if len(cpus) <= _MAX_CPUS and not _has_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) else []
 
 
 def _has_quota(root: Path, membership: Path) -> bool:

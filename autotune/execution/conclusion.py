@@ -25,7 +25,7 @@ from autotune.report.front import Front, describe_front, make_front, write_front
 from autotune.report.score_format import score_format_of
 from autotune.report.study_files import TrialsTable, arm_json, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
-from autotune.search.importances import LEAST_REACHED, importances
+from autotune.search.importances import MIN_REACHED, importances
 from autotune.search.policy import SearchPolicy
 from autotune.tracking.mlflow_environment import browse_command
 from autotune.training.versions import versions
@@ -91,7 +91,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         target=plan.trial.target,
         importances=importances(results, policy.scores, plan.space),
         confirmation=_confirmation_figures(confirmation) if confirmation else None,
-        num_reached_needed=LEAST_REACHED,
+        num_reached_needed=MIN_REACHED,
         scale=score_format_of(plan.objective),
         front=front,
     )

@@ -21,7 +21,7 @@ from autotune.search.seeds import derived_seed
 from autotune.space import Suggestion
 
 BASELINE = "baseline"
-_LEAST_RUN_SECONDS = 1e-3
+_MIN_RUN_SECONDS = 1e-3
 
 Runs = Mapping[tuple[int, int], TrialResult]
 """Confirmation runs, by (trial number of the arm, number of the round)."""
@@ -196,7 +196,7 @@ def _arm(trial: int, suggestion: Suggestion, entrant: Entrant, *, is_baseline: b
 
 
 def _entrant(trial: int, expected_score: float, run_seconds: float) -> Entrant:
-    return Entrant(arm=trial, expected_score=expected_score, run_seconds=max(run_seconds, _LEAST_RUN_SECONDS))
+    return Entrant(arm=trial, expected_score=expected_score, run_seconds=max(run_seconds, _MIN_RUN_SECONDS))
 
 
 def _train_seconds(run: TrialResult) -> float:

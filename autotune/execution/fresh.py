@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from autotune.contention import MOST_RETAKES
+from autotune.contention import MAX_RETAKES
 from autotune.errors import ClusterError
 from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, outcome_of_death, warn_of_niceness
@@ -67,7 +67,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         *,
         fit: Callable[[Sequence[TrialTask]], bool],
         interrupt: threading.Event,
-        max_retakes: int = MOST_RETAKES,
+        max_retakes: int = MAX_RETAKES,
         can_fork: bool = CAN_FORK,
         fork_server: ForkServer | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import ClusterConfig, Config, ConfirmConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError
-from autotune.race import LEAST_PAIRS
+from autotune.race import MIN_PAIRS
 from autotune.space import SearchSpace, Suggestion
 
 
@@ -89,9 +89,9 @@ def _check_confirm(confirm: ConfirmConfig) -> None:
     for key, value in (("num_candidates", confirm.num_candidates), ("num_seeds", confirm.num_seeds)):
         if value is not None and value < 1:
             raise ConfigError(f"confirm.{key}: found {value}, accepted is a whole number from 1, or confirm=none")
-    least = 2 * (confirm.num_seeds or LEAST_PAIRS)
+    least = 2 * (confirm.num_seeds or MIN_PAIRS)
     if confirm.max_runs < least:
-        pairs = "num_seeds" if confirm.num_seeds else f"{LEAST_PAIRS}"
+        pairs = "num_seeds" if confirm.num_seeds else f"{MIN_PAIRS}"
         raise ConfigError(f"confirm.max_runs: found {confirm.max_runs}, accepted is from {least}: {pairs} pairs of runs, or confirm=none")
     if confirm.budget_fraction is not None and not confirm.budget_fraction > 0:
         raise ConfigError(f"confirm.budget_fraction: found {confirm.budget_fraction:g}, accepted is above 0, or null for no such limit")

@@ -24,7 +24,7 @@ from autotune.tracking.tracker import TrackedTrial, Tracker
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
-_MOST_REJECTED_IN_A_ROW = 1000
+_MAX_REJECTED_IN_A_ROW = 1000
 
 
 class Listener(Protocol):
@@ -193,7 +193,7 @@ class TrialManager:
         """
         if not self._has_room([managed.task for managed in self._at_work]):
             return None
-        for _ in range(_MOST_REJECTED_IN_A_ROW):
+        for _ in range(_MAX_REJECTED_IN_A_ROW):
             trial = None if self.is_over else self._policy.suggest()
             if trial is None:
                 break
@@ -208,7 +208,7 @@ class TrialManager:
             self._trials[key] = self._managed(trial, composed, TrialStage.RUNNING)
             return self._trials[key].task
         else:
-            self.refusal = ConfigError(f"search_space: {_MOST_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
+            self.refusal = ConfigError(f"search_space: {_MAX_REJECTED_IN_A_ROW} suggestions in a row cannot be run")
         if self.is_over or not self._at_work:
             self._has_no_more = True
             self._on_no_more()
@@ -341,7 +341,7 @@ class TrialManager:
     def _is_tried_again(self, managed: _ManagedTrial, result: TrialResult) -> bool:
         """Withdraw a trial whose times were spoilt, or that was lost, if its point is to be tried again."""
         why = result.contention
-        may_retake = why is not None and not (self.is_over or self._has_no_more) and self._num_in_vain < _MOST_IN_VAIN
+        may_retake = why is not None and not (self.is_over or self._has_no_more) and self._num_in_vain < _MAX_IN_VAIN
         is_retaken = may_retake and self._policy.retry(result.trial, most=self._max_retakes)
         if why is not None:
             again = "its configuration is tried again" if is_retaken else "it is kept, and marked"
@@ -379,7 +379,7 @@ def _total(before: Contention | None, now: Contention | None) -> Contention | No
     return before + now if before is not None and now is not None else now or before
 
 
-_MOST_IN_VAIN = 3
+_MAX_IN_VAIN = 3
 """Trials in a row that trying again has not helped, after which others are only marked."""
 _GRACE_SECONDS = 30.0
 """Seconds that a trial may run past the study's time budget before it counts as hung."""

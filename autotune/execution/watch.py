@@ -21,11 +21,11 @@ from typing import NamedTuple, TextIO
 
 import psutil
 
-from autotune.contention import MOST_STOPPED_SECONDS, Contention
+from autotune.contention import MAX_STOPPED_SECONDS, Contention
 from autotune.execution.awake import has_idle_priority
 
 _BEAT_SECONDS = 0.1
-_MOST_WAKES_PER_SECOND = 20
+_MAX_WAKES_PER_SECOND = 20
 """Upper limit for a thread that was stopped: just before and after, it may wait for Python's lock, which wakes it 200 times a second."""
 _SAMPLE_EVERY_SECONDS = 0.5
 _BACKSTOP_SECONDS = 60.0
@@ -139,14 +139,14 @@ class Watch:
                 began, before = time.monotonic(), _ran("thread-self")
                 self._changed.wait(_BEAT_SECONDS)
                 late, after = time.monotonic() - began - _BEAT_SECONDS, _ran("thread-self")
-                if late >= MOST_STOPPED_SECONDS and before is not None and after is not None:
+                if late >= MAX_STOPPED_SECONDS and before is not None and after is not None:
                     self._was_late(late, before, after)
                 if self._is_on and time.monotonic() >= self._deadline:
                     self._end_process()
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
         stopped = late - (after.waited_seconds - before.waited_seconds)
-        if stopped >= MOST_STOPPED_SECONDS and after.times - before.times <= _MOST_WAKES_PER_SECOND * late:
+        if stopped >= MAX_STOPPED_SECONDS and after.times - before.times <= _MAX_WAKES_PER_SECOND * late:
             self._stopped_seconds += stopped
             self._deadline += stopped
             if self._is_on:

@@ -24,7 +24,7 @@ from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.seeds import derived_seed
 from autotune.search.stopping import Decision
 
-_MOST_RETRIES = 1000
+_MAX_RETRIES = 1000
 """Retries of a point after lost workers: so many that a replayed search never gives a point up."""
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
 
@@ -247,7 +247,7 @@ class _Replay:
         self._end_stretch(worker, now, Outcome.LOST)
         del self._trainings[training.trial.number]
         self._points.release(training.recorded)
-        self._policy.retry(training.trial.number, most=_MOST_RETRIES)
+        self._policy.retry(training.trial.number, most=_MAX_RETRIES)
 
     def _advance(self, worker: int, now: float) -> None:
         """Take a worker's training to its next stop: an evaluation or the trial's end."""

@@ -16,13 +16,13 @@ from autotune.report.front import Front
 _BEATEN = Mark(colour="#BBBBBB", marker="o", hollow=False, size=5)
 _MEMBER = MARKS[Outcome.REACHED]
 _PICKED = Mark(colour=INK, marker="o", hollow=True, size=13)
-_MOST_COLUMNS = 3
+_MAX_COLUMNS = 3
 
 
 def draw_front(front: Front, target: Target) -> Figure:
     """Each panel shows all trials that reached the target by two objectives, and marks the front and the trial each preference picks."""
     pairs = list(itertools.combinations(range(len(front.scales)), 2))
-    columns = min(_MOST_COLUMNS, len(pairs))
+    columns = min(_MAX_COLUMNS, len(pairs))
     num_rows = math.ceil(len(pairs) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 3.2 + 4.2 * columns, 1.2 + 3.8 * num_rows), layout="constrained")
     panels = [figure.add_subplot(num_rows, columns, index + 1) for index in range(len(pairs))]

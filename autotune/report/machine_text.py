@@ -16,7 +16,7 @@ _LINK_KINDS = {
     "NODE": "over PCIe host bridges of a NUMA node",
     "SYS": "over PCIe and between NUMA nodes",
 }
-_MOST_PAIRS = 8
+_MAX_PAIRS = 8
 """Largest number of device pairs that are listed one by one; of more pairs, only their number is shown."""
 
 _BUSY = 0.5
@@ -91,7 +91,7 @@ def _links(links: Sequence[Link]) -> Iterator[str]:
     for pairs in (between_gpus, to_adapters):
         for kind in dict.fromkeys(link.kind for link in pairs):
             names = [f"{link.first}-{link.second}" for link in pairs if link.kind == kind]
-            shown = ", ".join(names) if len(names) <= _MOST_PAIRS else f"{len(names)} of {len(pairs)} pairs"
+            shown = ", ".join(names) if len(names) <= _MAX_PAIRS else f"{len(names)} of {len(pairs)} pairs"
             yield f"{kind} ({_describe_kind(kind)}): {shown}{' (GPU and network adapter)' if pairs is to_adapters else ''}"
 
 

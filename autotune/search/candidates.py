@@ -8,9 +8,9 @@ import numpy as np
 from autotune.search.random_sampler import RandomTrial
 from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion
 
-_MOST_LISTED = 4096
+_MAX_LISTED = 4096
 """Maximum size of a space whose untried points are listed when random draws give none; in a larger space they soon do."""
-_MOST_REMEMBERED = 1_000_000
+_MAX_REMEMBERED = 1_000_000
 """Maximum size of a space whose tried points are remembered; in a larger space random draws hardly repeat one."""
 
 
@@ -24,7 +24,7 @@ class Candidates:
 
     def tried(self, point: Suggestion) -> None:
         """Mark a point as tried, so that it is not drawn again."""
-        if self._size <= _MOST_REMEMBERED:
+        if self._size <= _MAX_REMEMBERED:
             self._tried.add(point.key)
 
     @property
@@ -36,10 +36,10 @@ class Candidates:
         """Draw at most ``count`` random points, maybe with duplicates; in a space small enough to list, none only if all were tried."""
         by_chance = RandomTrial(rng)
         drawn = [self._space.suggest(by_chance) for _ in range(count)]
-        if self._size > _MOST_REMEMBERED:
+        if self._size > _MAX_REMEMBERED:
             return drawn
         new = [point for point in drawn if point.key not in self._tried]
-        if new or self._size > _MOST_LISTED:
+        if new or self._size > _MAX_LISTED:
             return new
         left = [point for point in points(self._space) if point.key not in self._tried]
         return [left[int(index)] for index in rng.permutation(len(left))[:count]]

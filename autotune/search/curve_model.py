@@ -36,7 +36,7 @@ _WEIGHT_SPREAD = 0.7
 """Prior standard deviation of the total weight of the prior means that earlier studies give."""
 _UNIT_QUANTILE = 0.1
 _WORST_QUANTILE = 0.05
-_MOST_DISTINCT = 0.5
+_MAX_DISTINCT = 0.5
 """Fraction of distinct rows below which it pays to compute a kernel for these alone."""
 
 
@@ -316,7 +316,7 @@ class _Distinct:
         packed = np.ascontiguousarray(rows)
         row_bytes = packed.view(np.dtype((np.void, packed.itemsize * packed.shape[1]))).ravel()
         _, first, indices = np.unique(row_bytes, return_index=True, return_inverse=True)
-        are_fewer = len(first) < _MOST_DISTINCT * len(rows)
+        are_fewer = len(first) < _MAX_DISTINCT * len(rows)
         self.rows = rows[first] if are_fewer else rows
         self._indices = indices if are_fewer else None
 

@@ -30,16 +30,16 @@ _NOISE_RUNS = 2.0
 _SPREAD = 0.5
 """Prior standard deviation of the logarithm of scores between configurations, before any run has ended."""
 _SPREAD_CONFIGURATIONS = 4.0
-_LEAST_SPREAD = 0.1
+_MIN_SPREAD = 0.1
 _LENGTH_SCALE = 0.7
 """Distance in the unit cube at which one point says little about another, as in ``RateModel``."""
 _CHANCE, _CHANCE_RUNS = 0.95, 2.0
 """Prior chance that a configuration which has reached the target does so again, and its weight as a number of repeats."""
 _RUNS_TO_BELIEVE = 2
 """Runs that a configuration needs to be the incumbent: the best of many first runs is a lucky one."""
-_LEAST_WEIGHT = 0.2
+_MIN_WEIGHT = 0.2
 """Minimum weight of a new configuration's first run: without it, where repeats differ a lot, no first run could be good enough."""
-_MOST_BELOW = 1.0
+_MAX_BELOW = 1.0
 """Upper limit on how much better than the incumbent a new configuration's first run must be, as the logarithm of a ratio."""
 _MIX = 1.0
 """Weight of the chance over all configurations beside a configuration's own runs, as a number of runs."""
@@ -198,7 +198,7 @@ class ExpectedScores:
         noise, _ = self._noise_variance()
         log_incumbent = math.log(self.incumbent)
         better = (log_incumbent - (1 + known.weight) * noise / 2 - known.middle) / known.weight
-        return math.exp(min(log_incumbent, max(known.middle + better, log_incumbent - _MOST_BELOW)))
+        return math.exp(min(log_incumbent, max(known.middle + better, log_incumbent - _MAX_BELOW)))
 
     @property
     def first_run_weight(self) -> float:
@@ -265,7 +265,7 @@ class ExpectedScores:
         noises = np.array([noise / len(configuration.log_scores) for configuration in reached])
         mean = float(observed.mean())
         squares = _SPREAD_CONFIGURATIONS * _SPREAD**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
-        spread = max(squares / (_SPREAD_CONFIGURATIONS + len(observed) - 1), _LEAST_SPREAD**2)
+        spread = max(squares / (_SPREAD_CONFIGURATIONS + len(observed) - 1), _MIN_SPREAD**2)
         prior = spread * _correlation([configuration.features for configuration in reached])
         gain = np.linalg.solve(prior + np.diag(noises), prior).T
         means = mean + gain @ (observed - mean)
@@ -276,7 +276,7 @@ class ExpectedScores:
         to_target = np.exp(means + (variances + noise) / 2)
         failed = [configuration.failed for configuration in reached]
         failing = np.array([np.mean(scores) if scores else score for scores, score in zip(failed, to_target, strict=True)])
-        weight = max(spread / (spread + noise), _LEAST_WEIGHT)
+        weight = max(spread / (spread + noise), _MIN_WEIGHT)
         believed = np.array([configuration.is_believed for configuration in reached])
         return _Known(keys, means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight)
 

@@ -6,9 +6,9 @@ from scipy.special import ndtr
 from autotune.search.curve_model import Indices, RateModel
 from autotune.search.encoding import Array
 
-_LEAST_CHANCE = 0.02
+_MIN_CHANCE = 0.02
 """Lower limit on every predicted chance, so that an error of the model never rules a region out."""
-_MOST_POINTS = 200
+_MAX_POINTS = 200
 """Maximum number of points that the model is conditioned on: the last infeasible and the last feasible ones, up to half each."""
 
 
@@ -39,12 +39,12 @@ class FeasibilityModel:
         if not self._is_fitted:
             self._fit()
         means, deviations = self._process.predict(features)
-        chances: Array = np.log(np.clip(ndtr(means / deviations), _LEAST_CHANCE, 1.0))
+        chances: Array = np.log(np.clip(ndtr(means / deviations), _MIN_CHANCE, 1.0))
         return chances
 
     def _fit(self) -> None:
         feasible, infeasible = (
-            [features for features, label in self._points.values() if label is is_feasible][-_MOST_POINTS // 2 :]
+            [features for features, label in self._points.values() if label is is_feasible][-_MAX_POINTS // 2 :]
             for is_feasible in (True, False)
         )
         labels = np.array([-1.0] * len(infeasible) + [1.0] * len(feasible))

@@ -36,21 +36,21 @@ from autotune.search.trial_history import WIN, TrialHistory
 from autotune.search.warm_start import WarmStart
 from autotune.space import SearchSpace, Suggestion
 
-_LEAST_EVALUATIONS = 2
+_MIN_EVALUATIONS = 2
 """Evaluations that a trial needs before it may be paused: a single one says little about how its curve rises."""
 _DECIDE_AGAIN = 1.2
 """Factor by which a trial's time grows between two decisions on pausing it: to decide at each of many evaluations would take long."""
-_LEAST_CURVES = 3
+_MIN_CURVES = 3
 """Minimum number of trials with an evaluation; with fewer there is nothing to model."""
-_MOST_WAITING = 128
+_MAX_WAITING = 128
 """Maximum number of waiting trials that one decision compares with each other and with new points."""
-_MOST_PROMISING = 96
-"""How many of the ``_MOST_WAITING`` trials are those that promised most when last compared; the others are drawn at random."""
+_MAX_PROMISING = 96
+"""How many of the ``_MAX_WAITING`` trials are those that promised most when last compared; the others are drawn at random."""
 _BY_CHANCE = 0.1
 """Fraction of new points drawn at random, whatever the model says, so that its errors keep no region from being tried."""
 _BY_AGE = 0.05
 """Fraction of decisions to resume a trial that go to the one that has waited longest."""
-_LEAST_GAIN = 1e-3
+_MIN_GAIN = 1e-3
 """Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new point left."""
 
 
@@ -161,7 +161,7 @@ class FreezeThawSampler:
         if not may_pause or trial.is_repeat:
             return Decision.CONTINUE
         is_hopeless = self._history.next_seconds(trial) > self._history.best * WIN
-        is_early = len(trial.curve) < _LEAST_EVALUATIONS or trial.curve[-1].seconds < trial.last_decision_seconds * _DECIDE_AGAIN
+        is_early = len(trial.curve) < _MIN_EVALUATIONS or trial.curve[-1].seconds < trial.last_decision_seconds * _DECIDE_AGAIN
         if is_early and not is_hopeless:
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds
@@ -215,10 +215,10 @@ class FreezeThawSampler:
         new, ending = new and not is_exhausted, ending or is_exhausted
         waiting = [number for number, trial in self._trials.items() if _is_waiting(trial, is_running=number == beside)]
         seen = self._history.seen
-        if new and (len(self._trials) < self._num_startup_trials or len(seen) < _LEAST_CURVES):
+        if new and (len(self._trials) < self._num_startup_trials or len(seen) < _MIN_CURVES):
             return self._mark_proposed(self._startup_point())
         if not seen or not (new or waiting):
-            return self._history.repeat(_LEAST_GAIN) if may_start else None
+            return self._history.repeat(_MIN_GAIN) if may_start else None
         promoted = self._promoted(waiting) if new or ending else None
         if promoted is not None:
             return self._mark_chosen(promoted)
@@ -236,7 +236,7 @@ class FreezeThawSampler:
         ending: bool,
     ) -> Suggestion | int | None:
         """The new point, waiting trial or repeat with the highest expected gain per second, but for the shares by chance and by age."""
-        least_gain = _LEAST_GAIN if ending else 0.0
+        least_gain = _MIN_GAIN if ending else 0.0
         drawn = self._candidates.draw(rng, self._num_candidates) if new else []
         origins = [Origin.CHANCE] * len(drawn)
         if new and self._gains.uses_prior_means:
@@ -291,12 +291,12 @@ class FreezeThawSampler:
         return self._history.promoted(waiting, self._reduction_factor)
 
     def _shortlist(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
-        """At most ``_MOST_WAITING`` of the waiting trials: those that promised most when last compared, and others at random."""
-        if len(waiting) <= _MOST_WAITING:
+        """At most ``_MAX_WAITING`` of the waiting trials: those that promised most when last compared, and others at random."""
+        if len(waiting) <= _MAX_WAITING:
             return waiting
         order = sorted(waiting, key=lambda number: -self._trials[number].index)
-        best, rest = order[:_MOST_PROMISING], order[_MOST_PROMISING:]
-        return best + [int(number) for number in rng.choice(rest, _MOST_WAITING - _MOST_PROMISING, replace=False)]
+        best, rest = order[:_MAX_PROMISING], order[_MAX_PROMISING:]
+        return best + [int(number) for number in rng.choice(rest, _MAX_WAITING - _MAX_PROMISING, replace=False)]
 
 
 def _is_waiting(trial: KnownTrial, *, is_running: bool) -> bool:

@@ -14,12 +14,12 @@ from autotune.search.trial_history import WIN, TrialHistory
 from autotune.search.warm_start import WarmStart
 from autotune.space import Suggestion
 
-_MOST_ROWS = 300
+_MAX_ROWS = 300
 """Maximum number of evaluations that the model is conditioned on."""
 _QUICK_SECONDS = 0.25
 """Mean training seconds of a trial below which a decision takes about as long as a trial, so that it uses fewer evaluations."""
-_MOST_ROWS_OF_QUICK = 80
-_MOST_ROWS_TO_LEARN = 160
+_MAX_ROWS_IF_QUICK = 80
+_MAX_ROWS_TO_LEARN = 160
 """Maximum number of evaluations that the model's hyperparameters are learnt from."""
 _LEARN_ON = 1.06
 """Factor by which the number of trials grows before hyperparameters are learnt a little further."""
@@ -52,7 +52,7 @@ class GainModel:
         rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in representative_indices(trial)]
         trial_indices, steps, _, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
         values = self.goodness(shortfalls, np.array([trial.curve[trial.best_index].shortfall for trial in seen]))
-        most = _MOST_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MOST_ROWS_OF_QUICK
+        most = _MAX_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MAX_ROWS_IF_QUICK
         kept = _best_and_random(values, most, rng)
         features = self._history.cube.features(np.array([trial.point for trial in seen]))
         numbers = np.array([number for number, trial in self._history.trials.items() if trial.curve], dtype=float)
@@ -68,11 +68,11 @@ class GainModel:
             values[kept],
             prior_means=prior_means[picked],
             log_lengths=np.array([trial.log_length for trial in seen])[picked],
-            learn=_sample(len(kept), _MOST_ROWS_TO_LEARN, rng) if has_grown else None,
+            learn=_sample(len(kept), _MAX_ROWS_TO_LEARN, rng) if has_grown else None,
         )
         rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen])
         recent = np.arange(len(rates))[-most:]
-        self.rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MOST_ROWS_TO_LEARN, rng) if has_grown else None)
+        self.rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MAX_ROWS_TO_LEARN, rng) if has_grown else None)
 
     def goodness(self, shortfalls: Array, least: Array) -> Array:
         """What the model of curves predicts in place of shortfalls: higher is better."""

@@ -9,7 +9,7 @@ from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.space import SearchSpace, Suggestion
 
-LEAST_REACHED = 4
+MIN_REACHED = 4
 """Minimum number of trials that reached the target; with fewer, importances are noise."""
 
 
@@ -21,7 +21,7 @@ def importances(results: Sequence[TrialResult], scores: Mapping[int, float], spa
 
     Source: Watanabe et al., "PED-ANOVA" (IJCAI 2023), as optuna.importance.PedAnovaImportanceEvaluator.
     """
-    if len(scores) < LEAST_REACHED:
+    if len(scores) < MIN_REACHED:
         return {}
     from optuna.importance import PedAnovaImportanceEvaluator  # noqa: PLC0415  # a second to import, and only the final report needs it
 
@@ -38,7 +38,7 @@ def importances(results: Sequence[TrialResult], scores: Mapping[int, float], spa
     shares: dict[str, float] = {}
     for name in {name for trial in ranked.trials for name in trial.params}:
         trials = [trial for trial in ranked.trials if name in trial.params]
-        if len(trials) < LEAST_REACHED or len({trial.params[name] for trial in trials}) < 2:  # one value decides nothing
+        if len(trials) < MIN_REACHED or len({trial.params[name] for trial in trials}) < 2:  # one value decides nothing
             continue
         shares[name] = evaluator.evaluate(ranked, params=[name]).get(name, 0.0)
     total = sum(shares.values())

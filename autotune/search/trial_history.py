@@ -16,9 +16,9 @@ from autotune.space import Choice, SearchSpace, Suggestion
 
 WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
-_MOST_CHALLENGES = 2
+_MAX_CHALLENGES = 2
 """Maximum number of repeats by which a point may become the incumbent: those of a broken configuration all end in errors."""
-_MOST_OF_REPEAT = 4.0
+_MAX_REPEAT_RATIO = 4.0
 """Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
 
 
@@ -99,7 +99,7 @@ class TrialHistory:
             return math.inf
         if trial is None or not trial.is_repeat:
             return self.expected.incumbent * self.unit
-        return self.expected.by_key()[trial.key] * _MOST_OF_REPEAT * self.unit
+        return self.expected.by_key()[trial.key] * _MAX_REPEAT_RATIO * self.unit
 
     def longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
         """The paused trial, among those that may still win, that was last chosen the longest ago."""
@@ -112,7 +112,7 @@ class TrialHistory:
         if key is None or not self.can_repeat(self.points[key]):
             return None
         runs = [trial for trial in self.trials.values() if trial.key == key]
-        is_tried = len(runs) > _MOST_CHALLENGES or any(not trial.has_ended for trial in runs)
+        is_tried = len(runs) > _MAX_CHALLENGES or any(not trial.has_ended for trial in runs)
         return None if is_tried else self.points[key]
 
     def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:

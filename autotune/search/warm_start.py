@@ -20,7 +20,7 @@ from autotune.search.encoding import Array, UnitCube
 from autotune.space import SearchSpace, Suggestion
 
 _NUM_TREES = 20
-_LEAST_LEAF = 3
+_MIN_LEAF = 3
 """Minimum number of evaluations in a leaf of the forest."""
 _NUM_EVALUATIONS = 4
 """Number of evaluations of each curve that a forest is fitted to, spread evenly over the logarithm of their index."""
@@ -78,7 +78,7 @@ class _PriorMeanModel:
         trial_indices, log_steps, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
         least = np.array([shortfalls[trial_indices == trial_index].min() for trial_index in np.unique(trial_indices)])
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
-        self._forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_LEAST_LEAF, random_state=0)
+        self._forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_MIN_LEAF, random_state=0)
         self._forest.fit(np.column_stack([features[trial_indices.astype(int)], log_steps]), scaled_shortfalls(shortfalls, least))
 
     def predict(self, features: Array) -> Array:

@@ -64,7 +64,7 @@ def local_capabilities() -> Capabilities:
     )
 
 
-LEAST_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
+MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
 """Least CUDA compute capability of a GPU whose tensor cores support a number format, by the format's name."""
 
 
@@ -103,7 +103,7 @@ def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str 
         "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
         "TensorFloat-32": _is_plain_tf32(config),
     }
-    for name, least in LEAST_COMPUTE_CAPABILITY.items():
+    for name, least in MIN_COMPUTE_CAPABILITY.items():
         if wanted[name] and capability is not None and capability < least:
             needed, available = (f"{major}.{minor}" for major, minor in (least, capability))
             return f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has {available}"

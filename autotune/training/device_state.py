@@ -12,7 +12,7 @@ _SLOWED_BY = {
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "its power supply",
 }
 """Causes of lower clocks that are faults, by the name of NVML's constant; a GPU's usual power limit is not one of them."""
-_LEAST_BUSY_PERCENT = 10
+_MIN_BUSY_PERCENT = 10
 """Share of a GPU's time from which another process counts as computing on the GPU."""
 _LOOK_BACK_SECONDS = 2.0
 """Length of the recent past in which the use by other processes is looked up."""
@@ -46,6 +46,6 @@ def _shared(pynvml: Any, handle: Any) -> str | None:
         return None
     since = int((time.time() - _LOOK_BACK_SECONDS) * 1e6)
     samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
-    busy = {sample.pid for sample in samples if sample.smUtil >= _LEAST_BUSY_PERCENT}
+    busy = {sample.pid for sample in samples if sample.smUtil >= _MIN_BUSY_PERCENT}
     num_others = len((busy & running) - {os.getpid()})
     return f"{num_others} other {'process' if num_others == 1 else 'processes'} computed on its GPU" if num_others else None

@@ -25,7 +25,7 @@ from autotune.measurement import Phase, PhaseClock
 
 WARM_UP_KEY = "_warm_up_"
 """Key beside ``_target_`` in ``training``: whether the function may be called once before the call that counts; true if absent."""
-MOST_STEP_SECONDS = 10.0
+MAX_STEP_SECONDS = 10.0
 """Longest time that a warm-up call may take from its first optimizer step to its first report."""
 
 WARMED_UP = "warmed up by a call that did not count"
@@ -162,14 +162,14 @@ def _same_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_a_step() -> Iterator[None]:
-    """End the training at the first optimizer step that is more than ``MOST_STEP_SECONDS`` after the first step."""
+    """End the training at the first optimizer step that is more than ``MAX_STEP_SECONDS`` after the first step."""
     began: float | None = None
 
     def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal began
         now = time.monotonic()
         began = now if began is None else began
-        if now - began > MOST_STEP_SECONDS:
+        if now - began > MAX_STEP_SECONDS:
             raise TrainingEnded
 
     handle = register_optimizer_step_post_hook(end)

@@ -12,7 +12,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _OWN = "freeze_thaw"
 _OWN_COLOUR = "#D55E00"
 _OTHER_COLOUR = "#0072B2"
-_LEAST_REGRET = 0.01
+_MIN_REGRET = 0.01
 """Regret below which the curve is drawn at this: a search ends at 10% and says nothing of less."""
 
 
@@ -78,10 +78,10 @@ def draw_regrets(summaries: Sequence[PolicySummary]) -> Figure:
     lines = []
     for place, each in enumerate(summaries):
         style = "-" if place < len(_COLOURS) else "--"
-        regrets = [max(regret, _LEAST_REGRET) for regret in each.regrets]
+        regrets = [max(regret, _MIN_REGRET) for regret in each.regrets]
         lines += axes.plot(BUDGETS, regrets, style, color=_COLOURS[place % len(_COLOURS)], linewidth=1.6, label=each.policy)
     set_scale(axes, "x", BUDGETS)
-    set_scale(axes, "y", [max(regret, _LEAST_REGRET) for each in summaries for regret in each.regrets])
+    set_scale(axes, "y", [max(regret, _MIN_REGRET) for each in summaries for regret in each.regrets])
     axes.set_xlabel("Device seconds spent, in best recorded times to target")
     axes.set_ylabel("Regret of the best time so far")
     add_legend(axes, lines, title="policy")

@@ -179,8 +179,8 @@ def test_an_evaluation_at_the_target_that_does_not_count_is_not_past_it_for_the_
 
 
 def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freeze_thaw, "_MOST_WAITING", 6)
-    monkeypatch.setattr(freeze_thaw, "_MOST_PROMISING", 4)
+    monkeypatch.setattr(freeze_thaw, "_MAX_WAITING", 6)
+    monkeypatch.setattr(freeze_thaw, "_MAX_PROMISING", 4)
     recorded = recording()
     assert searched(recorded, seed=0).seconds_until(recorded, 0.1) is not None
 

@@ -198,7 +198,7 @@ def test_the_call_that_counts_starts_where_the_other_one_did(own: MakeConfig, tm
 
 
 def test_a_call_that_does_not_count_is_ended_at_a_step_where_it_does_not_report(own: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.training.first_call.MOST_STEP_SECONDS", -1.0)
+    monkeypatch.setattr("autotune.training.first_call.MAX_STEP_SECONDS", -1.0)
     assert last(own(stepping)).metric == 0.25
     assert [each["steps"] for each in PROCESS.calls] == [0, 20], "the step that ends it is not left"
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import ScalingType, scaled_mm
 
 from autotune.machine import MatrixRate, NotMeasured
-from autotune.training.device import LEAST_COMPUTE_CAPABILITY, synchronizer
+from autotune.training.device import MIN_COMPUTE_CAPABILITY, synchronizer
 from autotune.training.diagnosis.rounds import median_run_seconds
 
 _SIZES = {"cpu": (512, 2048), "cuda": (1024, 8192)}
@@ -17,7 +17,7 @@ _LONG_ENOUGH_SECONDS = 0.02
 _FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 """Number format of the matrices that are multiplied, by option of ``precision=``."""
 _NAMES = {"tf32": "TensorFloat-32", "bf16": "bfloat16", "fp8": "float8"}
-"""Keys of ``LEAST_COMPUTE_CAPABILITY``, by option of ``precision=``."""
+"""Keys of ``MIN_COMPUTE_CAPABILITY``, by option of ``precision=``."""
 
 
 def matrix_rates(device: torch.device, *, limit_seconds: float) -> Iterator[MatrixRate | NotMeasured]:
@@ -42,7 +42,7 @@ def _why_unsupported(precision: str, device: torch.device) -> str | None:
     """Why a device cannot multiply in a precision or would ignore that it was asked for; None if the device supports it."""
     if device.type == "cpu":
         return "for GPUs" if precision in ("tf32", "fp8") else None
-    needed = LEAST_COMPUTE_CAPABILITY.get(_NAMES.get(precision, ""))
+    needed = MIN_COMPUTE_CAPABILITY.get(_NAMES.get(precision, ""))
     found = torch.cuda.get_device_capability(device)
     return f"needs compute capability {needed[0]}.{needed[1]}" if needed is not None and found < needed else None
 

@@ -8,7 +8,7 @@ from autotune.training.parallel.ranks import ALONE, Ranks
 
 _ROUND_SECONDS = 0.02
 """Length of a round aimed for: long against waiting for a device and reading the clock, short against a machine's occasional other work."""
-_MOST_RUNS = 1000
+_MAX_RUNS = 1000
 """Upper limit on the runs of one round."""
 
 
@@ -26,7 +26,7 @@ def median_run_seconds(
     """
     deadline = time.perf_counter() + limit_seconds
     run()
-    num_runs = at_once or ranks.broadcast_from_first(max(1, min(_MOST_RUNS, round(_ROUND_SECONDS / max(1e-9, _seconds_of(run, wait, 1))))))
+    num_runs = at_once or ranks.broadcast_from_first(max(1, min(_MAX_RUNS, round(_ROUND_SECONDS / max(1e-9, _seconds_of(run, wait, 1))))))
     rounds: list[float] = []
     while ranks.broadcast_from_first(not rounds or time.perf_counter() < deadline):
         rounds.append(_seconds_of(run, wait, num_runs) / num_runs)

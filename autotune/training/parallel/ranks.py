@@ -22,7 +22,7 @@ TIMEOUT = timedelta(minutes=30)
 """Time limit of one exchange between ranks; a hung training is ended long before, by the trial's own deadline."""
 _SHARE_LEFT = 0.5
 """Share of the steps that fit into the time left, after which the first rank's clock is read again."""
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 """Upper limit on the steps between two readings of the first rank's clock, since steps may become longer."""
 
 
@@ -124,5 +124,5 @@ class TimeLimit:
         """Whether this rank's clock is past the limit, and the step after which to ask again."""
         spent = self._clock.seconds(Phase.TRAIN)
         step_seconds = max(1e-6, (spent - self._seconds_before) / (step - self._first_step))
-        num_steps = min(_MOST_STEPS, max(0.0, self._seconds - spent) / step_seconds * _SHARE_LEFT)
+        num_steps = min(_MAX_STEPS, max(0.0, self._seconds - spent) / step_seconds * _SHARE_LEFT)
         return spent > self._seconds, step + max(1, int(num_steps))
