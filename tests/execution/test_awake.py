@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is L
 
 
 def children(of: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(of).children() if awake._MAIN in each.cmdline()]
+    return [child for child in psutil.Process(of).children() if awake._MAIN in child.cmdline()]
 
 
 @pytest.fixture
@@ -31,9 +31,10 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_process_that_gives_way_computes_on_each_cpu_while_it_is_wanted(cpus: list[int]) -> None:
     with kept_awake():
-        mine = children(os.getpid())
-        wait_until(lambda: all(has_idle_priority(each.pid) for each in mine))
-        assert sorted(each.cpu_affinity() for each in mine) == [[cpu] for cpu in cpus]
+        wait_until(lambda: len(children(os.getpid())) == len(cpus))  # a command line may show only a moment after Popen returns
+        processes = children(os.getpid())
+        wait_until(lambda: all(has_idle_priority(process.pid) for process in processes))
+        assert sorted(process.cpu_affinity() for process in processes) == [[cpu] for cpu in cpus]
         assert not has_idle_priority(os.getpid())
     assert not children(os.getpid())
 
@@ -59,7 +60,7 @@ def test_they_are_kept_awake_while_ray_runs_on_a_machine_without_a_gpu(
     monkeypatch.setattr(cluster, "_check_answers", lambda *arguments: None)
     monkeypatch.setattr(cluster, "_machines", lambda kind: [{"CPU": 2.0, "GPU": float(num_gpus)}])
     with cluster.connected(Composer(["experiment=cnn", *settings]).compose().config.cluster):
-        assert len(children(os.getpid())) == (len(cpus) if is_awake else 0)
+        wait_until(lambda: len(children(os.getpid())) == (len(cpus) if is_awake else 0))
     assert not children(os.getpid())
 
 
