@@ -1,21 +1,40 @@
-"""Running a whole comparison: two configurations in pairs of runs, one run at a time in fresh processes, then files, figures and tracker.
+"""Runs of a comparison's or a scaling's sides in turns, one run at a time in fresh processes, then files, figures and tracker.
 
 All results are written to disk after each run, so an interrupted comparison keeps its runs so far.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from autotune.execution.background_tracker import BackgroundTracker
-from autotune.execution.comparison_plan import ComparisonPlan
+from autotune.comparison import RunScore, in_turns
+from autotune.database_url import without_password
+from autotune.errors import ConfigError, WorkerError
+from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
+from autotune.execution.cluster import connected
+from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
+from autotune.execution.confirmation import run_score
 from autotune.execution.interrupt import interruptible
-from autotune.execution.sides_in_turns import Results, compared_sides, device_of, facts_of, make_runs, opened
-from autotune.execution.study_folder import shown_path
-from autotune.report.compared import Comparison
+from autotune.execution.paired_runs import PairedRun, run_in_turns
+from autotune.execution.study_folder import log_file, shown_path, sole_user
+from autotune.execution.task_run import TrialTask
+from autotune.measurement import TrialResult
+from autotune.outcome import Outcome
+from autotune.report.compared import ComparedSide, Comparison
 from autotune.report.comparison_files import write_comparison
-from autotune.report.comparison_terminal import print_comparison
+from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
+from autotune.report.score_format import score_format_of
+from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from autotune.training.versions import versions
+
+Results = dict[tuple[str, int], TrialResult]
+"""Results of the runs that have ended, by (name of the side, number of the round)."""
 
 
 def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Comparison:
@@ -69,3 +88,186 @@ def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, 
     claim = {"autotune.claim": str(comparison.score_ratio.claim)} if comparison.score_ratio else {}
     status = "FINISHED" if comparison.is_complete else "KILLED"
     tracker.close(status=status, metrics=metrics, tags=claim, artifacts=[*files, *figures])
+
+
+def make_runs(
+    plan: ComparisonPlan,
+    results: Results,
+    tracker: BackgroundTracker,
+    interrupt: threading.Event,
+    *,
+    write: Callable[[], object],
+    code_folders: Sequence[str],
+    console: Console,
+) -> None:
+    """Make the runs of all sides in turns; the first Ctrl-C ends this without a further run.
+
+    Args:
+        results: the result of each run is added to it as soon as the run has ended.
+        write: called after each run, to write the results to disk.
+        code_folders: folders that may hold Python modules of the user's own.
+
+    Raises:
+        AutotuneError: the runs cannot be made; the message is one line.
+        WorkerError: several runs of a side in a row failed in the user's own code.
+    """
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:  # a second Ctrl-C ends the runs at once
+        with console.status("starting Ray"):
+            size = stack.enter_context(connected(plan.config.cluster))
+            tracker.wait()
+        display = stack.enter_context(
+            ComparisonDisplay(
+                title=f"{plan.experiment} · {plan.name}",
+                target=plan.target,
+                sides=[side.label for side in compared_sides(plan, {})],
+                num_runs=len(plan.sides) * plan.num_seeds,
+                console=console,
+                scale=score_format_of(plan.objective),
+            )
+        )
+
+        def runs() -> Iterator[PairedRun]:
+            for index, number in in_turns(len(plan.sides), plan.num_seeds):
+                side = plan.sides[index]
+                yield PairedRun(
+                    arm=index,
+                    number=number,
+                    task=_task(plan, side, number, code_folders),
+                    tracked=_tracked(plan, side, number),
+                    on_start=partial(display.run_started, side.name, plan.seed(number)),
+                    on_evaluation=display.evaluated,
+                )
+                check_failures(plan, side, results)
+
+        def on_end(run: PairedRun, result: TrialResult) -> None:
+            side = plan.sides[run.arm]
+            results[side.name, run.number] = result
+            display.run_finished(side.name, result, run_score(result, plan.objective).score)
+            write()
+
+        run_in_turns(
+            runs(),
+            size=size,
+            tracker=tracker,
+            objective=plan.objective,
+            interrupt=interrupt,
+            max_retakes=plan.config.search.max_retakes,
+            on_end=on_end,
+        )
+
+
+def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:
+    """The results of each side's runs so far."""
+    return [_compared(plan, side, results) for side in plan.sides]
+
+
+def facts_of(command: Sequence[str]) -> dict[str, Any]:
+    """Facts on the running command for the result files: its arguments without passwords, the time, and versions."""
+    shown = [without_password(argument) for argument in command]
+    return {"command": shown, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
+
+
+def device_of(results: Results) -> Any:
+    """The device that the first run with a fingerprint ran on; None if there is no such run."""
+    return next((run.fingerprint.get("device") for run in results.values() if run.fingerprint), None)
+
+
+def check_failures(plan: ComparisonPlan, side: Side, results: Results) -> None:
+    """End a comparison in which further runs of a side would only fail again.
+
+    Raises:
+        ConfigError: the last run of the side was INVALID: its components could not be made.
+        WorkerError: several runs of the side in a row failed in the code they train.
+    """
+    runs = [result for (name, _), result in results.items() if name == side.name]
+    if runs[-1].outcome is Outcome.INVALID:
+        raise ConfigError(f"{side.name}: {runs[-1].error_line}")
+    most = plan.config.search.max_errors_in_a_row
+    if len(runs) >= most and all(run.outcome is Outcome.ERRORED for run in runs[-most:]):
+        raise WorkerError(f"{most} runs of side {side.name} in a row failed in the code they train; the first:", runs[-most].error or "")
+
+
+def _task(plan: ComparisonPlan, side: Side, number: int, code_folders: Sequence[str]) -> TrialTask:
+    config = side.seeded(plan.seed(number))
+    num_cpus, num_gpus = plan.resources(config)
+    return TrialTask(
+        name=f"{side.name}-{number}",
+        config=config,
+        cap_seconds=side.cap_seconds,
+        num_threads=plan.config.cluster.cpus_per_worker,
+        deadline_seconds=plan.run_deadline_seconds,
+        code_folders=tuple(code_folders),
+        working_folder=str(Path.cwd()),
+        hang_folder=str(plan.folder),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        placement=plan.config.cluster.placement.upper(),
+        accelerator_type=plan.config.cluster.accelerator_type,
+        score_test=True,
+    )
+
+
+def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSide:
+    runs = {number: result for (name, number), result in results.items() if name == side.name}
+    scores: dict[int, RunScore] = {number: run_score(result, plan.objective) for number, result in runs.items()}
+    return ComparedSide(
+        name=side.name,
+        overrides=side.overrides,
+        config=side.trial.as_dict(),
+        runs=runs,
+        scores=scores,
+        scale=score_format_of(plan.objective),
+    )
+
+
+@contextlib.contextmanager
+def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
+    """Lock the plan's folder and open its tracker, which is closed if the context ends by an error."""
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
+        tracker = BackgroundTracker(partial(_tracker_opening, plan), TrackerProcess(plan.config.tracking))
+        try:
+            yield tracker
+        except BaseException as error:
+            tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
+            raise
+
+
+def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
+    target = plan.target
+    info = StudyInfo(
+        name=plan.name,
+        kind=plan.kind,
+        workload=plan.workload,
+        experiment=plan.experiment,
+        folder=str(plan.folder),
+        settings={
+            "experiment": plan.experiment,
+            "target": f"{target.metric} {target.value:g}",
+            "max_train_seconds": target.max_train_seconds,
+            "objective": plan.config.objective["_target_"].rpartition(".")[2],
+            "score": score_format_of(plan.objective).description,
+            "num_seeds": plan.num_seeds,
+            "seed": plan.config.study.seed,
+            **{side.name: " ".join(side.overrides) for side in plan.sides},
+        },
+        tags={"autotune.device": plan.capabilities.device_name},
+    )
+    return TrackerOpening(
+        node=plan.config.tracking,
+        allowed_targets=tuple(plan.sides[0].trial.allowed_targets),
+        log_path=plan.folder / "autotune.log",
+        info=info,
+    )
+
+
+def _tracked(plan: ComparisonPlan, side: Side, number: int) -> TrackedTrial:
+    return TrackedTrial(
+        name=f"{side.name}-{number}",
+        phase=VERB_OF_KIND[plan.kind],
+        trial=number,
+        values={"side": side.name, **side.values},
+        overrides=side.overrides,
+        config=side.seeded(plan.seed(number)).as_dict(),
+        seed=plan.seed(number),
+        started_at=0.0,
+    )

@@ -12,7 +12,7 @@ from rich.console import Console
 from autotune.errors import ConfigError
 from autotune.execution.comparison_plan import ComparisonPlan, Side, compose_side, plan_comparison
 from autotune.execution.interrupt import interruptible
-from autotune.execution.sides_in_turns import Results, compared_sides, device_of, facts_of, make_runs, opened
+from autotune.execution.run_comparison import Results, compared_sides, device_of, facts_of, make_runs, opened
 from autotune.execution.study_folder import shown_path
 from autotune.report.compared import ComparedSide
 from autotune.report.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling

@@ -89,6 +89,11 @@ class _ManagedTrial:
     contention_before: Contention | None = None
     """Contention while earlier workers trained the trial, up to its last pause."""
 
+    def pause(self) -> None:
+        """Note that the trial leaves its worker, which has kept its state."""
+        self.stage = TrialStage.PAUSED
+        self.contention_before, self.contention = _total(self.contention_before, self.contention), None
+
     def result(self, outcome: Outcome, error: str | None) -> TrialResult:
         """What became of the trial, which ends now."""
         contention = _total(self.contention_before, self.contention)
@@ -306,8 +311,7 @@ class TrialManager:
 
     def _pause(self, key: str) -> None:
         managed = self._trials[key]
-        managed.stage = TrialStage.PAUSED
-        managed.contention_before, managed.contention = _total(managed.contention_before, managed.contention), None
+        managed.pause()
         self._policy.pause(managed.trial.number, managed.evaluations)
         for listener in self._listeners:
             listener.trial_paused(managed.trial.number)

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from autotune.compare import compare, compare_command
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.comparison_plan import ComparisonPlan, compose_sides, plan_comparison
-from autotune.execution.sides_in_turns import check_failures
+from autotune.execution.run_comparison import check_failures
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from tests.patience import exit_code, wait_until
