@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import optuna
-from optuna.trial import TrialState
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.measurement import Evaluation, Target, TrialResult
@@ -19,8 +18,9 @@ from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
 from autotune.search.pausing import PausingSampler
 from autotune.search.seeds import derived_seed
-from autotune.search.stopping import Decision, StoppingRule
+from autotune.search.stopping import CompleteRule, Decision, StoppingRule
 from autotune.search.stored_trials import (
+    ask_trial,
     baseline_number,
     end_abandoned_trials,
     enqueue_baseline,
@@ -29,13 +29,12 @@ from autotune.search.stored_trials import (
     is_of_baseline,
     is_paused,
     is_point_waiting,
-    moved_trial,
     num_losses,
+    paused_trials,
     reject_trial,
     rejected_points,
     retried_number,
     store_evaluations,
-    stored_evaluations,
     tell_result,
 )
 from autotune.space import SearchSpace, Suggestion
@@ -105,7 +104,7 @@ class SearchPolicy:
         self._study = study
         self._space = space
         self._baseline = baseline
-        self._stopping = stopping
+        self._stopping = CompleteRule(stopping, None if pausing is None else pausing.to_beat)
         self._objective = objective
         self._target = target
         self._seed = seed
@@ -129,7 +128,7 @@ class SearchPolicy:
             for suggestion in rejected_points(study, space):
                 pausing.rejected(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
-        self.paused = tuple(self._paused_before(frozen) for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
+        self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
         """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
         is_new = not study.get_trials(deepcopy=False)
         if has_baseline and baseline_number(study) is None:
@@ -177,37 +176,26 @@ class SearchPolicy:
             return None
         may_start = self.num_trials_left != 0
         if self._pausing is None or (may_start and is_point_waiting(self._study)):
-            return self._ask() if may_start else None
+            return self._ask(self._place) if may_start else None
         chosen = self._pausing.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:
                 self._study.enqueue_trial(self._space.params_of(placed))
-                return self._ask(is_placed=True)
+                return self._ask(None)
             chosen = self._pausing.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
-        return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._cap_seconds(chosen))
+        return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
 
     def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
         """Store a paused trial's evaluations in the study, so that another process can resume it."""
         store_evaluations(self._running[number], evaluations)
 
-    def _ask(self, *, is_placed: bool = False) -> Trial | None:
-        """Ask the study for a new trial; None if none of the points that can be trained is left."""
-        try:
-            trial = self._study.ask()
-            is_baseline = is_of_baseline(trial)
-            suggestion = Suggestion({}) if is_baseline and self._baseline is None else self._space.suggest(trial)
-        except (TypeError, ValueError) as error:
-            sampler = type(self._study.sampler).__name__
-            raise ConfigError(f"search.sampler: {sampler} cannot propose with its settings: {' '.join(str(error).split())}") from error
-        if self._place is not None and not is_placed:
-            placed = self._place(suggestion)
-            if placed is None:
-                self._study.tell(trial, state=TrialState.FAIL)
-                return None
-            if placed != suggestion:
-                trial, suggestion = moved_trial(self._study, self._space, trial, placed), placed
+    def _ask(self, place: PointPlacement | None) -> Trial | None:
+        asked = ask_trial(self._study, self._space, self._baseline, place)
+        if asked is None:
+            return None
+        trial, suggestion, is_baseline = asked
         if self._pausing is not None and suggestion.values:
             self._pausing.started(trial.number, suggestion)
         return self._hand_out(trial, suggestion, is_baseline=is_baseline)
@@ -218,46 +206,31 @@ class SearchPolicy:
             number=trial.number,
             suggestion=suggestion,
             seed=derived_seed(self._seed, f"trial {trial.number}"),
-            cap_seconds=math.inf if is_baseline else self._cap_seconds(trial.number),
+            cap_seconds=math.inf if is_baseline else self._stopping.cap_seconds(trial.number),
             is_baseline=is_baseline,
             retry_of=retried_number(trial),
         )
         return self._handed_out[trial.number]
 
-    def _paused_before(self, frozen: optuna.trial.FrozenTrial) -> tuple[Trial, tuple[Evaluation, ...]]:
+    def _take_up(
+        self, trial: optuna.Trial, suggestion: Suggestion, evaluations: tuple[Evaluation, ...]
+    ) -> tuple[Trial, tuple[Evaluation, ...]]:
         """Restore a trial that an earlier process paused, as if this policy had paused it."""
         assert self._pausing is not None, "only a policy that pauses takes paused trials up"
-        trial = optuna.Trial(self._study, frozen._trial_id)  # noqa: SLF001  # Optuna has no public way to another process's trial
-        evaluations = stored_evaluations(frozen)
-        suggestion = self._space.suggest(trial)
-        self._pausing.paused(frozen.number, suggestion, evaluations)
-        return self._hand_out(trial, suggestion, is_baseline=is_of_baseline(frozen)), evaluations
-
-    def _cap_seconds(self, number: int) -> float:
-        self._tell_score_to_beat(number)
-        cap = getattr(self._stopping, "cap_seconds", None)
-        return cap(number) if cap is not None else math.inf
-
-    def _tell_score_to_beat(self, number: int) -> None:
-        """Tell the stopping rule the score that a trial must beat by now, if the sampler has a model of it."""
-        must_beat = getattr(self._stopping, "must_beat", None)
-        if must_beat is not None and self._pausing is not None:
-            must_beat(number, self._pausing.to_beat(number))
+        self._pausing.paused(trial.number, suggestion, evaluations)
+        return self._hand_out(trial, suggestion, is_baseline=is_of_baseline(trial)), evaluations
 
     def reject(self, number: int, reason: str) -> None:
         """Withdraw a trial whose point no training can run: the sampler learns that it is infeasible, and it costs no budget."""
-        trial, suggestion = self._running.pop(number), self._handed_out.pop(number).suggestion
-        if self._pausing is not None:
-            self._pausing.forget(number)
-            if suggestion.values:
-                self._pausing.rejected(suggestion)
-        reject_trial(self._study, trial, reason)
+        suggestion = self._handed_out[number].suggestion
+        reject_trial(self._study, self._withdraw(number), reason)
+        if self._pausing is not None and suggestion.values:
+            self._pausing.rejected(suggestion)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
         """Decide whether a running trial goes on after an evaluation; one that is paused is suggested again when it is resumed."""
         if not self._is_measured(evaluation):
             return Decision.STOP
-        self._tell_score_to_beat(number)
         decision = self._stopping.observe(number, evaluation)
         trial = self._handed_out[number]
         if trial.is_baseline:  # all trials are compared with its result, and confirmation is planned by it
@@ -293,12 +266,8 @@ class SearchPolicy:
 
         When the study is resumed, the trial continues from where it was last paused; if it never was, its point is proposed again.
         """
-        del self._handed_out[number]
-        if self._pausing is not None:
-            self._pausing.forget(number)
-        trial = self._running.pop(number)
-        if not is_paused(trial):
-            interrupt_trial(self._study, trial.number)
+        if not is_paused(self._withdraw(number)):
+            interrupt_trial(self._study, number)
 
     def retry(self, number: int, *, most: int) -> bool:
         """Give up a trial that was lost with its machine, and enqueue its point.
@@ -309,21 +278,23 @@ class SearchPolicy:
         Returns:
             False if the point was already tried again ``most`` times: nothing has changed then.
         """
-        trial = self._running[number]
-        num_lost = num_losses(trial) + 1
+        num_lost = num_losses(self._running[number]) + 1
         if num_lost > most:
             return False
+        self._withdraw(number)
+        interrupt_trial(self._study, number, num_lost=num_lost)
+        return True
+
+    def _withdraw(self, number: int) -> optuna.Trial:
+        """Take a running trial away, without a result to learn from."""
         del self._handed_out[number]
         if self._pausing is not None:
             self._pausing.forget(number)
-        interrupt_trial(self._study, self._running.pop(number).number, num_lost=num_lost)
-        return True
+        return self._running.pop(number)
 
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
-        finish = getattr(self._stopping, "finish", None)
-        if finish is not None:
-            finish(result, score)
+        self._stopping.finish(result, score)
         if self._pausing is not None:
             self._pausing.finish(result, score)
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []

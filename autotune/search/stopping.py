@@ -7,8 +7,9 @@ is passed to a rule whose signature has it.
 """
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
@@ -35,6 +36,36 @@ class StoppingRule(Protocol):
     def observe(self, trial: int, evaluation: Evaluation) -> Decision:
         """Decide whether a trial goes on after an evaluation."""
         ...
+
+
+class CompleteRule:
+    """A stopping rule with defaults for the methods that it need not have; it is told the score to beat before each of its answers.
+
+    Args:
+        score_to_beat: score that a trial must beat by now; None for a sampler that has no model of it.
+    """
+
+    def __init__(self, rule: StoppingRule, score_to_beat: Callable[[int], float] | None) -> None:
+        self._score_to_beat = score_to_beat
+        self._observe = rule.observe
+        self._cap_seconds: Callable[[int], float] = getattr(rule, "cap_seconds", lambda trial: math.inf)
+        self._must_beat: Callable[[int, float], None] | None = getattr(rule, "must_beat", None)
+        self.finish: Callable[[TrialResult, float | None], None] = getattr(rule, "finish", lambda result, score: None)
+        """Learns how a trial ended."""
+
+    def observe(self, trial: int, evaluation: Evaluation) -> Decision:
+        """Decide whether a trial goes on after an evaluation."""
+        self._tell_score_to_beat(trial)
+        return self._observe(trial, evaluation)
+
+    def cap_seconds(self, trial: int) -> float:
+        """Warm seconds after which a trial cannot win; infinite without a cap."""
+        self._tell_score_to_beat(trial)
+        return self._cap_seconds(trial)
+
+    def _tell_score_to_beat(self, trial: int) -> None:
+        if self._must_beat is not None and self._score_to_beat is not None:
+            self._must_beat(trial, self._score_to_beat(trial))
 
 
 class NeverStop:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import optuna
 from optuna.trial import TrialState
 
+from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
@@ -92,7 +93,35 @@ def rejected_points(study: optuna.Study, space: SearchSpace) -> Iterator[Suggest
             yield space.suggest(optuna.trial.FixedTrial(frozen.params))
 
 
-def moved_trial(study: optuna.Study, space: SearchSpace, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
+def ask_trial(
+    study: optuna.Study, space: SearchSpace, baseline: Suggestion | None, place: Callable[[Suggestion], Suggestion | None] | None
+) -> tuple[optuna.Trial, Suggestion, bool] | None:
+    """Ask a study for a new trial; return it with its point and whether it trains the baseline, None if no point is left to train.
+
+    Args:
+        baseline: point of the baseline; None if the space does not contain it.
+        place: gives the point to train in place of a suggestion, None if no point is left; without it suggestions stay as they are.
+
+    Raises:
+        ConfigError: the sampler raises an error because of its settings.
+    """
+    try:
+        trial = study.ask()
+        is_baseline = is_of_baseline(trial)
+        suggestion = Suggestion({}) if is_baseline and baseline is None else space.suggest(trial)
+    except (TypeError, ValueError) as error:
+        sampler = type(study.sampler).__name__
+        raise ConfigError(f"search.sampler: {sampler} cannot propose with its settings: {' '.join(str(error).split())}") from error
+    placed = suggestion if place is None else place(suggestion)
+    if placed is None:
+        study.tell(trial, state=TrialState.FAIL)
+        return None
+    if placed != suggestion:
+        trial, suggestion = _moved_trial(study, space, trial, placed), placed
+    return trial, suggestion, is_baseline
+
+
+def _moved_trial(study: optuna.Study, space: SearchSpace, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
     """Fail a trial, which the sampler then ignores, and ask for another one at the point ``placed``."""
     study.tell(trial, state=TrialState.FAIL)
     study.enqueue_trial(space.params_of(placed))
@@ -145,6 +174,8 @@ def store_evaluations(trial: optuna.Trial, evaluations: Sequence[Evaluation]) ->
     trial.set_user_attr(_PAUSED, [evaluation.as_dict() for evaluation in evaluations])
 
 
-def stored_evaluations(trial: AnyTrial) -> tuple[Evaluation, ...]:
-    """The evaluations of a paused trial."""
-    return tuple(Evaluation.from_dict(values) for values in trial.user_attrs[_PAUSED])
+def paused_trials(study: optuna.Study, space: SearchSpace) -> Iterator[tuple[optuna.Trial, Suggestion, tuple[Evaluation, ...]]]:
+    """The trials that an earlier process paused, with their points and evaluations; call ``end_abandoned_trials`` before."""
+    for frozen in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        trial = optuna.Trial(study, frozen._trial_id)  # noqa: SLF001  # Optuna has no public way to another process's trial
+        yield trial, space.suggest(trial), tuple(map(Evaluation.from_dict, frozen.user_attrs[_PAUSED]))

@@ -233,7 +233,7 @@ def test_where_times_vary_configurations_are_run_again_and_none_is_judged_by_its
     assert any(key_of[one] == key_of[other] for one, other in itertools.combinations(scores, 2))
     for one, other in itertools.combinations(scores, 2):
         assert key_of[one] != key_of[other] or expected[one] == expected[other]
-    assert policy._cap_seconds(max(policy.results) + 1) == pytest.approx(min(expected.values()), rel=0.1)
+    assert policy._stopping.cap_seconds(max(policy.results) + 1) == pytest.approx(min(expected.values()), rel=0.1)
 
 
 def test_a_study_with_repeats_goes_on_as_if_it_had_not_been_left() -> None:
