@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
+from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Exponentiation, Kernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Hyperparameter, Kernel, Matern, WhiteKernel
 from threadpoolctl import ThreadpoolController
 
 from autotune.search.encoding import Array
@@ -74,10 +75,9 @@ class CurveModel:
     """
 
     def __init__(self, num_features: int, *, has_lengths: bool = False) -> None:
-        features, axis, trial = slice(0, num_features), slice(num_features, num_features + 1), slice(num_features + 1, num_features + 2)
-        alike = _on(features, Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
-        near = _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
-        kernel = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * _on(axis, Matern(1.5, (0.2, 20), nu=2.5))
+        axis, trial = slice(num_features, num_features + 1), slice(num_features + 1, num_features + 2)
+        alike, near = _alike(num_features), _OnColumns(axis, Matern(1.5, (0.2, 20), nu=2.5))
+        kernel = alike * (_squared(0.6) + _squared(0.4) * near) + _squared(0.4) * clone(near)
         kernel = kernel + _squared(0.25) * _SameTrial(trial) + WhiteKernel(0.01, (1e-5, 1))
         self.has_lengths = has_lengths
         self._process = _Process(kernel)
@@ -132,8 +132,7 @@ class RateModel:
     """Log seconds per step over features. Call ``fit``, then ``predict``."""
 
     def __init__(self, num_features: int) -> None:
-        alike = _on(slice(0, num_features), Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
-        self._process = _Process(_squared(0.8) * alike + WhiteKernel(0.01, (1e-5, 1)))
+        self._process = _Process(_squared(0.8) * _alike(num_features) + WhiteKernel(0.01, (1e-5, 1)))
 
     def fit(self, features: Array, log_rates: Array, *, learn: Indices | None) -> None:
         """Condition the model on rows ``[rows, ...]``; hyperparameters are learnt from those at the indices ``learn``, if given."""
@@ -250,7 +249,7 @@ class _Residuals:
         if not self._studies:
             return kernel
         columns = slice(rows.shape[1], rows.shape[1] + len(self._studies))
-        return kernel + _Constant(self._variance, "fixed") * _on(columns, DotProduct(0.0, "fixed"))
+        return kernel + _Constant(self._variance, "fixed") * _OnColumns(columns, DotProduct(0.0, "fixed"))
 
     def columns(self, rows: Array, prior_means: Array) -> Array:
         """The rows with a column for each study's prior means, centred and scaled, beside them."""
@@ -284,29 +283,47 @@ def _squared(amplitude: float) -> Kernel:
     return _Constant(amplitude**2, (1e-5, 10))
 
 
-class _OnColumns(Exponentiation):  # type: ignore[misc]  # scikit-learn has no types
-    """A kernel on some columns of the rows; it is an ``Exponentiation`` because its parameters are those of the inner kernel, too.
+class _OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn has no types
+    """Another kernel, with its hyperparameters, of some columns of the rows.
 
     Rows that are equal in these columns, such as the evaluations of one trial or at one step, are computed once.
     """
 
-    def __init__(self, kernel: Kernel, exponent: tuple[int, int]) -> None:
-        super().__init__(kernel, exponent)
+    def __init__(self, columns: slice, kernel: Kernel) -> None:
+        self.columns = columns
+        self.kernel = kernel
 
-    def _columns(self, rows: Array) -> Array:
-        return rows[:, slice(*self.exponent)]
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments that the kernel was made with; with ``deep`` those of the inner kernel, too."""
+        inner = {f"kernel__{name}": value for name, value in self.kernel.get_params().items()} if deep else {}
+        return {"columns": self.columns, "kernel": self.kernel, **inner}
+
+    @property
+    def hyperparameters(self) -> list[Hyperparameter]:
+        """The inner kernel's hyperparameters, named as in ``get_params``."""
+        return [inner._replace(name=f"kernel__{inner.name}") for inner in self.kernel.hyperparameters]
+
+    @property
+    def theta(self) -> Array:
+        return self.kernel.theta  # type: ignore[no-any-return]  # scikit-learn has no types
+
+    @theta.setter
+    def theta(self, theta: Array) -> None:
+        self.kernel.theta = theta
 
     def __call__(self, X: Array, Y: Array | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803  # scikit-learn names it so
-        left = _Distinct(self._columns(X))
+        left = _Distinct(X[:, self.columns])
         if eval_gradient:
             return tuple(left.spread(left.spread(values, axis=1), axis=0) for values in self.kernel(left.rows, eval_gradient=True))
-        right = left if Y is None else _Distinct(self._columns(Y))
+        right = left if Y is None else _Distinct(Y[:, self.columns])
         values = self.kernel(left.rows, None if Y is None else right.rows)
         return left.spread(right.spread(values, axis=1), axis=0)
 
     def diag(self, X: Array) -> Array:  # noqa: N803  # scikit-learn names it so
-        """The kernel's diagonal."""
-        return self.kernel.diag(self._columns(X))  # type: ignore[no-any-return]  # scikit-learn has no types
+        return self.kernel.diag(X[:, self.columns])  # type: ignore[no-any-return]  # scikit-learn has no types
+
+    def is_stationary(self) -> bool:
+        return self.kernel.is_stationary()  # type: ignore[no-any-return]  # scikit-learn has no types
 
 
 class _Distinct:
@@ -325,8 +342,9 @@ class _Distinct:
         return values if self._indices is None else values.take(self._indices, axis)
 
 
-def _on(columns: slice, kernel: Kernel) -> Kernel:
-    return _OnColumns(kernel, (columns.start, columns.stop))
+def _alike(num_features: int) -> Kernel:
+    """How alike two points are by their features, the first columns of the rows; each feature has a length scale of its own."""
+    return _OnColumns(slice(0, num_features), Matern(np.full(num_features, 0.7), (0.05, 20), nu=2.5))
 
 
 class _SameTrial(Kernel):  # type: ignore[misc]  # scikit-learn has no types
@@ -340,9 +358,7 @@ class _SameTrial(Kernel):  # type: ignore[misc]  # scikit-learn has no types
         return (same, np.empty((len(X), len(X), 0))) if eval_gradient else same
 
     def diag(self, X: Array) -> Array:  # noqa: N803  # scikit-learn names it so
-        """The kernel's diagonal: ones."""
         return np.ones(len(X))
 
     def is_stationary(self) -> bool:
-        """The kernel is not a function of a distance."""
         return False

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern
 
-from autotune.search.curve_model import CurveModel, RateModel, _on
+from autotune.search.curve_model import CurveModel, RateModel, _OnColumns
 
 NEW = -1.0
 
@@ -81,11 +82,25 @@ def test_what_is_computed_once_for_rows_that_are_the_same_is_to_the_last_bit_wha
     rng = np.random.default_rng(0)
     rows, others = (np.column_stack([rng.random((num_points, 2))[rng.integers(0, num_points, 40)], rng.random(40)]) for _ in range(2))
     kernel = Matern([0.5, 0.8], nu=2.5)
-    seen = _on(slice(0, 2), kernel)
+    seen = _OnColumns(slice(0, 2), kernel)
     assert (seen(rows) == kernel(rows[:, :2])).all()
     assert (seen(rows, others) == kernel(rows[:, :2], others[:, :2])).all()
     for ours, plain in zip(seen(rows, eval_gradient=True), kernel(rows[:, :2], eval_gradient=True), strict=True):
         assert (ours == plain).all()
+
+
+def test_a_kernel_on_columns_has_the_inner_kernels_hyperparameters_and_its_clone_has_its_own() -> None:
+    kernel = _OnColumns(slice(1, 3), Matern([0.5, 0.8], (0.1, 10), nu=2.5)) * 2.0
+    assert (kernel.theta[:2] == np.log([0.5, 0.8])).all()
+    assert (kernel.bounds[:2] == np.log([0.1, 10])).all()
+    assert all(hyperparameter.name in kernel.get_params() for hyperparameter in kernel.hyperparameters)
+    other = kernel.clone_with_theta(np.zeros(3))
+    assert (other.theta == 0).all()
+    assert kernel.theta[0] == np.log(0.5)
+    assert other != kernel
+    assert clone(kernel) == kernel
+    rows = np.random.default_rng(0).random((5, 4))
+    assert kernel.diag(rows) == pytest.approx(np.diag(kernel(rows)))
 
 
 def test_hyperparameters_stay_where_nothing_is_to_be_learnt_of(model: CurveModel) -> None:
