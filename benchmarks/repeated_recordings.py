@@ -29,7 +29,7 @@ from autotune.recording import Recording, read_recording, write_recording
 from autotune.replay.replayed_policy import replayed_policy
 from autotune.replay.simulation import replay
 from autotune.search.policy import SearchPolicy
-from autotune.search.random_sampler import RandomTrial
+from autotune.search.randomness import RandomTrial
 from autotune.space import SearchSpace, Suggestion
 from autotune.training.run import start_training
 from benchmarks.measuring import circumstances, write_result

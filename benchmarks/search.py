@@ -35,7 +35,7 @@ from rich.table import Table
 from autotune.errors import AutotuneError
 from autotune.recording import Recording, read_recording
 from autotune.replay.simulation import Trace, replay
-from autotune.search.study import quiet_optuna
+from autotune.search.samplers import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.search_peers.decision_times import NUM_TRIALS, DecisionTime, decision_time
 from benchmarks.search_peers.figures import write_figures

@@ -27,8 +27,8 @@ from autotune.recording import read_recording
 from autotune.replay.simulation import replay
 from autotune.search.encoding import Array
 from autotune.search.freeze_thaw import FreezeThawSampler
+from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import Decision
-from autotune.search.study import quiet_optuna
 from autotune.space import Suggestion
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders

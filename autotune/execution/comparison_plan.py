@@ -17,7 +17,7 @@ from autotune.execution.plan import deadline_seconds, resources_of, workload_of
 from autotune.execution.settings import check_cluster, study_name
 from autotune.measurement import Target
 from autotune.objective import Objective, check_measured
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 from autotune.training.device import Capabilities, local_capabilities, unsupported
 from autotune.training.run import check_training

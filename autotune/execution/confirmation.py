@@ -17,7 +17,7 @@ from autotune.outcome import Outcome
 from autotune.race import Entrant, RaceLimits, Run, Standing, standing
 from autotune.report.arms import ArmScores
 from autotune.report.score_format import score_format_of
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 
 BASELINE = "baseline"

@@ -25,8 +25,8 @@ from autotune.recording import target_fields
 from autotune.report.score_format import score_format_of
 from autotune.report.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
-from autotune.search.pausing import PausingSampler
 from autotune.search.policy import SearchPolicy
+from autotune.search.samplers import PausingSampler
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial

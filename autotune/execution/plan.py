@@ -14,8 +14,8 @@ from autotune.execution.settings import StudySettings, check_settings
 from autotune.objective import Objective, check_measured
 from autotune.report.score_format import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
-from autotune.search.factory import make_sampler, make_stopping
-from autotune.search.stopping import StoppingRule
+from autotune.search.samplers import make_sampler
+from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.training.device import Capabilities, unsupported, uses_cuda

@@ -29,8 +29,7 @@ from autotune.measurement import TrialResult
 from autotune.report.score_format import score_format_of
 from autotune.report.study_files import TrialsTable
 from autotune.report.trace_file import TraceFile
-from autotune.search.database import told_storage_errors
-from autotune.search.study import confirmations, store_confirmation
+from autotune.search.study import confirmations, store_confirmation, told_storage_errors
 from autotune.training.device import unsupported
 
 logger = logging.getLogger(__name__)

@@ -8,11 +8,10 @@ from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
 from autotune.replay.simulation import replayed_evaluation
 from autotune.search.earlier_trials import EarlierStudy, first_points
-from autotune.search.factory import make_sampler, make_stopping
-from autotune.search.pausing import pausing_sampler
 from autotune.search.policy import PointPlacement, SearchPolicy
-from autotune.search.seeds import derived_seed
-from autotune.search.stopping import StoppingRule
+from autotune.search.randomness import derived_seed
+from autotune.search.samplers import make_sampler, pausing_sampler
+from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import Study, study_in_memory
 
 

@@ -21,7 +21,7 @@ from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.report.trace_file import COLUMNS
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
 from autotune.search.stopping import Decision
 
 _MAX_RETRIES = 1000

@@ -16,8 +16,7 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.random_sampler import RandomTrial
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import RandomTrial, derived_seed
 from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
 
 _SAME = 1e-9

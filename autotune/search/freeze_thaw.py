@@ -20,7 +20,6 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
-from autotune.search.candidates import Candidates
 from autotune.search.curve_model import one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
@@ -30,7 +29,7 @@ from autotune.search.known_trials import (
     KnownTrial,
     Origin,
 )
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import Candidates, derived_seed
 from autotune.search.stopping import Decision
 from autotune.search.trial_history import WIN, TrialHistory
 from autotune.search.warm_start import WarmStart

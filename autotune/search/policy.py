@@ -16,8 +16,8 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
-from autotune.search.pausing import PausingSampler
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
+from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import CompleteRule, Decision, StoppingRule
 from autotune.search.stored_trials import (
     ask_trial,

@@ -7,10 +7,11 @@ is passed to a rule whose signature has it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
+from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, DeviceSeconds, Objective
@@ -122,3 +123,16 @@ class CapAtIncumbent:
 
     def _cap(self, trial: int) -> float:
         return self._to_beat.get(trial, self._incumbent) * self._margin
+
+
+def make_stopping(node: Mapping[str, Any], allowed: Sequence[str], objective: Objective) -> StoppingRule:
+    """Make the stopping rule that ``stopping`` names; the objective is passed if its signature has it.
+
+    Raises:
+        ConfigError: the rule cannot be made, or has no ``observe``.
+    """
+    make = build_partial(node, allowed, "stopping")
+    rule = call(make, "stopping", **accepted_arguments(make, {"objective": objective}))
+    if not callable(getattr(rule, "observe", None)):
+        raise ConfigError(f"stopping: {node['_target_']} has no observe(trial, evaluation)")
+    return rule  # type: ignore[no-any-return]  # checked just above

@@ -2,32 +2,43 @@
 
 The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the only source of truth for the study's
 definition, every result and every confirmation run. All other files in the folder are derived from it.
+
+Between two statements a database may restart, or be unreachable for a while: the next connection is tried again and again, and the
+study continues where it stood. A statement that fails midway is not repeated, since it may have been carried out.
 """
 
 import json
 import logging
 import os
-import warnings
-from collections.abc import Callable, Mapping
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
+import sqlalchemy
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.config.schema import first_difference
-from autotune.database_url import without_password
+from autotune.database_url import check_listens, without_password
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
-from autotune.search.database import open_database
-from autotune.search.pausing import PausingSampler, pausing_sampler
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
+from autotune.search.samplers import PausingSampler, optuna_sampler, pausing_sampler, quiet_optuna
 
 JOURNAL = "study.log"
 _DEFINITION = "autotune:definition"
 _CONFIRMED = "autotune:confirmed:"
 _RACE = "autotune:race"
+LOGGER = logging.getLogger("autotune.search")
+PATIENCE_SECONDS = 120.0
+"""Longest time that a database may be unreachable before the study gives up."""
+_TRY_EVERY_SECONDS = 1.0
+_ACCEPTED_STORAGES = "null, or a database: sqlite:////DIR/studies.db, postgresql://USER@HOST/DATABASE (pip install 'autotune[postgresql]')"
 
 
 Study = optuna.Study
@@ -70,7 +81,7 @@ def open_study(
     elif (difference := first_difference(stored, wanted)) is not None:
         raise StudyError(f"study.name={name}: was made for something else ({difference}); accepted is the same, or another study.name")
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
-    study.sampler = _optuna_sampler(sampler)
+    study.sampler = optuna_sampler(sampler)
     return study, pausing_sampler(sampler)
 
 
@@ -81,16 +92,7 @@ def study_in_memory(sampler: object) -> Study:
         ConfigError: the sampler is of neither kind.
     """
     quiet_optuna()
-    return optuna.create_study(sampler=_optuna_sampler(sampler), direction="minimize")
-
-
-def _optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
-    """The sampler for Optuna's study: the given one, or an unused stand-in if that pauses trials and so proposes points itself."""
-    if pausing_sampler(sampler) is not None:
-        return optuna.samplers.RandomSampler()
-    if not isinstance(sampler, optuna.samplers.BaseSampler):
-        raise ConfigError(f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler")
-    return sampler
+    return optuna.create_study(sampler=optuna_sampler(sampler), direction="minimize")
 
 
 def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> Study:
@@ -150,7 +152,7 @@ def _storage(folder: Path, url: str | None) -> BaseStorage:
         journal = folder / JOURNAL
         _drop_torn_line(journal)
         return JournalStorage(JournalFileBackend(str(journal), lock_obj=_lock(journal)))
-    return open_database(url)
+    return _open_database(url)
 
 
 def _lock(journal: Path) -> JournalFileSymlinkLock:
@@ -182,11 +184,57 @@ def _whole_lines_bytes(journal: Path) -> int | None:
     return size if size < len(content) else None
 
 
-def quiet_optuna() -> None:
-    """Keep Optuna's log lines and its warnings about new features off the terminal; call it before a sampler is made."""
-    optuna.logging.disable_default_handler()
-    optuna.logging.enable_propagation()
-    optuna.logging.set_verbosity(logging.WARNING)
-    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)  # CMA-ES logs a line for every parameter that it samples at random
-    warnings.filterwarnings("ignore", module=r"optuna\..*")
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+def _open_database(url: str) -> RDBStorage:
+    """Open a database as Optuna's storage, and make its tables if there are none.
+
+    Raises:
+        ConfigError: the URL does not answer, refuses, or is no database; the message holds no password.
+    """
+    try:
+        check_listens(url)
+        storage = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+    except Exception as error:  # each kind of database raises its own client's errors
+        raise ConfigError(
+            f"search.storage: {without_password(url)}: cannot be opened ({_reason(error)}); accepted is {_ACCEPTED_STORAGES}"
+        ) from error
+    sqlalchemy.event.listen(storage.engine, "do_connect", _connect)
+    weakref.finalize(storage, storage.engine.dispose)
+    return storage
+
+
+@contextmanager
+def told_storage_errors(resume_command: str) -> Iterator[None]:
+    """Report a lost study storage in one line, with the command that resumes the study once the storage is back.
+
+    Raises:
+        StudyError: the storage failed within the context.
+    """
+    try:
+        yield
+    except (StorageInternalError, sqlalchemy.exc.DBAPIError) as error:
+        raise StudyError(
+            f"search.storage: went away ({_reason(error)}); what was in it is kept, and the study goes on with: {resume_command}"
+        ) from error
+
+
+def _connect(dialect: Any, _: Any, arguments: Any, keywords: Any) -> Any:
+    """Open a connection, trying again until the database answers or ``PATIENCE_SECONDS`` have passed."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    has_warned = False
+    while True:
+        try:
+            return dialect.connect(*arguments, **keywords)
+        except dialect.loaded_dbapi.OperationalError as error:
+            if time.monotonic() > deadline:
+                raise
+            if not has_warned:
+                LOGGER.warning("search.storage does not answer (%s); it is waited for", _reason(error))
+                has_warned = True
+        time.sleep(_TRY_EVERY_SECONDS)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error's root cause, without passwords, cut to 200 characters."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return without_password(next(iter(str(error).strip().splitlines()), type(error).__name__))[:200]

@@ -16,7 +16,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.simulation import replay
 from autotune.search.policy import PointPlacement, Trial
-from autotune.search.random_sampler import RandomTrial
+from autotune.search.randomness import RandomTrial
 from autotune.search.stopping import Decision
 from autotune.search.study import study_in_memory
 from autotune.space import SearchSpace

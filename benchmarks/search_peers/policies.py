@@ -18,9 +18,9 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.recording import Recording
 from autotune.replay.replayed_policy import replayed_policy
-from autotune.search.factory import make_sampler
 from autotune.search.policy import PointPlacement, Trial
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
+from autotune.search.samplers import make_sampler
 from autotune.search.stopping import Decision
 
 

@@ -23,7 +23,7 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
 from autotune.search.policy import PointPlacement, Trial
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
 from autotune.search.stopping import Decision
 from benchmarks.search_peers.domains import FlatDomains, Number, Options
 

@@ -14,8 +14,8 @@ from autotune.recording import read_recording, write_recording
 from autotune.replay.simulation import replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
+from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision
-from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)

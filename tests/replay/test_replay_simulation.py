@@ -18,8 +18,8 @@ from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.replay.simulation import Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
+from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
-from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
 from tests.pausing import PausesAtFirst
 

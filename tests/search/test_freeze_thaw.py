@@ -20,8 +20,8 @@ from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.known_trials import CurvePoint, standing
 from autotune.search.policy import PointPlacement, SearchPolicy
+from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision
-from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)

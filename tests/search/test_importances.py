@@ -9,7 +9,7 @@ import pytest
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.search.importances import importances
-from autotune.search.study import quiet_optuna
+from autotune.search.samplers import quiet_optuna
 from autotune.space import SearchSpace
 
 SPACE = SearchSpace.from_mapping(

@@ -20,10 +20,11 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
-from autotune.search.seeds import derived_seed
+from autotune.search.randomness import derived_seed
+from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 from autotune.search.stored_trials import finished_results
-from autotune.search.study import JOURNAL, open_study, quiet_optuna
+from autotune.search.study import JOURNAL, open_study
 from autotune.space import SearchSpace, Suggestion
 from tests.pausing import PausesAtFirst
 

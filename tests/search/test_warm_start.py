@@ -17,9 +17,9 @@ from autotune.search.curve_model import CurveModel
 from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
-from autotune.search.random_sampler import RandomTrial
+from autotune.search.randomness import RandomTrial
+from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, NeverStop
-from autotune.search.study import quiet_optuna
 from autotune.space import SearchSpace, Suggestion
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)

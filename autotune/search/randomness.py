@@ -1,17 +1,47 @@
-"""New points for a sampler with a model to choose from: drawn at random, and in a finite space only points not yet tried."""
+"""Randomness of a study: seeds derived from the study's own, and random points of a search space, drawn without an Optuna study."""
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from autotune.search.random_sampler import RandomTrial
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion
+from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, Scalar, SearchSpace, Suggestion
 
 _MAX_LISTED = 4096
 """Maximum size of a space whose untried points are listed when random draws give none; in a larger space they soon do."""
 _MAX_REMEMBERED = 1_000_000
 """Maximum size of a space whose tried points are remembered; in a larger space random draws hardly repeat one."""
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed for one purpose, the same on every machine: 31 bits of a SHA-256 of ``seed`` and ``purpose``."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:4]) >> 1
+
+
+class RandomTrial:
+    """Draws random values, as an Optuna trial with a random sampler does: ``space.suggest(RandomTrial(rng))`` is a point."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+        """Draw a float in [low, high], log-uniform with ``log``."""
+        if step is not None:
+            return float(low + step * self._rng.integers(0, round((high - low) / step), endpoint=True))
+        value = math.exp(self._rng.uniform(math.log(low), math.log(high))) if log else self._rng.uniform(low, high)
+        return float(min(max(value, low), high))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Draw a whole number in [low, high], log-uniform with ``log``."""
+        if log:
+            value = round(math.exp(self._rng.uniform(math.log(low - 0.5), math.log(high + 0.5))))
+            return int(min(max(value, low), high))
+        return int(low + step * self._rng.integers(0, (high - low) // step, endpoint=True))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        """Draw one of the choices, all equally likely."""
+        return choices[int(self._rng.integers(len(choices)))]
 
 
 class Candidates:

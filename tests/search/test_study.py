@@ -1,6 +1,8 @@
-"""Opening and reading studies in real journals and a real database."""
+"""Opening and reading studies in real journals and real databases, of which one does not answer, restarts, or stays away."""
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,26 @@ import pytest
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
+from autotune.search import study as study_module
+from autotune.search.samplers import quiet_optuna
 from autotune.search.study import (
     JOURNAL,
     confirmations,
     open_study,
-    quiet_optuna,
     read_study,
     store_confirmation,
     study_definition,
+    told_storage_errors,
 )
+from tests.postgresql import PostgreSql, running_postgresql
 
 DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.widths": [[8, 16], [16, 32]]}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSql]:
+    with running_postgresql() as server:
+        yield server
 
 
 def open_in(folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None) -> optuna.Study:
@@ -104,12 +115,6 @@ def test_a_study_missing_in_a_database_is_told_with_those_there_are(tmp_path: Pa
         read_study("third", tmp_path, storage_url=url)
 
 
-def test_a_storage_that_cannot_be_opened_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"search\.storage: nonsense: cannot be opened") as refused:
-        open_in(tmp_path, url="nonsense")
-    assert "\n" not in str(refused.value)
-
-
 @pytest.mark.parametrize("torn", [b'{"op_code":', b"{", b'{"op_code": 4, "worker_id": "x"}'])
 def test_a_torn_last_line_costs_that_line_only(tmp_path: Path, torn: bytes) -> None:
     study = open_in(tmp_path)
@@ -151,3 +156,58 @@ def test_experimental_samplers_can_be_made_once_optuna_is_quiet(recwarn: pytest.
     quiet_optuna()
     optuna.samplers.TPESampler(group=True)
     assert [each for each in recwarn if issubclass(each.category, optuna.exceptions.ExperimentalWarning)] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/db", "refused"),
+        ("postgresql+absent://me:secret@127.0.0.1/db", "refused|absent"),
+        ("sqlite:////proc/absent/a.db", "unable to open"),
+        ("s3://bucket/db", "s3"),
+        ("nonsense", r"search\.storage: nonsense: cannot be opened .*URL"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_one_line(tmp_path: Path, url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        open_in(tmp_path, url=url)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "accepted is null, or a database" in str(caught.value)
+
+
+@pytest.mark.store
+def test_a_database_that_restarts_is_waited_for(server: PostgreSql, tmp_path: Path) -> None:
+    url = server.new_database("restarts")
+    study = open_in(tmp_path, url=url)
+    study.set_user_attr("before", 1)
+
+    def restart() -> None:
+        time.sleep(1)
+        server.start()
+
+    server.stop()
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    study.set_user_attr("after", 2)
+    restarting.join()
+    known = read_study("first", tmp_path, storage_url=url).user_attrs
+    assert (known["before"], known["after"]) == (1, 2)
+
+
+@pytest.mark.store
+def test_one_that_stays_away_is_one_line_with_the_command_that_goes_on(
+    server: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_in(tmp_path, url=server.new_database("stays_away"))
+    monkeypatch.setattr(study_module, "PATIENCE_SECONDS", 0.1)
+    server.stop()
+    try:
+        with (
+            pytest.raises(StudyError, match=r"went away .*goes on with: python -m autotune x") as caught,
+            told_storage_errors("python -m autotune x"),
+        ):
+            study.set_user_attr("after", 2)
+    finally:
+        server.start()
+    assert "\n" not in str(caught.value)

@@ -1,11 +1,19 @@
-"""The interface of a sampler that pauses and resumes trials, where an Optuna sampler only proposes points."""
+"""Samplers: made from the configuration, the interface of those that pause trials, and how Optuna's study gets along with either."""
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from autotune.measurement import Evaluation, TrialResult
+import optuna
+
+from autotune.config.build import accepted_arguments, build_partial, call
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.objective import Objective
+from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.stopping import Decision
-from autotune.space import Suggestion
+from autotune.space import SearchSpace, Suggestion
 
 
 @runtime_checkable
@@ -61,3 +69,43 @@ class PausingSampler(Protocol):
 def pausing_sampler(sampler: object) -> PausingSampler | None:
     """The sampler if it pauses trials, else None."""
     return sampler if isinstance(sampler, PausingSampler) else None
+
+
+def make_sampler(
+    node: Mapping[str, Any],
+    allowed: Sequence[str],
+    *,
+    seed: int,
+    space: SearchSpace,
+    target: Target,
+    objective: Objective,
+    earlier: Sequence[EarlierStudy] = (),
+) -> object:
+    """Make the sampler that ``search.sampler`` names; seed, space, target, objective and earlier are passed if its signature has them.
+
+    Raises:
+        ConfigError: the sampler cannot be made.
+    """
+    quiet_optuna()
+    make = build_partial(node, allowed, "search.sampler")
+    offered = {"seed": seed, "space": space, "target": target, "objective": objective, "earlier": earlier}
+    return call(make, "search.sampler", **accepted_arguments(make, offered))
+
+
+def optuna_sampler(sampler: object) -> optuna.samplers.BaseSampler:
+    """The sampler for Optuna's study: the given one, or an unused stand-in if that pauses trials and so proposes points itself."""
+    if pausing_sampler(sampler) is not None:
+        return optuna.samplers.RandomSampler()
+    if not isinstance(sampler, optuna.samplers.BaseSampler):
+        raise ConfigError(f"search.sampler: made {type(sampler).__name__}, accepted is an Optuna sampler")
+    return sampler
+
+
+def quiet_optuna() -> None:
+    """Keep Optuna's log lines and its warnings about new features off the terminal; call it before a sampler is made."""
+    optuna.logging.disable_default_handler()
+    optuna.logging.enable_propagation()
+    optuna.logging.set_verbosity(logging.WARNING)
+    logging.getLogger("optuna.samplers").setLevel(logging.ERROR)  # CMA-ES logs a line for every parameter that it samples at random
+    warnings.filterwarnings("ignore", module=r"optuna\..*")
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.candidates import Candidates, num_points, points
-from autotune.search.random_sampler import RandomTrial
+from autotune.search.randomness import Candidates, RandomTrial, num_points, points
 from autotune.space import SearchSpace
 
 TREE: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from autotune.search.feasibility import FeasibilityModel
+from autotune.search.trial_history import FeasibilityModel
 
 
 def test_before_a_point_failed_every_one_is_feasible() -> None:
