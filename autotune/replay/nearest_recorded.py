@@ -32,7 +32,8 @@ class RecordedPoints:
         self._is_used = np.zeros(len(trials), dtype=bool)
         self._is_touched = np.zeros(len(trials), dtype=bool)
         """For each trial, whether a trial of its configuration was used ``[trials]``."""
-        self._handed_out: list[RecordedTrial] = []
+        self.last: RecordedTrial
+        """The trial that was handed out last; not set before the first one."""
         self._indices_of: dict[tuple[str, ...], list[int]] = {}
         """Indices of a configuration's trials, by the key of its suggestion."""
         for index, trial in enumerate(trials):
@@ -44,7 +45,7 @@ class RecordedPoints:
         An empty suggestion stands for a baseline that the space does not contain.
         """
         if not suggestion.values and self._outside is not None:
-            self._handed_out.append(self._outside)
+            self.last = self._outside
             return suggestion
         if self._is_used.all():
             return None
@@ -55,10 +56,10 @@ class RecordedPoints:
             distances[self._is_touched] = np.inf
         distances[self._is_used] = np.inf
         nearest = int(distances.argmin())
+        self.last = self._trials[nearest]
         self._is_used[nearest] = True
-        self._is_touched[self._indices_of[self._trials[nearest].suggestion.key]] = True
-        self._handed_out.append(self._trials[nearest])
-        return self._trials[nearest].suggestion
+        self._is_touched[self._indices_of[self.last.suggestion.key]] = True
+        return self.last.suggestion
 
     def has(self, suggestion: Suggestion) -> bool:
         """Whether an unused trial of exactly this point is left."""
@@ -71,8 +72,3 @@ class RecordedPoints:
                 self._is_used[index] = False
                 equal = self._indices_of[candidate.suggestion.key]
                 self._is_touched[equal] = self._is_used[equal].any()
-
-    @property
-    def last(self) -> RecordedTrial:
-        """The trial that was handed out last."""
-        return self._handed_out[-1]

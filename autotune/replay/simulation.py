@@ -211,9 +211,7 @@ class _Replay:
                 self._advance(worker, now)
             self._hand_out(now)
         for worker in sorted(self._at_work):  # the search ended during these trainings
-            training, since, seconds = self._at_work[worker]
-            training.seconds = seconds + (now - since)
-            self._end_stretch(worker, now, Outcome.STOPPED)
+            self._cut_short(worker, now, Outcome.STOPPED)
         return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
 
     def _hand_out(self, now: float) -> None:
@@ -241,10 +239,9 @@ class _Replay:
 
     def _lose(self, worker: int, now: float) -> None:
         """Lose a worker together with the state of its training."""
-        training, since, seconds = self._at_work[worker]
-        training.seconds = seconds + (now - since)
+        training = self._at_work[worker][0]
         self._losses.draw_next(worker)
-        self._end_stretch(worker, now, Outcome.LOST)
+        self._cut_short(worker, now, Outcome.LOST)
         del self._trainings[training.trial.number]
         self._points.release(training.recorded)
         self._policy.retry(training.trial.number, most=_MAX_RETRIES)
@@ -289,6 +286,12 @@ class _Replay:
             )
         )
 
+    def _cut_short(self, worker: int, now: float, outcome: Outcome) -> None:
+        """End a stretch at a time that is no stop of its training."""
+        training, since, seconds = self._at_work[worker]
+        training.seconds = seconds + (now - since)
+        self._end_stretch(worker, now, outcome)
+
     def _end_stretch(self, worker: int, now: float, outcome: str) -> None:
         training, since, seconds = self._at_work.pop(worker)
         self._stretches.append(
@@ -304,32 +307,32 @@ class _Replay:
         )
 
 
-def replayed_evaluation(recorded: RecordedTrial, place: int) -> Evaluation:
-    """The recorded evaluation at index ``place``, as a worker would send it."""
-    seconds, step = recorded.train_seconds[place], recorded.steps[place]
-    epoch = recorded.epochs[place] if recorded.epochs and math.isfinite(recorded.epochs[place]) else step
-    prepare_seconds = recorded.prepare_seconds[place] if recorded.prepare_seconds else 0.0
+def replayed_evaluation(recorded: RecordedTrial, index: int) -> Evaluation:
+    """The recorded evaluation at an index, as a worker would send it."""
+    seconds, step = recorded.train_seconds[index], recorded.steps[index]
+    epoch = recorded.epochs[index] if recorded.epochs and math.isfinite(recorded.epochs[index]) else step
+    prepare_seconds = recorded.prepare_seconds[index] if recorded.prepare_seconds else 0.0
     return Evaluation(
         step=step,  # type: ignore[arg-type]  # a recording's steps may be fractions
         epoch=epoch,
         samples=step,  # type: ignore[arg-type]  # may be a fraction
-        build_seconds=recorded.build_seconds[place] if recorded.build_seconds else 0.0,
+        build_seconds=recorded.build_seconds[index] if recorded.build_seconds else 0.0,
         prepare_seconds=prepare_seconds,
         train_seconds=seconds - prepare_seconds,
         evaluate_seconds=0.0,
-        metric=recorded.metrics[place],
+        metric=recorded.metrics[index],
         loss=math.nan,
         samples_per_second=step / seconds if seconds else 0.0,
         peak_memory_bytes=None,
-        energy_joules=_measured(recorded.energy_joules, place),
-        build_joules=_measured(recorded.build_joules, place),
-        num_workers=int(recorded.num_workers[place]) if recorded.num_workers else 1,
-        device_kind=recorded.device_kinds[place] if recorded.device_kinds else None,
+        energy_joules=_measured(recorded.energy_joules, index),
+        build_joules=_measured(recorded.build_joules, index),
+        num_workers=int(recorded.num_workers[index]) if recorded.num_workers else 1,
+        device_kind=recorded.device_kinds[index] if recorded.device_kinds else None,
     )
 
 
-def _measured(values: Sequence[float], place: int) -> float | None:
-    return values[place] if values and math.isfinite(values[place]) else None
+def _measured(values: Sequence[float], index: int) -> float | None:
+    return values[index] if values and math.isfinite(values[index]) else None
 
 
 def write_trace(path: Path, trace: Trace) -> None:

@@ -34,12 +34,11 @@ class UnitCube:
         coordinates: list[_Number | _Option] = []
         for key, parameter in space.parameters.items():
             index = len(self.num_options)
-            is_category = isinstance(parameter, Choice) and not _is_ranked(parameter)
-            self.num_options.append(len(parameter.options) if isinstance(parameter, Choice) and is_category else 0)
+            self.num_options.append(0)
             if isinstance(parameter, Choice):
-                encoded = _encoded_options(parameter)
+                self.num_options[index] = 0 if is_ranked(parameter) else len(parameter.options)
                 beneath = {override_text(value): self._coordinates_of(opened) for value, opened in parameter.options}
-                coordinates.append(_Option(key, index, encoded, beneath))
+                coordinates.append(_Option(key, index, _encoded_options(parameter), beneath))
             else:
                 coordinates.append(_Number(key, index, parameter))
         return coordinates
@@ -110,11 +109,11 @@ def _fill(row: Array, coordinates: "list[_Number | _Option]", values: Mapping[st
 def _encoded_options(choice: Choice) -> dict[str, float]:
     """The encoded value of each option of a choice, by its text: among numbers the rank scaled to [0, 1], else the index."""
     values = [value for value, _ in choice.options]
-    if not _is_ranked(choice):
+    if not is_ranked(choice):
         return {override_text(value): float(index) for index, value in enumerate(values)}
     return {override_text(value): index / max(1, len(values) - 1) for index, value in enumerate(sorted(values))}
 
 
-def _is_ranked(choice: Choice) -> bool:
+def is_ranked(choice: Choice) -> bool:
     """Whether all of a choice's values are numbers, so that they have an order."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value, _ in choice.options)

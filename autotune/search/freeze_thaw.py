@@ -23,12 +23,7 @@ from autotune.objective import BoundedObjective, Objective
 from autotune.search.curve_model import one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
-from autotune.search.known_trials import (
-    Calibration,
-    FixedFraction,
-    KnownTrial,
-    Origin,
-)
+from autotune.search.known_trials import Calibration, FixedFraction, KnownTrial, Origin
 from autotune.search.randomness import Candidates, derived_seed
 from autotune.search.stopping import Decision
 from autotune.search.trial_history import WIN, TrialHistory
@@ -212,7 +207,7 @@ class FreezeThawSampler:
         self._num_draws += 1
         may_start, is_exhausted = new, self._candidates.is_exhausted
         new, ending = new and not is_exhausted, ending or is_exhausted
-        waiting = [number for number, trial in self._trials.items() if _is_waiting(trial, is_running=number == beside)]
+        waiting = [number for number, trial in self._trials.items() if trial.curve and (trial.is_paused or number == beside)]
         seen = self._history.seen
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < _MIN_CURVES):
             return self._mark_proposed(self._startup_point())
@@ -296,8 +291,3 @@ class FreezeThawSampler:
         order = sorted(waiting, key=lambda number: -self._trials[number].index)
         best, rest = order[:_MAX_PROMISING], order[_MAX_PROMISING:]
         return best + [int(number) for number in rng.choice(rest, _MAX_WAITING - _MAX_PROMISING, replace=False)]
-
-
-def _is_waiting(trial: KnownTrial, *, is_running: bool) -> bool:
-    """Whether a trial that has been evaluated may go on: it is paused, or the running one that a decision is about."""
-    return bool(trial.curve) and (trial.is_paused or is_running)

@@ -10,7 +10,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective
 from autotune.outcome import Outcome
 from autotune.search.curve_model import Indices, RateModel
-from autotune.search.encoding import Array, UnitCube
+from autotune.search.encoding import Array, UnitCube, is_ranked
 from autotune.search.expected_scores import ExpectedScores, Key, spent_by
 from autotune.search.known_trials import CurvePoint, KnownTrial, num_doublings, standing
 from autotune.space import Choice, SearchSpace, Suggestion
@@ -69,6 +69,7 @@ class TrialHistory:
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Take the result of a trial; ``score`` is None unless it reached the target."""
         trial = self.trials.get(result.trial)
+        key, features = ((), None) if trial is None else (trial.key, self._features(trial))
         if trial is None:  # a baseline that the space does not contain
             for evaluation in result.evaluations:
                 self.relative_cost(evaluation)
@@ -77,15 +78,18 @@ class TrialHistory:
                 self.add_evaluation(result.trial, evaluation)
             trial.is_paused, trial.has_ended = False, True
             if result.outcome.is_infeasible:
-                self.feasibility.add(str(result.trial), self.cube.features(trial.point[None])[0], is_feasible=False)
+                self.feasibility.add(str(result.trial), self._features(trial), is_feasible=False)
         if self.unit:
-            key, features = ((), None) if trial is None else (trial.key, self.cube.features(trial.point[None])[0])
             spent = (spent_by(result, self._objective) if score is None else score) / self.unit
             is_repeatable = key in self.points and self.can_repeat(self.points[key])
             self.expected.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
             self.best = self.expected.first_run_to_win
             if score is not None:
                 self._reached[result.trial] = key
+
+    def _features(self, trial: KnownTrial) -> Array:
+        features: Array = self.cube.features(trial.point[None])[0]
+        return features
 
     def add_infeasible(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
@@ -164,7 +168,7 @@ class TrialHistory:
             if evaluation.outcome is not Outcome.REACHED:
                 shortfall = max(shortfall, 0.0)  # at the target, but a model not yet pruned does not count
             if not trial.curve:
-                self.feasibility.add(str(number), self.cube.features(trial.point[None])[0], is_feasible=True)
+                self.feasibility.add(str(number), self._features(trial), is_feasible=True)
                 if evaluation.epoch <= 0 < evaluation.step:
                     self._length_key = None  # the training does not report its epochs
                     for other in self.trials.values():
@@ -194,10 +198,9 @@ class TrialHistory:
 def _is_length(space: SearchSpace, key: str) -> bool:
     """Whether every point of the space has a parameter with this key and all its values are numbers above 0."""
     parameter = space.parameters.get(key)
-    if parameter is None:
-        return False
-    values = [value for value, _ in parameter.options] if isinstance(parameter, Choice) else list(parameter.ends())
-    return all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values)
+    if isinstance(parameter, Choice):
+        return is_ranked(parameter) and all(value > 0 for value, _ in parameter.options)
+    return parameter is not None and parameter.ends()[0] > 0
 
 
 class FeasibilityModel:
