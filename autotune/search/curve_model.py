@@ -9,7 +9,6 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -53,9 +52,13 @@ def scaled_shortfalls(shortfalls: Array, least: Array) -> Array:
     return np.maximum(values, np.quantile(values, _WORST_QUANTILE)) if len(values) > 10 else values
 
 
-def one_thread() -> AbstractContextManager[object]:
-    """Limit linear algebra to one thread: matrices are small here, and waiting threads would spin on cores that trainings need."""
-    return _libraries().limit(limits=1)  # type: ignore[no-any-return]  # threadpoolctl has no types
+def use_one_thread() -> None:
+    """Limit linear algebra of this process to one thread: matrices are small, and waiting threads would spin on cores that trainings need.
+
+    The limit is not lifted. It is the whole process's, so a decision that lifted it would give more threads to the learning in the
+    background, whose last bits, and with them decisions, would then depend on how long each takes.
+    """
+    _libraries().limit(limits=1)
 
 
 @cache
@@ -222,8 +225,8 @@ def _learnt(process: GaussianProcessRegressor, prior: Array) -> Array:
         deviation = (theta - prior) / _PRIOR_SPREAD
         return 0.5 * float(deviation @ deviation) - value, deviation / _PRIOR_SPREAD - gradient
 
-    with one_thread():
-        solution = minimize(loss, kernel.theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds, options=options)
+    use_one_thread()
+    solution = minimize(loss, kernel.theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds, options=options)
     return solution.x  # type: ignore[no-any-return]  # SciPy says Any
 
 

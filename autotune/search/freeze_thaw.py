@@ -20,7 +20,7 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
-from autotune.search.curve_model import one_thread
+from autotune.search.curve_model import use_one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
 from autotune.search.known_trials import Calibration, FixedFraction, KnownTrial, Origin
@@ -116,8 +116,7 @@ class FreezeThawSampler:
             return challenger
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
-            with one_thread():
-                chosen = self._choose(beside=None, new=new, ending=ending)
+            chosen = self._choose(beside=None, new=new, ending=ending)
         if isinstance(chosen, int):
             self._trials[chosen].is_paused = False
         return chosen
@@ -159,8 +158,7 @@ class FreezeThawSampler:
         if is_early and not is_hopeless:
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds
-        with one_thread():
-            chosen = self._choose(beside=number, new=new, ending=not new)
+        chosen = self._choose(beside=number, new=new, ending=not new)
         if chosen == number:
             return Decision.CONTINUE
         self._chosen = chosen
@@ -203,6 +201,7 @@ class FreezeThawSampler:
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         """Choose the point to train next, a paused trial, or the running trial ``beside`` (both by number); None if nothing pays."""
+        use_one_thread()
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
         may_start, is_exhausted = new, self._candidates.is_exhausted

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from autotune.errors import ConfigError
 from autotune.measurement import PAUSED, Target, TrialResult
@@ -97,6 +98,12 @@ def searched(
         return policy
 
     return replay(recorded, make, num_workers=num_workers, within=within)
+
+
+def test_linear_algebra_keeps_to_one_thread_after_a_decision_since_learning_may_go_on() -> None:
+    with threadpool_limits(2):
+        sampler().propose()
+        assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {1}
 
 
 def test_it_finds_a_good_point_in_less_training_than_chance_with_a_cap() -> None:
