@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 
 from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
@@ -14,9 +13,9 @@ from autotune.recording import read_recording, write_recording
 from autotune.replay.simulation import replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
-from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import SearchSpace, Suggestion
+from tests.policies import evaluation, policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -26,17 +25,11 @@ NUM_TRIALS = 60
 
 
 def policy(place: PointPlacement | None = None) -> SearchPolicy:
-    return SearchPolicy(
-        study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
-        space=SPACE,
-        baseline=None,
-        has_baseline=False,
+    return policy_over(
+        SPACE,
+        TARGET,
         stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0),
-        objective=OBJECTIVE,
-        target=TARGET,
-        seed=0,
         num_trials=NUM_TRIALS,
-        max_errors_in_a_row=3,
         pausing=FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=0),
         place=place,
     )
@@ -85,18 +78,14 @@ class Worker:
         seconds = speed * epoch * values["width"] / 8
         miss = abs(math.log10(values["lr"]) + 2) + 0.1 * abs(values["epochs"] - 6)
         reached = epoch if cut is None else epoch * cut / seconds
-        return Evaluation(
-            step=epoch * 10, epoch=float(epoch), samples=epoch * 100, build_seconds=0.1, prepare_seconds=0.0,
-            train_seconds=seconds if cut is None else cut, evaluate_seconds=0.0,
-            metric=(1.0 - 0.15 * miss) * (1 - math.exp(-1.1 * reached)),
-            loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None,
-        )  # fmt: skip
+        metric = (1.0 - 0.15 * miss) * (1 - math.exp(-1.1 * reached))
+        own = seconds if cut is None else cut
+        return evaluation(own, step=epoch * 10, epoch=float(epoch), samples=epoch * 100, build_seconds=0.1, metric=metric)
 
 
 @pytest.fixture
 def lived(tmp_path: Path) -> tuple[Worker, SearchPolicy]:
     """A study to its end, and its recording."""
-    quiet_optuna()
     worker, searched = Worker(), policy()
     while (trial := searched.suggest()) is not None:
         worker.train(searched, trial)

@@ -18,19 +18,14 @@ from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.replay.simulation import Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
-from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.space import SearchSpace, Suggestion
 from tests.pausing import PausesAtFirst
+from tests.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=40.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
 SPACE = SearchSpace.from_mapping({"x": {"type": "float", "low": 0.0, "high": 1.0}}, "space.yaml")
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    quiet_optuna()
 
 
 def recorded(number: int, x: float, *curve: tuple[float, float]) -> RecordedTrial:
@@ -63,20 +58,8 @@ class InOrder(optuna.samplers.BaseSampler):  # type: ignore[misc]
 def policy(
     place: PointPlacement, *, sampler: Any = None, stopping: StoppingRule | None = None, pausing: Any = None, seed: int = 0
 ) -> SearchPolicy:
-    return SearchPolicy(
-        study=optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed)),
-        space=SPACE,
-        baseline=None,
-        has_baseline=False,
-        stopping=stopping or NeverStop(),
-        objective=OBJECTIVE,
-        target=TARGET,
-        seed=seed,
-        num_trials=None,
-        max_errors_in_a_row=3,
-        pausing=pausing,
-        place=place,
-    )
+    study = optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed))
+    return policy_over(SPACE, TARGET, seed=seed, study=study, stopping=stopping or NeverStop(), pausing=pausing, place=place)
 
 
 def cap() -> CapAtIncumbent:

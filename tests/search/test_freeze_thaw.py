@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -21,9 +20,9 @@ from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.known_trials import CurvePoint, standing
 from autotune.search.policy import PointPlacement, SearchPolicy
-from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import SearchSpace, Suggestion
+from tests.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -33,11 +32,6 @@ DOMAINS: Mapping[str, Any] = {
     "size": {"type": "power_of_two", "low": 8, "high": 64},
 }
 SPACE = SearchSpace.from_mapping(DOMAINS, "space.yaml")
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    quiet_optuna()
 
 
 def made_up(number: int, values: Mapping[str, Any]) -> RecordedTrial:
@@ -79,17 +73,13 @@ def searched(
     made: list[SearchPolicy] | None = None,
 ) -> Trace:
     def make(place: PointPlacement) -> SearchPolicy:
-        policy = SearchPolicy(
-            study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
-            space=space,
-            baseline=None,
-            has_baseline=False,
+        policy = policy_over(
+            space,
+            TARGET,
+            seed=seed,
             stopping=CapAtIncumbent(objective=objective, cap_margin=1.0),
             objective=objective,
-            target=TARGET,
-            seed=seed,
             num_trials=num_trials,
-            max_errors_in_a_row=3,
             pausing=sampler(seed=seed, objective=objective, space=space) if pausing else None,
             place=place,
         )
@@ -299,11 +289,8 @@ def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
 def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
     """Where the size is large it runs out of memory, and where the kind is slow the point is refused."""
     space = SearchSpace.from_mapping({**DOMAINS, "size": {"type": "float", "low": 8.0, "high": 64.0}}, "space.yaml")
-    policy = SearchPolicy(
-        study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), space=space, baseline=None, has_baseline=False,
-        stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0), objective=OBJECTIVE, target=TARGET, seed=0, num_trials=None,
-        max_errors_in_a_row=3, pausing=sampler(space=space),
-    )  # fmt: skip
+    cap = CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0)
+    policy = policy_over(space, TARGET, stopping=cap, pausing=sampler(space=space))
     failed, begun = [], set()
     while len(begun) < 60:
         trial = policy.suggest()

@@ -16,7 +16,7 @@ from autotune.config.build import build
 from autotune.config.compose import Composer
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
@@ -27,6 +27,7 @@ from autotune.search.stored_trials import finished_results
 from autotune.search.study import JOURNAL, open_study
 from autotune.space import SearchSpace, Suggestion
 from tests.pausing import PausesAtFirst
+from tests.policies import evaluation
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=100)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -74,23 +75,6 @@ def policy_over(study: optuna.Study, **settings: Any) -> SearchPolicy:
     return SearchPolicy(study=study, **{**given, **settings})
 
 
-def evaluation(train_seconds: float, metric: float) -> Evaluation:
-    return Evaluation(
-        step=1,
-        epoch=1.0,
-        samples=1,
-        build_seconds=0.0,
-        prepare_seconds=0.0,
-        train_seconds=train_seconds,
-        evaluate_seconds=0.0,
-        metric=metric,
-        loss=0.1,
-        samples_per_second=1.0,
-        peak_memory_bytes=None,
-        energy_joules=None,
-    )
-
-
 def ended(
     trial: Trial,
     outcome: Outcome = Outcome.REACHED,
@@ -105,7 +89,7 @@ def ended(
         overrides=tuple(trial.suggestion.as_overrides()),
         seed=trial.seed,
         outcome=outcome,
-        evaluations=() if metric is None else (evaluation(seconds, metric),),
+        evaluations=() if metric is None else (evaluation(seconds, metric=metric),),
         started_at=0.0,
         stopped_at=seconds,
         fingerprint={},
@@ -144,8 +128,8 @@ def test_the_baseline_is_trained_to_its_end_whoever_was_faster() -> None:
     policy = policy_over(new_study(), stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0))
     baseline, fast, other = (suggested(policy) for _ in range(3))
     policy.finish(ended(fast, seconds=1.0))
-    assert policy.observe(other.number, evaluation(5.0, 0.5)) is Decision.CAP
-    assert policy.observe(baseline.number, evaluation(5.0, 0.5)) is Decision.CONTINUE
+    assert policy.observe(other.number, evaluation(5.0)) is Decision.CAP
+    assert policy.observe(baseline.number, evaluation(5.0)) is Decision.CONTINUE
     assert math.isinf(baseline.cap_seconds)
 
 
@@ -373,8 +357,8 @@ def test_the_cap_of_a_trial_is_the_best_score_when_it_is_handed_out() -> None:
     policy.finish(ended(first, seconds=10.0))
     second = suggested(policy)
     assert second.cap_seconds == 15.0
-    assert policy.observe(second.number, evaluation(15.0, 0.5)) is Decision.CONTINUE
-    assert policy.observe(second.number, evaluation(15.1, 0.5)) is Decision.CAP
+    assert policy.observe(second.number, evaluation(15.0)) is Decision.CONTINUE
+    assert policy.observe(second.number, evaluation(15.1)) is Decision.CAP
 
     taken_up = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
     assert suggested(taken_up).cap_seconds == 15.0
@@ -415,8 +399,8 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
     assert [each.cap_seconds for each in (first, second, third)] == [80.0, 82.0, 84.0]
     policy.finish(ended(first, seconds=10.0))
     assert policy.expected_scores == {0: 11.0}
-    assert policy.observe(second.number, evaluation(81.0, 0.5), may_pause=False) is Decision.CONTINUE
-    assert policy.observe(second.number, evaluation(83.0, 0.5), may_pause=False) is Decision.CAP
+    assert policy.observe(second.number, evaluation(81.0), may_pause=False) is Decision.CONTINUE
+    assert policy.observe(second.number, evaluation(83.0), may_pause=False) is Decision.CAP
     policy.reject(third.number, "refused")
     assert refused == [points[2]]
     policy_over(study, pausing=Models([]), **settings, is_kept=lambda number: False)
@@ -426,14 +410,11 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
 def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search() -> None:
     policy = policy_over(new_study(), objective=Cost(num_trainings=1, price_per_hour={"cpu": 1.0}, currency="USD"))
     first, second = suggested(policy), suggested(policy)
-    assert policy.finish(replace(ended(first), evaluations=(replace(evaluation(36.0, 0.9), device_kind="cpu"),))) == pytest.approx(0.01)
-    assert policy.observe(second.number, replace(evaluation(1.0, 0.5), device_kind="NVIDIA H200")) is Decision.STOP
+    assert policy.finish(replace(ended(first), evaluations=(evaluation(36.0, metric=0.9, device_kind="cpu"),))) == pytest.approx(0.01)
+    assert policy.observe(second.number, evaluation(1.0, device_kind="NVIDIA H200")) is Decision.STOP
     assert isinstance(policy.error, ConfigError)
     assert "a worker trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'" in str(policy.error)
-    assert (
-        policy.finish(replace(ended(second, Outcome.STOPPED), evaluations=(replace(evaluation(1.0, 0.5), device_kind="NVIDIA H200"),)))
-        is None
-    )
+    assert policy.finish(replace(ended(second, Outcome.STOPPED), evaluations=(evaluation(1.0, device_kind="NVIDIA H200"),))) is None
     assert list(policy.results) == [0]
     assert policy.suggest() is None
 

@@ -10,23 +10,11 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds
 from autotune.outcome import Outcome
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
+from tests.policies import evaluation
 
 
-def evaluation(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
-    return Evaluation(
-        step=1,
-        epoch=1.0,
-        samples=1,
-        build_seconds=build_seconds,
-        prepare_seconds=1.0,
-        train_seconds=train_seconds,
-        evaluate_seconds=1.0,
-        metric=0.5,
-        loss=1.0,
-        samples_per_second=1.0,
-        peak_memory_bytes=None,
-        energy_joules=None,
-    )
+def evaluated(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
+    return evaluation(train_seconds, build_seconds=build_seconds, prepare_seconds=1.0, evaluate_seconds=1.0)
 
 
 def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResult:
@@ -36,7 +24,7 @@ def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResu
         overrides=(),
         seed=0,
         outcome=outcome,
-        evaluations=(evaluation(train_seconds),),
+        evaluations=(evaluated(train_seconds),),
         started_at=0.0,
         stopped_at=1.0,
         fingerprint={},
@@ -72,30 +60,30 @@ def capped_at(train_seconds: float, cap_margin: float = 1.0) -> CapAtIncumbent:
 
 
 def test_without_a_rule_every_trial_goes_on() -> None:
-    assert NeverStop().observe(0, evaluation(1e9)) is Decision.CONTINUE
+    assert NeverStop().observe(0, evaluated(1e9)) is Decision.CONTINUE
     assert not hasattr(NeverStop(), "cap_seconds")
 
 
 def test_nothing_is_capped_before_a_trial_reached_the_target() -> None:
     rule = CapAtIncumbent(objective=AmortisedTime(num_trainings=1), cap_margin=1)
     rule.finish(result(Outcome.MISSED, 1.0), None)
-    assert rule.observe(1, evaluation(1e9)) is Decision.CONTINUE
+    assert rule.observe(1, evaluated(1e9)) is Decision.CONTINUE
     assert rule.cap_seconds(1) == math.inf
 
 
 def test_a_trial_is_capped_once_its_bound_is_past_the_best_score() -> None:
     rule = capped_at(5.0)
-    assert rule.observe(1, evaluation(5.0)) is Decision.CONTINUE
-    assert rule.observe(1, evaluation(5.001)) is Decision.CAP
-    assert rule.observe(1, evaluation(0.0, build_seconds=61.0)) is Decision.CAP
+    assert rule.observe(1, evaluated(5.0)) is Decision.CONTINUE
+    assert rule.observe(1, evaluated(5.001)) is Decision.CAP
+    assert rule.observe(1, evaluated(0.0, build_seconds=61.0)) is Decision.CAP
 
 
 def test_the_cap_is_the_best_score_times_the_margin() -> None:
     assert capped_at(5.0).cap_seconds(1) == pytest.approx(1 + 1 + 5)
     rule = capped_at(5.0, cap_margin=2.0)
     assert rule.cap_seconds(1) == pytest.approx(14)
-    assert rule.observe(1, evaluation(11.9)) is Decision.CONTINUE
-    assert rule.observe(1, evaluation(12.1)) is Decision.CAP
+    assert rule.observe(1, evaluated(11.9)) is Decision.CONTINUE
+    assert rule.observe(1, evaluated(12.1)) is Decision.CAP
 
 
 def test_a_slower_winner_does_not_raise_the_cap() -> None:
@@ -128,7 +116,7 @@ def test_a_sampler_says_what_a_trial_must_beat() -> None:
     rule = capped_at(5.0, cap_margin=2.0)
     rule.must_beat(3, 10.0)
     assert (rule.cap_seconds(3), rule.cap_seconds(4)) == (20.0, 14.0)
-    late = evaluation(15.0)
+    late = evaluated(15.0)
     assert rule.observe(3, late) is Decision.CONTINUE
     assert rule.observe(4, late) is Decision.CAP
 
@@ -137,8 +125,8 @@ def test_an_objective_that_does_not_count_seconds_caps_at_evaluations_only() -> 
     rule = CapAtIncumbent(objective=Energy(), cap_margin=1)
     rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
     assert rule.cap_seconds(1) == math.inf
-    assert rule.observe(1, evaluation(8.9)) is Decision.CONTINUE
-    assert rule.observe(1, evaluation(9.1)) is Decision.CAP
+    assert rule.observe(1, evaluated(8.9)) is Decision.CONTINUE
+    assert rule.observe(1, evaluated(9.1)) is Decision.CAP
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
@@ -147,7 +135,7 @@ def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) ->
     rule = CapAtIncumbent(objective=objective, cap_margin=1)
     rule.finish(result(Outcome.REACHED, 7.0), 8.0)
     assert rule.cap_seconds(1) == 8.0, "no fewer than one device is busy, so no winner takes more seconds than that"
-    seen = [rule.observe(1, replace(evaluation(seconds), num_workers=num_workers)) for seconds in (0.9, 1.1, 6.9, 7.1)]
+    seen = [rule.observe(1, replace(evaluated(seconds), num_workers=num_workers)) for seconds in (0.9, 1.1, 6.9, 7.1)]
     num_on = 3 if num_workers == 1 else 1
     assert seen == [Decision.CONTINUE] * num_on + [Decision.CAP] * (4 - num_on)
 
@@ -155,7 +143,7 @@ def test_device_seconds_are_capped_by_what_all_workers_took(num_workers: int) ->
 def test_an_objective_without_a_bound_caps_nothing() -> None:
     rule = CapAtIncumbent(objective=FinalLoss(), cap_margin=1)
     rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
-    assert rule.observe(1, evaluation(1e9)) is Decision.CONTINUE
+    assert rule.observe(1, evaluated(1e9)) is Decision.CONTINUE
     assert rule.cap_seconds(1) == math.inf
 
 

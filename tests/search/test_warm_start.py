@@ -18,9 +18,9 @@ from autotune.search.earlier_trials import EarlierStudy, completed, earlier_stud
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import RandomTrial
-from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.space import SearchSpace, Suggestion
+from tests.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
 ERROR = Target(metric="error", value=3.0, mode="min", max_train_seconds=640.0)
@@ -28,11 +28,6 @@ OBJECTIVE = AmortisedTime(num_trainings=1)
 SPACE = SearchSpace.from_mapping(
     {"lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True}, "size": {"type": "power_of_two", "low": 8, "high": 64}}, ""
 )
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    quiet_optuna()
 
 
 def study_of(space: Mapping[str, Any], *rows: Mapping[str, Any], target: Target = TARGET) -> Recording:
@@ -107,18 +102,12 @@ def recording(best_lr: float, seed: int, count: int = 60, target: Target = TARGE
 
 def policy(place: PointPlacement | None, *earlier: EarlierStudy, seed: int = 0, pausing: bool = True) -> SearchPolicy:
     sampler = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=seed, earlier=earlier)
-    return SearchPolicy(
-        study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
-        space=SPACE,
-        baseline=None,
-        has_baseline=False,
+    return policy_over(
+        SPACE,
+        TARGET,
+        seed=seed,
         first=first_points(earlier, SPACE, seed=seed),
         stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0) if pausing else NeverStop(),
-        objective=OBJECTIVE,
-        target=TARGET,
-        seed=seed,
-        num_trials=None,
-        max_errors_in_a_row=3,
         pausing=sampler if pausing else None,
         place=place,
     )
@@ -155,21 +144,7 @@ def test_points_drawn_by_chance_are_those_of_a_search_without_earlier_studies() 
 def test_a_resumed_study_does_not_try_them_again() -> None:
     study = optuna.create_study()
     point = Suggestion({"lr": 0.1, "size": 8})
-    made = [
-        SearchPolicy(
-            study=study,
-            space=SPACE,
-            baseline=None,
-            first=[point],
-            stopping=NeverStop(),
-            objective=OBJECTIVE,
-            target=TARGET,
-            seed=0,
-            num_trials=None,
-            max_errors_in_a_row=3,
-        )
-        for _ in range(2)
-    ]
+    made = [policy_over(SPACE, TARGET, study=study, has_baseline=True, first=[point]) for _ in range(2)]
     trials = [made[1].suggest() for _ in range(3)]
     assert [each is not None and each.is_baseline for each in trials] == [True, False, False]
     assert [each is not None and each.suggestion == point for each in trials] == [False, True, False]

@@ -1,0 +1,36 @@
+"""Search policies and evaluations of which a test gives only what it is about."""
+
+from typing import Any
+
+import optuna
+
+from autotune.measurement import Evaluation, Target
+from autotune.objective import AmortisedTime
+from autotune.search.policy import SearchPolicy
+from autotune.search.samplers import quiet_optuna
+from autotune.search.stopping import NeverStop
+from autotune.space import SearchSpace
+
+
+def policy_over(space: SearchSpace, target: Target, *, seed: int = 0, **settings: Any) -> SearchPolicy:
+    """A policy that draws points at random until it is told to end; without a baseline, and every trial goes on."""
+    quiet_optuna()
+    given: dict[str, Any] = {
+        "study": optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)),
+        "baseline": None,
+        "has_baseline": False,
+        "stopping": NeverStop(),
+        "objective": AmortisedTime(num_trainings=1),
+        "num_trials": None,
+        "max_errors_in_a_row": 3,
+    }
+    return SearchPolicy(space=space, target=target, seed=seed, **{**given, **settings})
+
+
+def evaluation(train_seconds: float, **values: Any) -> Evaluation:
+    """The first evaluation of a trial that took so many seconds to train and nothing else."""
+    given = {
+        "step": 1, "epoch": 1.0, "samples": 1, "build_seconds": 0.0, "prepare_seconds": 0.0, "evaluate_seconds": 0.0, "metric": 0.5,
+        "loss": 0.1, "samples_per_second": 1.0, "peak_memory_bytes": None, "energy_joules": None,
+    }  # fmt: skip
+    return Evaluation(train_seconds=train_seconds, **{**given, **values})
