@@ -58,7 +58,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415  # after --cfg
     from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
-    from autotune.training.diagnosis.measuring import measured_rates  # noqa: PLC0415  # imports torch
+    from autotune.training.diagnosis.rates import measured_rates  # noqa: PLC0415  # imports torch
     from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # imports torch
 
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)

@@ -42,7 +42,7 @@ def train_command(arguments: Sequence[str]) -> int:
 
     from autotune.config.build import build  # noqa: PLC0415  # after --cfg
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
-    from autotune.training.parallel.spawn import spawned  # noqa: PLC0415  # imports torch
+    from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # imports torch
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 

@@ -24,10 +24,9 @@ from torch.utils.data import Dataset
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.training.data import load_data
-from autotune.training.device import pick_device
+from autotune.training.device import pick_device, seed_everything
 from autotune.training.loop import train
 from autotune.training.schedules import one_cycle
-from autotune.training.seeding import seed_everything
 from autotune.workloads.resnet9 import ResNet9
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.textbook import TextbookTraining

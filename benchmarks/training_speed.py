@@ -25,9 +25,8 @@ from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.training.components import make_components
 from autotune.training.data import load_data
-from autotune.training.device import pick_device
+from autotune.training.device import pick_device, seed_everything
 from autotune.training.loop import train
-from autotune.training.seeding import seed_everything
 from autotune.training.set_up import num_steps
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.textbook import TextbookTraining

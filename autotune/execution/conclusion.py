@@ -28,7 +28,7 @@ from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import MIN_REACHED, importances
 from autotune.search.policy import SearchPolicy
 from autotune.tracking.mlflow_environment import browse_command
-from autotune.training.versions import versions
+from autotune.training.device import versions
 
 
 def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:

@@ -31,7 +31,7 @@ from autotune.report.comparison_files import write_comparison
 from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
 from autotune.report.score_format import score_format_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
-from autotune.training.versions import versions
+from autotune.training.device import versions
 
 Results = dict[tuple[str, int], TrialResult]
 """Results of the runs that have ended, by (name of the side, number of the round)."""

@@ -233,6 +233,6 @@ def _device_fault() -> str | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    from autotune.training.device_state import device_fault  # noqa: PLC0415  # imports torch
+    from autotune.training.device import device_fault  # noqa: PLC0415  # imports torch
 
     return device_fault()

@@ -1,21 +1,37 @@
-"""The device that a training runs on: its selection, synchronisation, memory and capabilities."""
+"""The device that a training runs on: its selection, state, capabilities and software, and what disturbs it."""
 
 import importlib.util
 import os
 import platform
+import random
 import resource
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Device
 from autotune.training.energy import energy_fault
+
+_SLOWED_BY = {
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "heat",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "heat",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "its power supply",
+}
+"""Causes of lower clocks that are faults, by the name of NVML's constant; a GPU's usual power limit is not one of them."""
+_MIN_BUSY_PERCENT = 10
+"""Share of a GPU's time from which another process counts as computing on the GPU."""
+_LOOK_BACK_SECONDS = 2.0
+"""Length of the recent past in which the use by other processes is looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,3 +214,69 @@ def cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python, CUDA and packages that measurements depend on; None for a package that is not installed."""
+    packages = ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow")
+    return {"python": platform.python_version(), "cuda": torch.version.cuda, **{name: _installed(name) for name in packages}}
+
+
+@cache  # called for every trial
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, as its kernel module reports it; None if there is no such driver."""
+    try:
+        with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
+            return next(word for word in lines.readline().split() if word[0].isdigit())
+    except (OSError, StopIteration):
+        return None
+
+
+def device_fault() -> str | None:
+    """What disturbs this process's GPU now, in one line; None if nothing does, or if NVML (the extra ``energy``) cannot tell.
+
+    This has not yet run on a GPU.
+    """
+    try:
+        import pynvml  # noqa: PLC0415  # optional extra
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return _slowed(pynvml, handle) or _shared(pynvml, handle)
+    except (pynvml.NVMLError, AttributeError):  # an older driver, or a GPU without this information
+        return None
+
+
+def _slowed(pynvml: Any, handle: Any) -> str | None:
+    reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    causes = sorted({cause for name, cause in _SLOWED_BY.items() if reasons & getattr(pynvml, name, 0)})
+    return f"its GPU was slowed down by {' and '.join(causes)}" if causes else None
+
+
+def _shared(pynvml: Any, handle: Any) -> str | None:
+    """How many other processes compute on the GPU, as a message; None for none, or if NVML does not list this process (in a container)."""
+    running = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    if os.getpid() not in running or len(running) == 1:
+        return None
+    since = int((time.time() - _LOOK_BACK_SECONDS) * 1e6)
+    samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+    busy = {sample.pid for sample in samples if sample.smUtil >= _MIN_BUSY_PERCENT}
+    num_others = len((busy & running) - {os.getpid()})
+    return f"{num_others} other {'process' if num_others == 1 else 'processes'} computed on its GPU" if num_others else None

@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.config.schema import TrialConfig
-from autotune.measurement import Evaluation, Phase, PhaseClock
+from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
 from autotune.remote.clock_pause import paused_while_waiting
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
-from autotune.training.outcome import outcome_of
 from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
 from autotune.training.progress import Progress, is_kept, keep, keep_weights, resume
 from autotune.training.set_up import Run, set_up

@@ -18,8 +18,8 @@ from autotune.training.checkpoint import (
     weights_metadata,
 )
 from autotune.training.components import Components
+from autotune.training.device import versions
 from autotune.training.set_up import Run
-from autotune.training.versions import versions
 
 
 @dataclass(kw_only=True)

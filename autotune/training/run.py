@@ -17,14 +17,12 @@ from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation
 from autotune.training.components import make_components
 from autotune.training.data import load_data
-from autotune.training.device import cpu_name, pick_device
+from autotune.training.device import cpu_name, driver_version, pick_device, seed_everything, versions
 from autotune.training.first_call import how_called
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks
-from autotune.training.seeding import seed_everything
 from autotune.training.set_up import num_steps
 from autotune.training.user_training import check_own, train_own
-from autotune.training.versions import driver_version, versions
 
 
 def start_training(

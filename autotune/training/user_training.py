@@ -23,8 +23,8 @@ import torch
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, synchronizer
+from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
+from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import (
     WARMED_UP,
@@ -36,8 +36,6 @@ from autotune.training.first_call import (
     prepare_call,
     warm_up_of,
 )
-from autotune.training.outcome import as_measured, outcome_of
-from autotune.training.seeding import seed_everything
 
 _log = logging.getLogger(__name__)
 

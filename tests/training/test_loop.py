@@ -12,12 +12,11 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Target
+from autotune.measurement import Evaluation, Target, as_measured, outcome_of
 from autotune.outcome import Outcome
+from autotune.training.device import seed_everything
 from autotune.training.loop import train
-from autotune.training.outcome import as_measured, outcome_of
 from autotune.training.run import check_training, fingerprint, start_training
-from autotune.training.seeding import seed_everything
 
 NUM_TRAIN = 256
 

@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from autotune.machine import AllReduceRate, CopyRate, MatrixRate, NotMeasured
-from autotune.training.diagnosis import all_reduce_rates as all_reduce
-from autotune.training.diagnosis.all_reduce_rates import all_reduce_rates, bus_bandwidth
-from autotune.training.diagnosis.copy_rates import copy_rates
-from autotune.training.diagnosis.matrix_rates import make_product, matrix_rates
-from autotune.training.diagnosis.rounds import median_run_seconds
+from autotune.training.diagnosis import rates
+from autotune.training.diagnosis.rates import all_reduce_rates, bus_bandwidth, copy_rates, make_product, matrix_rates, median_run_seconds
 
 CPU = torch.device("cpu")
 
@@ -32,7 +29,7 @@ def test_rounds_go_on_until_the_limit_and_the_median_counts(monkeypatch: pytest.
         nonlocal now
         now += next(lasts)
 
-    monkeypatch.setattr("autotune.training.diagnosis.rounds.time.perf_counter", lambda: now)
+    monkeypatch.setattr("autotune.training.diagnosis.rates.time.perf_counter", lambda: now)
     assert median_run_seconds(run, lambda: None, limit_seconds=15.5, at_once=1) == 1.5
     assert next(lasts, None) is None
 
@@ -49,12 +46,20 @@ def test_a_product_is_one_of_two_matrices_in_its_format(precision: str) -> None:
 def test_every_precision_has_a_rate_or_a_reason() -> None:
     before = torch.get_float32_matmul_precision()
     found = list(matrix_rates(CPU, limit_seconds=0))
-    rates = {each.precision: each for each in found if isinstance(each, MatrixRate)}
+    measured = {each.precision: each for each in found if isinstance(each, MatrixRate)}
     missing = {each.what: each.reason for each in found if isinstance(each, NotMeasured)}
-    assert set(rates) == {"fp32", "bf16", "fp16"}
+    assert set(measured) == {"fp32", "bf16", "fp16"}
     assert missing == {"tf32 products on cpu": "for GPUs", "fp8 products on cpu": "for GPUs"}
-    assert all(each.flops_per_second > 0 and each.device == "cpu" for each in rates.values())
+    assert all(each.flops_per_second > 0 and each.device == "cpu" for each in measured.values())
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_product_that_fails_without_a_message_is_told_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_numbers(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "randn", no_numbers)
+    assert {missing.reason for missing in matrix_rates(CPU, limit_seconds=0)} == {"RuntimeError", "for GPUs"}  # type: ignore[union-attr]
 
 
 def test_memory_is_copied_within_the_host() -> None:
@@ -94,7 +99,7 @@ def test_a_process_that_crashes_is_told_by_its_exit_code(monkeypatch: pytest.Mon
 
 def test_processes_that_do_not_answer_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(multiprocessing.active_children())
-    monkeypatch.setattr(all_reduce, "_START_SECONDS", 0.0)
+    monkeypatch.setattr(rates, "_START_SECONDS", 0.0)
     (failure,) = all_reduce_rates("cpu", num_ranks=2, limit_seconds=0)
     assert failure == NotMeasured(what="all-reduce of 2 processes over gloo", reason="no answer in time, at 65536 bytes")
     assert set(multiprocessing.active_children()) == before
