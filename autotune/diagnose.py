@@ -4,7 +4,6 @@ Exit code 0; 2: bad input.
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ from autotune.remote.url import refuse_url
 _PURPOSE = "Say what this machine is, what its devices and links give, and what of a search space it cannot run."
 _OTHER_KEYS = """with experiment=NAME, any key of the configuration, as for autotune. What a study would leave out is then told of that
 experiment's search space; else of all precisions, search_spaces/runtime.yaml and parallelism.yaml."""
-_LOG_WIDTH = 120
-"""Width in columns when the output does not go to a terminal."""
 _OPTIONS = "all precisions, search_spaces/runtime.yaml and search_spaces/parallelism.yaml"
 
 
@@ -50,18 +47,17 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     if print_config(line, composer):
         return 0
     composed = composer.compose()
-    from rich.console import Console  # noqa: PLC0415  # after --cfg
-
     from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --cfg
     from autotune.execution.plan import plan_study  # noqa: PLC0415  # imports torch, which takes more than a second
     from autotune.machine import Diagnosis  # noqa: PLC0415  # after --cfg
     from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415  # after --cfg
     from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
+    from autotune.report.terminal import output_console  # noqa: PLC0415  # after --cfg
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
     from autotune.training.diagnosis.rates import measured_rates  # noqa: PLC0415  # imports torch
     from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # imports torch
 
-    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+    console = output_console()
     with console.status("reading the configuration") as status:
         cluster = composed.config.cluster
         is_local = cluster.address in (None, "local")

@@ -4,7 +4,6 @@ Writes a Chrome trace, the measurements as JSON and a figure into a new folder. 
 """
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from autotune.errors import ConfigError, ExecutionError
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
-_LOG_WIDTH = 120
-"""Width in columns when the output does not go to a terminal."""
 
 
 @dataclass(kw_only=True)
@@ -40,12 +37,10 @@ def profile_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # set before torch is imported, whose profiler otherwise logs each start and stop
-    from rich.console import Console  # noqa: PLC0415  # after --cfg
-
     from autotune.report.advice import advise  # noqa: PLC0415  # after --cfg
-    from autotune.report.profile_figure import write_profile_figure  # noqa: PLC0415  # imports matplotlib
-    from autotune.report.profile_text import print_profile  # noqa: PLC0415  # after --cfg
+    from autotune.report.profile import print_profile, write_profile_figure  # noqa: PLC0415  # imports matplotlib
     from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
+    from autotune.report.terminal import output_console  # noqa: PLC0415  # after --cfg
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
@@ -72,7 +67,7 @@ def profile_command(arguments: Sequence[str]) -> int:
     write_json(folder / "profile.json", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
     files = {"trace": f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)", "figure": str(figure)}
     print_profile(
-        Console(width=None if sys.stdout.isatty() else _LOG_WIDTH),
+        output_console(),
         profile,
         advice,
         title=title,

@@ -4,7 +4,6 @@ One configuration is trained to its target on each number of workers, in turns, 
 reached the target; 2: bad input; 3: one never did; 130: interrupted, and the result so far was printed.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,8 +22,6 @@ from autotune.config.command_line import (
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError
 
-_LOG_WIDTH = 120
-"""Width in columns when the output does not go to a terminal."""
 _PURPOSE = "Measure what more workers bring: time to target, seconds a step and efficiency over their number."
 _OTHER_KEYS = """any other key is of the training:
   parallelism=fsdp                 how several workers share it; ddp where it says nothing
@@ -66,13 +63,12 @@ def scale_command(arguments: Sequence[str]) -> int:
     if print_config(line, composer_of(line, overrides)):
         return 0
     code_folders = import_user_code_from(line.config_dirs)
-    from rich.console import Console  # noqa: PLC0415  # after --help
-
     from autotune.execution.comparison_plan import check_comparison, describe_comparison  # noqa: PLC0415  # imports torch
     from autotune.execution.run_scaling import plan_scaling, run_scaling  # noqa: PLC0415  # imports torch
     from autotune.report.scaling import Mode  # noqa: PLC0415  # after --help
+    from autotune.report.terminal import output_console  # noqa: PLC0415  # after --cfg
 
-    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+    console = output_console()
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -20,10 +20,8 @@ from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.recording import write_recording
-from autotune.report.arms import ArmScores, ConfirmationFigures, describe_ratio, describe_reached
-from autotune.report.front import Front, describe_front, make_front, write_front
-from autotune.report.score_format import score_format_of
-from autotune.report.study_files import TrialsTable, arm_json, write_json
+from autotune.report.scores import ArmScores, ConfirmationFigures, describe_ratio, describe_reached, score_format_of
+from autotune.report.study_files import Front, TrialsTable, arm_json, describe_front, make_front, write_front, write_json
 from autotune.report.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import MIN_REACHED, importances
 from autotune.search.policy import SearchPolicy

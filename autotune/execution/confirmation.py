@@ -15,8 +15,7 @@ from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
 from autotune.race import Entrant, RaceLimits, Run, Standing, standing
-from autotune.report.arms import ArmScores
-from autotune.report.score_format import score_format_of
+from autotune.report.scores import ArmScores, score_format_of
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 

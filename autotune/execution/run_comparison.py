@@ -26,10 +26,9 @@ from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.report.compared import ComparedSide, Comparison
-from autotune.report.comparison_files import write_comparison
+from autotune.report.compared import ComparedSide, Comparison, write_comparison
 from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
-from autotune.report.score_format import score_format_of
+from autotune.report.scores import score_format_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from autotune.training.device import versions
 

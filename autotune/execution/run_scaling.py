@@ -125,7 +125,7 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
     with interruptible() as interrupt, opened(plan.runs) as tracker:
         make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
         scaling = _scaling(plan, results)
-        from autotune.report.scaling_figure import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
+        from autotune.report.comparison_figures import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
         files = write_scaling(plan.runs.folder, scaling, {**facts, "device": device_of(results)})
         figure = write_scaling_figure(plan.runs.folder / "figures", scaling)

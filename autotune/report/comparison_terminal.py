@@ -15,9 +15,8 @@ from rich.text import Text
 
 from autotune.comparison import Claim, Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.arms import describe_interval, format_expected
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
-from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
+from autotune.report.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_seconds
 from autotune.report.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 

@@ -16,7 +16,7 @@ from autotune.comparison import Ratio, RunScore, expected_score, ratio_of_expect
 from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.report.compared import ComparedSide, format_step
-from autotune.report.score_format import format_seconds
+from autotune.report.scores import format_seconds
 from autotune.report.study_files import write_json
 from autotune.report.terminal import describe_target, printable
 

@@ -1,24 +1,34 @@
-"""The machine-readable files of a study's folder: trials.csv and best.json."""
+"""The machine-readable files of a study's folder: trials.csv, best.json, pareto_front.csv and trace.csv.
+
+Studies and replays write the same columns to ``trace.csv``, so that a study can be compared with its replay.
+"""
 
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.comparison import reach_rate_interval
 from autotune.files import replacing
-from autotune.measurement import TrialResult
-from autotune.report.arms import ArmScores
-from autotune.report.score_format import SECONDS
-from autotune.space import SearchSpace
+from autotune.measurement import PAUSED, Evaluation, TrialResult
+from autotune.objective import Pareto
+from autotune.outcome import Outcome
+from autotune.pareto import pareto_front
+from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
+from autotune.space import SearchSpace, Suggestion
 
 _MEASURED = (
     "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",
     "num_evaluations", "metric", "loss", "epoch", "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind",
     "energy_joules", "started_at", "stopped_at", "seed", "contention", "error",
 )  # fmt: skip
+COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
+"""Columns of ``trace.csv``. ``started_seconds`` and ``stopped_seconds`` count from the start of the search; ``from_train_seconds`` and
+``train_seconds`` are the trial's own seconds of prepare and train at the beginning and at the end of the stretch."""
 
 
 class TrialsTable:
@@ -109,3 +119,129 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Scores by several objectives of the trials that reached the target; each is one run of the search, not confirmed."""
+
+    scales: Mapping[str, ScoreFormat]
+    """The score format of each objective, by the objective's name in the configuration."""
+    points: Mapping[int, tuple[float, ...]]
+    """The score of a trial by each objective, by trial number."""
+    members: tuple[int, ...]
+    """Trials that no other trial beats in all objectives, sorted by the first objective, best first."""
+    picks: Mapping[str, int]
+    """The trial that each preference picks, by the preference's name."""
+
+    def picked_by(self, trial: int) -> list[str]:
+        """Names of the preferences that pick a trial."""
+        return [name for name, picked in self.picks.items() if picked == trial]
+
+
+def make_front(objective: Pareto, results: Iterable[TrialResult]) -> Front | None:
+    """The Pareto front of the trials that REACHED the target; None if no trial did."""
+    reached = [result for result in results if result.outcome is Outcome.REACHED]
+    points = {result.trial: objective.values(result.last) for result in reached if result.last is not None}
+    if not points:
+        return None
+    trials = list(points)
+    members = tuple(trials[index] for index in pareto_front(list(points.values())))
+    return Front(
+        scales={name: score_format_of(component) for name, component in objective.objectives.items()},
+        points=points,
+        members=members,
+        picks=objective.picks({trial: points[trial] for trial in members}),
+    )
+
+
+def write_front(path: Path, front: Front, results: Mapping[int, TrialResult]) -> None:
+    """Write the front as CSV: for each trial its score by each objective, the preferences that pick it, and its overrides."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["trial", *(f"{name} ({scale.unit})" for name, scale in front.scales.items()), "picked_by", "overrides"])
+        for trial in front.members:
+            overrides = " ".join(Suggestion(results[trial].values).as_overrides())
+            writer.writerow([trial, *front.points[trial], " ".join(front.picked_by(trial)), overrides])
+
+
+def describe_front(front: Front) -> list[str]:
+    """Lines on the front's size and on the trial that each preference picks."""
+    lines = [f"Pareto front: {len(front.members)} of {len(front.points)} trials that reached the target, by {', '.join(front.scales)}"]
+    width = max(map(len, front.picks))
+    for name, trial in front.picks.items():
+        values = zip(front.scales.items(), front.points[trial], strict=True)
+        scores = ", ".join(f"{objective} {scale.format(value)}" for (objective, scale), value in values)
+        lines.append(f"  {name:<{width}}  picks trial {trial}: {scores}")
+    return lines
+
+
+@dataclass
+class _Stretch:
+    worker: int
+    started_seconds: float
+    from_train_seconds: float
+
+
+class TraceFile:
+    """Writes a study's trace while it runs: a row each time a trial leaves its worker, appended to an existing file.
+
+    Args:
+        began_at: Unix time at which the search began, in the first process of the study.
+    """
+
+    def __init__(self, path: Path, *, began_at: float) -> None:
+        self._path = path
+        self._began_at = began_at
+        self._running: dict[int, _Stretch] = {}
+        self._train_seconds: dict[int, float] = {}
+        self._num_rows = 0
+        if path.is_file():
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    self._num_rows += 1
+                    self._train_seconds[int(row["trial"])] = float(row["train_seconds"])
+        else:
+            self._write(COLUMNS)
+
+    def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
+        """Note that a worker begins or resumes a trial."""
+        busy = {stretch.worker for stretch in self._running.values()}
+        worker = next(number for number in range(len(busy) + 1) if number not in busy)
+        self._running[trial] = _Stretch(worker, self._seconds(), self._train_seconds.get(trial, 0.0))
+
+    def evaluated(self, trial: int, evaluation: Evaluation) -> None:
+        """Note how many seconds a running trial has trained."""
+        self._train_seconds[trial] = evaluation.warm_seconds
+
+    def trial_paused(self, trial: int) -> None:
+        """Write the row of a trial that is paused and may be resumed later."""
+        self._end(trial, PAUSED)
+
+    def trial_lost(self, trial: int) -> None:
+        """Write the row of a running trial that was lost with its machine."""
+        if trial in self._running:
+            self._end(trial, Outcome.LOST)
+
+    def trial_contended(self, trial: int, why: str) -> None:
+        """Write the row of a running trial that is discarded since other programs spoilt its times."""
+        if trial in self._running:
+            self._end(trial, Outcome.CONTENDED)
+
+    def trial_finished(self, result: TrialResult, score: float | None) -> None:
+        """Write the row of a trial that ended, unless it was paused and so has its last row already."""
+        if result.trial in self._running:
+            self._end(result.trial, result.outcome)
+
+    def _end(self, trial: int, outcome: str) -> None:
+        stretch = self._running.pop(trial)
+        times = (stretch.started_seconds, self._seconds(), stretch.from_train_seconds, self._train_seconds.get(trial, 0.0))
+        self._write((self._num_rows, trial, stretch.worker, *times, outcome))
+        self._num_rows += 1
+
+    def _seconds(self) -> float:
+        return time.time() - self._began_at
+
+    def _write(self, row: tuple[object, ...]) -> None:
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)

@@ -7,6 +7,7 @@ wrapped, so that it can be searched for and copied whole.
 
 import contextlib
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,11 @@ from rich.text import Text
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.arms import ArmScores, describe_arm, describe_ratio, describe_reached
-from autotune.report.score_format import SECONDS, ScoreFormat, format_seconds
+from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, describe_arm, describe_ratio, describe_reached, format_seconds
 
 REFRESHES_PER_SECOND = 2
+LOG_WIDTH = 120
+"""Width in columns of output that does not go to a terminal."""
 FRAME_LINES = 8
 """Lines of the live display that do not show a trial."""
 
@@ -180,6 +182,11 @@ class StudyDisplay:
         lines.append(_outcome_line(self._outcomes, len(self._paused)))
         lines.append(Text(f"{self._best_so_far()} · {self._budget()}"))
         return Group(*lines)
+
+
+def output_console() -> Console:
+    """A console for the standard output: as wide as the terminal, or ``LOG_WIDTH`` where there is none."""
+    return Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True)

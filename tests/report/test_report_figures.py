@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from autotune.comparison import Ratio, RunScore
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.arms import ArmScores, ConfirmationFigures
 from autotune.report.drawing import STYLE
 from autotune.report.figures import (
     draw_best_over_search,
@@ -21,6 +20,7 @@ from autotune.report.figures import (
     draw_importance,
     write_figures,
 )
+from autotune.report.scores import ArmScores, ConfirmationFigures
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from autotune.report.advice import Advice
 from autotune.report.drawing import STYLE
-from autotune.report.profile_figure import draw_profile, write_profile_figure
-from autotune.report.profile_text import print_profile
+from autotune.report.profile import draw_profile, print_profile, write_profile_figure
 from autotune.step_profile import BETWEEN, IDLE, WAITING, OperatorTime, StepProfile, StepTimes
 
 LONG_KERNEL = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_nn_align4>(Params) [with] $brackets$"

@@ -13,7 +13,7 @@ from rich.console import Console
 from autotune.comparison import Claim, Ratio, RunScore
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.arms import ArmScores
+from autotune.report.scores import ArmScores
 from autotune.report.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
