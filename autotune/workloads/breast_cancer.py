@@ -1,13 +1,8 @@
 """scikit-learn's breast-cancer data set: a real table that comes with a dependency."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 
-from autotune.errors import DataError
-from autotune.workloads.splits import Splits
-from autotune.workloads.tabular import table_splits
+from autotune.workloads.splits import Splits, scikit_learn_file, table_splits
 
 CLASSES = ("malignant", "benign")
 
@@ -24,7 +19,7 @@ def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
         ConfigError: a fraction is out of range.
         DataError: scikit-learn is not installed, or keeps the file elsewhere.
     """
-    table = _read_table()
+    table = np.loadtxt(scikit_learn_file("breast_cancer", "breast_cancer.csv"), delimiter=",", skiprows=1, dtype=np.float64)
     columns = {f"measurement {number}": values for number, values in enumerate(table[:, :-1].T)}
     return table_splits(
         columns,
@@ -34,16 +29,3 @@ def breast_cancer(validation_fraction: float, test_fraction: float) -> Splits:
         test_fraction=test_fraction,
         max_categories=0,
     )
-
-
-def _read_table() -> np.ndarray:
-    """Read the measurements and class of each sample, ``[569, 31]``, from the file of ``sklearn.datasets.load_breast_cancer``.
-
-    The file is read without importing scikit-learn, which in every process would take longer than a whole training on the table.
-    """
-    package = importlib.util.find_spec("sklearn")
-    folders = package.submodule_search_locations if package else None
-    path = Path(folders[0]) / "datasets" / "data" / "breast_cancer.csv" if folders else None
-    if path is None or not path.is_file():
-        raise DataError(f"data: breast_cancer: {path or 'scikit-learn'} is not there; accepted is an installed scikit-learn")
-    return np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float64)

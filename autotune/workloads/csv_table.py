@@ -12,8 +12,7 @@ import pyarrow.csv as arrow_csv
 from autotune.errors import ConfigError, DataError
 from autotune.remote.cache import fetched
 from autotune.remote.path import located
-from autotune.workloads.splits import Splits
-from autotune.workloads.tabular import Column, Indices, table_splits
+from autotune.workloads.splits import Column, Indices, Splits, table_splits
 
 MISSING = (*arrow_csv.ConvertOptions().null_values, "?")
 """Texts that stand for a missing number in a file."""
@@ -31,7 +30,7 @@ def csv_table(
     validation_fraction: float,
     test_fraction: float,
 ) -> Splits:
-    """A CSV file's rows as train, validation and test splits, encoded by ``autotune.workloads.tabular.encoded``.
+    """A CSV file's rows as train, validation and test splits, encoded by ``autotune.workloads.splits.encoded``.
 
     Inputs are float32 ``[samples, features]``, in the order of the columns; true and false are numbers, and a missing text is a text
     like any other. Targets are int64 ``[samples]``: the index of the row's class among all classes, sorted by letter or number.

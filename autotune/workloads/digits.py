@@ -1,16 +1,14 @@
 """scikit-learn's handwritten digits: real images that come with a dependency, small enough to tune on a laptop in a minute."""
 
 import gzip
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from autotune.errors import DataError
-from autotune.workloads.splits import Splits, stratified_split
+from autotune.workloads.splits import Splits, scikit_learn_file, stratified_split
 
 NUM_CLASSES = 10
 _HELD_OUT = (300, 1797)
@@ -64,15 +62,8 @@ def _only(classes: Sequence[int], inputs: Tensor, targets: Tensor) -> tuple[Tens
 def _read_table() -> np.ndarray:
     """Read the 64 pixels and the digit of each sample, ``[1797, 65]``, from the file that ``sklearn.datasets.load_digits`` reads.
 
-    The file is read without importing scikit-learn, which in every process would take longer than a whole training on the digits.
-
     Raises:
         DataError: scikit-learn is not installed, or keeps the file elsewhere.
     """
-    package = importlib.util.find_spec("sklearn")
-    folders = package.submodule_search_locations if package else None
-    path = Path(folders[0]) / "datasets" / "data" / "digits.csv.gz" if folders else None
-    if path is None or not path.is_file():
-        raise DataError(f"data: digits: {path or 'scikit-learn'} is not there; accepted is an installed scikit-learn")
-    with gzip.open(path, "rt") as lines:
+    with gzip.open(scikit_learn_file("digits", "digits.csv.gz"), "rt") as lines:
         return np.loadtxt(lines, delimiter=",", dtype=np.float32)

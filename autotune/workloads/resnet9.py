@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from autotune.errors import ConfigError
-from autotune.workloads.norms import norm_layers
+from autotune.workloads.simple_cnn import norm_layers
 
 
 class ResNet9(nn.Module):

@@ -1,3 +1,5 @@
+"""The small convolutional network, and the normalisation layers that it shares with others."""
+
 from typing import Any
 
 import pytest
@@ -5,7 +7,7 @@ import torch
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.workloads.simple_cnn import SimpleCNN
+from autotune.workloads.simple_cnn import SimpleCNN, norm_layers
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,27 @@ def test_what_cannot_be_built_is_refused_in_one_line(change: dict[str, Any], mes
     with pytest.raises(ConfigError, match=message) as raised:
         SimpleCNN(**arguments)
     assert "\n" not in str(raised.value)
+
+
+def test_batch_norm_takes_each_channel_over_the_batch() -> None:
+    (layer,) = norm_layers("batch", 6)
+    outputs = layer(3 * torch.randn(50, 6, 4, 4) + 2)
+    assert torch.allclose(outputs.mean((0, 2, 3)), torch.zeros(6), atol=1e-5)
+    assert torch.allclose(outputs.std((0, 2, 3)), torch.ones(6), atol=1e-2)
+
+
+@pytest.mark.parametrize(("num_channels", "num_groups"), [(32, 4), (24, 3), (20, 2), (13, 1), (5, 1)])
+def test_group_norm_takes_each_sample_over_equal_groups_of_eight_channels_and_more(num_channels: int, num_groups: int) -> None:
+    (layer,) = norm_layers("group", num_channels)
+    outputs = layer(3 * torch.randn(4, num_channels, 5, 5) + 2).view(4, num_groups, -1)
+    assert torch.allclose(outputs.mean(2), torch.zeros(4, num_groups), atol=1e-5)
+    assert torch.allclose(outputs.std(2), torch.ones(4, num_groups), atol=2e-2)
+
+
+def test_without_a_norm_there_is_no_layer() -> None:
+    assert norm_layers("none", 8) == []
+
+
+def test_an_unknown_norm_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.norm: found 'layer', accepted are batch, group, none"):
+        norm_layers("layer", 8)
