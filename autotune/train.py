@@ -46,7 +46,7 @@ def train_command(arguments: Sequence[str]) -> int:
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
-    _print_log_of_techniques()
+    _print_log()
     settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True}
     with _checkpoint(composed.config, config) as mirror:
         train_missing_sources(composer, lambda line: print(line, flush=True))
@@ -159,12 +159,12 @@ def _describe(evaluation: Evaluation, metric: str) -> str:
     )
 
 
-def _print_log_of_techniques() -> None:
-    """Print what techniques log, such as which layers a checkpoint gave."""
-    log = logging.getLogger("autotune.training.techniques")
-    log.setLevel(logging.INFO)
-    if not log.handlers:
-        log.addHandler(logging.StreamHandler(sys.stdout))
+def _print_log() -> None:
+    """Print what is logged of how the training is run, and by techniques, such as which layers a checkpoint gave."""
+    for name in ("autotune.training.run", "autotune.training.techniques"):
+        log = logging.getLogger(name)
+        log.setLevel(logging.INFO)
+        log.handlers = [logging.StreamHandler(sys.stdout)]
 
 
 if __name__ == "__main__":

@@ -71,7 +71,9 @@ def test_a_target_that_is_missed_exits_with_three(toy: list[str], capsys: pytest
 
 def test_an_own_training_that_ends_early_is_missed(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train_command([*toy, f"training={{_target_: {__name__}.own_training}}"]) == EXIT_NOT_REACHED
-    assert "outcome MISSED" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "outcome MISSED" in said
+    assert "own_training is a function of one's own: no test split is scored and no weights are written" in said
 
 
 def test_code_that_finds_no_memory_is_an_outcome(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,12 +75,14 @@ class Precision:
             if isinstance(layer, Float8Linear)
         ]
         in_training = [module for module in model.modules() if module.training]
-        with torch.no_grad(), self.autocast():
-            model.eval()(inputs)
-        for module in in_training:
-            module.training = True
-        for hook in hooks:
-            hook.remove()
+        try:
+            with torch.no_grad(), self.autocast():
+                model.eval()(inputs)
+        finally:
+            for module in in_training:
+                module.training = True
+            for hook in hooks:
+                hook.remove()
         return rows
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:

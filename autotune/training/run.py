@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -14,6 +15,7 @@ import torch
 
 from autotune.collector import collect_as_usual
 from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
 from autotune.measurement import Evaluation
 from autotune.training.components import make_components
 from autotune.training.data import load_data
@@ -23,6 +25,8 @@ from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.set_up import num_steps
 from autotune.training.user_training import check_own, train_own
+
+_log = logging.getLogger(__name__)
 
 
 def start_training(
@@ -36,12 +40,21 @@ def start_training(
 ) -> Generator[Evaluation, Path | None, float | None]:
     """Start the configuration's training, by autotune's loop or by the user's training function; see ``autotune.training.loop.train``.
 
-    The other arguments of ``train`` (``state_folder``, ``paused_folder``, ``weights_path``, ``origin``), pausing, the test score and
-    several ranks are for autotune's loop only.
+    A training function of the user's own scores no test split and writes no weights, which a line in the log says if they are asked for.
+
+    Raises:
+        ConfigError: the training function is the user's own, and is to train with other ranks or from a saved state.
     """
     collect_as_usual()
     if config.training is None:
         return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, ranks=ranks, **kept)
+    name = config.training["_target_"]
+    if ranks.size > 1:
+        raise ConfigError(f"training: {name}: found {ranks.size} ranks, accepted with a training function of one's own is 1")
+    if folder := kept.get("state_folder") or kept.get("paused_folder"):
+        raise ConfigError(f"training: {name}: found a state's folder {folder}, accepted with a training function of one's own is none")
+    if score_test or kept.get("weights_path"):
+        _log.info("training: %s is a function of one's own: no test split is scored and no weights are written", name)
     return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))
 
 

@@ -242,8 +242,10 @@ def _evaluating(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ite
     to_eval, to_train = getattr(optimizer, "eval", None), getattr(optimizer, "train", None)  # a schedule-free optimizer has both
     if to_eval is not None:
         to_eval()
-    yield
-    for module in in_training:
-        module.training = True
-    if to_train is not None:
-        to_train()
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True
+        if to_train is not None:
+            to_train()

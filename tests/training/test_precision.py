@@ -111,6 +111,19 @@ def test_batches_that_float8_cannot_multiply_are_refused_in_one_line(overrides: 
     assert "\n" not in str(refused.value)
 
 
+class Failing(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+
+def test_a_model_that_fails_while_float8_asks_for_its_rows_is_left_as_it_was() -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
+    model = precision(float8=True).convert(torch.nn.Sequential(torch.nn.Linear(16, 16), Failing()))
+    with pytest.raises(ZeroDivisionError):
+        precision(float8=True).float8_rows(model, torch.zeros(16, 16))
+    assert all(module.training and not module._forward_pre_hooks for module in model.modules())
+
+
 @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("float32_precision", ["ieee", "tf32"])
 def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str, before: str) -> None:

@@ -53,3 +53,15 @@ def test_every_resolution_is_warmed_up_however_short_its_stretch(trial_config: M
         step(batch, place)
     assert len(_heights) == 100
     assert warm == set(_heights)
+
+
+def test_an_evaluation_that_fails_leaves_model_and_optimizer_in_training(trial_config: MakeTrialConfig) -> None:
+    def failing(*_: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+    run, step = set_up(trial_config("optimizer=schedule_free_sgd"), torch.device("cpu"), PhaseClock(), 1)
+    step.parts = replace(step.parts, metric=failing)
+    with pytest.raises(ZeroDivisionError):
+        run.evaluate(step.parts, run.validation)
+    assert all(module.training for module in step.parts.model.modules())
+    assert all(group["train_mode"] for group in step.parts.optimizer.param_groups)

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
+from autotune.training.parallel.ranks import Ranks
 from autotune.training.run import check_training, start_training
 from autotune.training.user_training import TrainingClock, check_own, train_own
 
@@ -276,6 +278,23 @@ def test_a_function_that_never_reports_is_refused(own: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="ended without one evaluation"):
         run(own(silent))
     assert training_threads() == []
+
+
+@pytest.mark.parametrize("setting", [{"ranks": Ranks(rank=0, size=2)}, {"state_folder": Path("state")}, {"paused_folder": Path("state")}])
+def test_what_only_our_own_loop_can_do_is_refused_in_one_line(own: MakeConfig, setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"rising: found .*, accepted with a training function of one's own is (1|none)$"):
+        start_training(own(rising), **setting)
+
+
+@pytest.mark.parametrize(("setting", "num_lines"), [({}, 0), ({"score_test": True}, 1), ({"weights_path": Path("w")}, 1)])
+def test_a_test_score_or_weights_that_are_asked_for_in_vain_are_told(
+    own: MakeConfig, setting: dict[str, Any], num_lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "autotune.training.run")
+    start_training(own(rising), **setting)
+    assert [record.getMessage().partition(": no ")[2] for record in caplog.records] == (
+        ["test split is scored and no weights are written"] * num_lines
+    )
 
 
 def test_a_function_that_cannot_report_is_refused_before_it_runs(own: MakeConfig) -> None:
