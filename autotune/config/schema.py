@@ -27,7 +27,7 @@ class TargetConfig:
 
 @dataclass(kw_only=True)
 class PrecisionConfig:
-    """Schema of ``precision``: see ``autotune.training.precision``."""
+    """Schema of ``precision``: see ``autotune.training.runtime``."""
 
     autocast_dtype: str | None = MISSING
     weights_dtype: str = MISSING
@@ -52,7 +52,7 @@ class RuntimeConfig:
 
 @dataclass(kw_only=True)
 class DataPathConfig:
-    """Schema of ``data_path``: see ``autotune.training.batches``."""
+    """Schema of ``data_path``: see ``autotune.training.data``."""
 
     on_device: bool | None = MISSING
     num_workers: int = MISSING

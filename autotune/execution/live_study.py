@@ -30,8 +30,8 @@ from autotune.search.samplers import PausingSampler
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.training.checkpoint import is_kept
 from autotune.training.diagnosis.this_machine import this_machine
-from autotune.training.progress import is_kept
 
 
 @dataclass(frozen=True, kw_only=True)

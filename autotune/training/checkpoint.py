@@ -137,6 +137,11 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     _write(folder / STATE_FILE, packer.tensors, {"kind": "state", "state": packed})
 
 
+def is_kept(folder: Path) -> bool:
+    """Whether a folder holds a saved training state."""
+    return (folder / STATE_FILE).is_file()
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """Read the state that ``save_state`` wrote, tensors on the CPU; a tensor that stood in several places is shared again.
 

@@ -22,8 +22,7 @@ from autotune.training.averaging import WeightAverage
 from autotune.training.data import LoadedData
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
-from autotune.training.precision import FLOAT8_ROWS, Precision
-from autotune.training.runtime import checkpoint_activations
+from autotune.training.runtime import FLOAT8_ROWS, Precision, checkpoint_activations
 from autotune.training.techniques.technique import Technique
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

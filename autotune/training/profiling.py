@@ -22,13 +22,11 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
 from autotune.measurement import PhaseClock
 from autotune.step_profile import StepProfile, StepTimes
-from autotune.training.batches import Batch
-from autotune.training.data import fits_on, load_data
+from autotune.training.data import Batch, fits_on, load_data
 from autotune.training.device import cpu_name, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.set_up import Run, num_steps, set_up
 from autotune.training.step import TrainingStep, labelled
-from autotune.training.trace import STEP, WAIT, step_times
-from autotune.training.trace_events import read_events
+from autotune.training.trace import STEP, WAIT, read_events, step_times
 
 _NUM_WARM_UPS = 3
 """Steps before the timed ones, which finish lazy set-up and the first prefetched batches."""

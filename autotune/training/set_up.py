@@ -13,13 +13,11 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock, as_measured
-from autotune.training.batches import Batch, host_batches, resident_batches, sample_order
 from autotune.training.components import Augmentation, Components, make_components, make_strategy
-from autotune.training.data import LoadedData, Split, fits_on, load_data
+from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
 from autotune.training.device import reset_device, seed_everything
 from autotune.training.parallel.ranks import ALONE, Ranks
-from autotune.training.precision import Precision
-from autotune.training.runtime import apply_runtime
+from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 

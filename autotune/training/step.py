@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.training.batches import Batch
 from autotune.training.components import Components
-from autotune.training.precision import Precision
-from autotune.training.runtime import Compute, GraphedGradients, compiled
+from autotune.training.data import Batch
+from autotune.training.runtime import Compute, GraphedGradients, Precision, compiled
 
 
 class TrainingStep:

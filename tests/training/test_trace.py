@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.step_profile import BETWEEN, IDLE, WAITING, StepTimes
-from autotune.training.trace import STEP, WAIT, step_times
-from autotune.training.trace_events import Event
+from autotune.training.trace import STEP, WAIT, Event, step_times
 
 MAIN, AUTOGRAD, PREFETCH = 1, 2, 3
 MICROSECOND = 1e-6

@@ -348,8 +348,10 @@ class _Sharded(SharedModel):
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
         self.model.set_requires_gradient_sync(False)  # type: ignore[operator]  # of FSDPModule
-        yield
-        self.model.set_requires_gradient_sync(True)  # type: ignore[operator]  # of FSDPModule
+        try:
+            yield
+        finally:
+            self.model.set_requires_gradient_sync(True)  # type: ignore[operator]  # of FSDPModule
 
     def synchronise(self, model: nn.Module) -> None:
         """Give all ranks the first rank's buffers, which are not sharded."""
