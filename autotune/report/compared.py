@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.comparison import Claim, Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
+from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, describe_interval, describe_ratio
+from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, describe_interval, describe_ratio, format_ratio
 from autotune.report.study_files import arm_json, write_json
 
 _COLUMNS = (
@@ -144,13 +144,10 @@ def verdict(comparison: Comparison) -> str:
         return f"{_who_never_reached(comparison)} reached the target" + (f"; a / b is {describe_ratio(ratio)}" if ratio else "")
     if ratio is None:
         return f"no pair of runs has two {'times' if comparison.scale.is_time else 'scores'} to compare"
-    bound = "" if ratio.claim is Claim.MEASURED else f"{ratio.claim} "
     pairs = "1 pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
     scale = comparison.scale
     how = (
-        f"b reaches the target {bound}{ratio.ratio:.2f}x as fast as a"
-        if scale.is_time
-        else f"{scale.quantity}: a / b is {bound}{ratio.ratio:.2f}x"
+        f"b reaches the target {format_ratio(ratio)} as fast as a" if scale.is_time else f"{scale.quantity}: a / b is {format_ratio(ratio)}"
     )
     text = f"{how} ({describe_interval(ratio)}, n = {pairs})"
     is_open = ratio.low <= 1 <= ratio.high

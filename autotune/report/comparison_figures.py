@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from autotune.comparison import Claim, Ratio, RunScore, expected_score
+from autotune.comparison import Ratio, RunScore, expected_score
 from autotune.report.compared import ComparedSide, Comparison, format_step, verdict
 from autotune.report.drawing import (
     CIRCLE,
@@ -22,6 +22,7 @@ from autotune.report.drawing import (
     draw_mark,
     metric_range,
     say,
+    set_rows,
     set_scale,
     shorten,
     target_label,
@@ -29,7 +30,7 @@ from autotune.report.drawing import (
     write_png,
 )
 from autotune.report.scaling import Mode, Scaling, ScalingPoint
-from autotune.report.scores import format_expected
+from autotune.report.scores import format_expected, format_ratio
 
 SIDE_COLOURS = ("#0072B2", "#D55E00")
 _PAIR_COLOUR = "#999999"
@@ -61,7 +62,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     ):
         left, right = figure.add_subplot(grid[row, 0]), figure.add_subplot(grid[row, 1])
         _draw_runs(left, values)
-        left.set_yticks([0, 1], [label_of(side) for side in comparison.sides])
+        set_rows(left, [label_of(side) for side in comparison.sides], room=0.5)
         left.set_xlabel(name)
         _draw_ratio(right, values, ratio)
         right.set_xlabel("a / b")
@@ -120,9 +121,6 @@ def _draw_runs(axes: Axes, values: Sequence[Mapping[int, RunScore]]) -> None:
         for pair, run in runs.items():
             mark = Mark(colour=colour, marker="o" if run.reached else _RIGHT, hollow=not run.reached, size=5.5 if run.reached else 16)
             draw_mark(axes, run.score or 0.0, _height(row, pair), mark)
-    axes.set_ylim(1.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
     longest = max([axes.dataLim.x1, *(run.score or 0.0 for runs in known for run in runs.values())])
     axes.set_xlim(0, 1.08 * longest if longest > 0 else 1)
 
@@ -156,9 +154,8 @@ def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunScore]], ratio: Rat
         )
     axes.plot([ratio.ratio], [-0.25], "D", color=INK, markersize=7, markeredgecolor="white", markeredgewidth=0.8, zorder=4)
     axes.set_xlim(left, right)
-    bound = f"{ratio.claim} " if ratio.claim is not Claim.MEASURED else ""
     interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.low > 0 and math.isfinite(ratio.high) else ""
-    axes.set_title(f"{bound}{ratio.ratio:.2f}x{interval}, n = {ratio.num_pairs}", fontsize=10, fontweight="bold")
+    axes.set_title(f"{format_ratio(ratio)}{interval}, n = {ratio.num_pairs}", fontsize=10, fontweight="bold")
 
 
 def _height(row: int, pair: int) -> float:

@@ -13,10 +13,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from autotune.comparison import Claim, Ratio
+from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
-from autotune.report.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_seconds
+from autotune.report.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_ratio, format_seconds
 from autotune.report.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 
@@ -158,9 +158,8 @@ def _notes(comparison: Comparison) -> list[str]:
 def _ratio(comparison: Comparison, ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
-    bound = f"{ratio.claim} " if ratio.claim is not Claim.MEASURED else ""
     pairs = "" if ratio.num_pairs == comparison.num_pairs else f", {ratio.num_pairs} of {comparison.num_pairs} pairs"
-    return f"{bound}{ratio.ratio:.2f}x ({describe_interval(ratio)}){pairs}"
+    return f"{format_ratio(ratio)} ({describe_interval(ratio)}){pairs}"
 
 
 def _mean_steps(side: ComparedSide) -> str:

@@ -139,6 +139,14 @@ def set_scale(axes: Axes, axis: str, values: Iterable[float]) -> None:
     scaled.set_minor_formatter(NullFormatter())
 
 
+def set_rows(axes: Axes, labels: Sequence[str], *, room: float) -> None:
+    """Label the rows of a bar chart, the first on top, with ``room`` rows free above the first and below the last."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 1 + room, -room)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
 def add_legend(axes: Axes, handles: Sequence[Artist], *, title: str) -> None:
     """Add a legend to the right of the axes."""
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=title, alignment="left")

@@ -33,6 +33,7 @@ from autotune.report.drawing import (
     mark_properties,
     metric_range,
     say,
+    set_rows,
     set_scale,
     shorten,
     target_label,
@@ -193,13 +194,9 @@ def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_r
     shown = finite[:_MAX_BARS]
     figure = Figure(figsize=(9, 1.6 + 0.32 * len(shown)), layout="constrained")
     axes = figure.add_subplot()
-    rows = range(len(shown))
-    bars = axes.barh(rows, [share for share, _ in shown], color=MARKS[Outcome.CAPPED].colour, height=0.7)
+    bars = axes.barh(range(len(shown)), [share for share, _ in shown], color=MARKS[Outcome.CAPPED].colour, height=0.7)
     axes.bar_label(bars, labels=[f"{share:.2f}" for share, _ in shown], padding=4, fontsize=9)
-    axes.set_yticks(rows, [shorten(name) for _, name in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    set_rows(axes, [shorten(name) for _, name in shown], room=0.6)
     axes.set_xlim(min(0.0, *(share for share, _ in shown)), 1.12 * max(shown[0][0], 1e-3))
     axes.set_xlabel("Importance (share, all parameters sum to 1)")
     detail = f"Estimated from {counted(num_reached, 'trial')} that reached the target"
@@ -224,10 +221,7 @@ def draw_confirmation(confirmation: ConfirmationFigures, target: Target) -> Figu
         for index, (score, reached) in enumerate(arm.scored_runs):
             offset = 0.11 * (index % 5 - 2) if len(arm.scored_runs) > 1 else 0.0
             draw_mark(axes, score, row + offset, reached_mark if reached else bound_mark)
-    axes.set_yticks(range(len(arms)), [_arm_label(arm) for arm in arms])
-    axes.set_ylim(len(arms) - 0.45, -0.55)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    set_rows(axes, [_arm_label(arm) for arm in arms], room=0.55)
     longest = max([axes.dataLim.x1, *(score for arm in arms for score, _ in arm.scored_runs)])
     axes.set_xlim(0, 1.1 * longest if longest > 0 else 1)
     axes.set_xlabel(scale.axis_label)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.report.advice import Advice
-from autotune.report.drawing import INK, add_title, shorten, write_png
+from autotune.report.drawing import INK, add_title, set_rows, shorten, write_png
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
 
 NUM_OPERATORS = 10
@@ -199,12 +199,9 @@ def _draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]], profile: St
                 label = axes.text(left + width / 2, row, f"{width:.0%}", ha="center", va="center", color=look.ink, fontsize=10)
                 label.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.5} if look.hatch else {"alpha": 0, "pad": 0})
             left += width
-    axes.set_yticks(range(len(bars)), list(bars))
-    axes.set_ylim(len(bars) - 0.5, -0.5)
+    set_rows(axes, list(bars), room=0.5)
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
     axes.set_xlabel("Share of a step")
 
 
@@ -226,12 +223,9 @@ def _draw_operators(axes: Axes, profile: StepProfile) -> None:
     bars = axes.barh(range(len(shown)), shares, height=0.7, color="#888888")
     labels = [f"{share:.1%}  {operator.calls:g} calls" for share, operator in zip(shares, shown, strict=True)]
     axes.bar_label(bars, labels=labels, padding=4, fontsize=9)
-    axes.set_yticks(range(len(shown)), [_short_name(operator.short_name) for operator in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
+    set_rows(axes, [_short_name(operator.short_name) for operator in shown], room=0.6)
     axes.set_xlim(0, 1.3 * max([*shares, 1e-3]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"Share of a step: the longest of {len(profile.times.operators)} operators")
 
 

@@ -16,7 +16,7 @@ from autotune.comparison import Ratio, RunScore, expected_score, ratio_of_expect
 from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.report.compared import ComparedSide, format_step
-from autotune.report.scores import format_seconds
+from autotune.report.scores import format_ratio, format_seconds
 from autotune.report.study_files import write_json
 from autotune.report.terminal import describe_target, printable
 
@@ -229,5 +229,4 @@ def _cells(scaling: Scaling, point: ScalingPoint) -> Sequence[str]:
 def _with_interval(ratio: Ratio | None) -> str:
     if ratio is None:
         return "-"
-    claim = "" if ratio.claim == "measured" else f"{ratio.claim} "
-    return f"{claim}{ratio.ratio:.2f}\n[{ratio.low:.2g}, {ratio.high:.2g}]"
+    return f"{format_ratio(ratio).removesuffix('x')}\n[{ratio.low:.2g}, {ratio.high:.2g}]"

@@ -166,8 +166,12 @@ def describe_ratio(ratio: Ratio | None) -> str:
     """A ratio with its interval and its claim (such as ``at least``), in words."""
     if ratio is None:
         return "not measured"
-    bound = "" if ratio.claim is Claim.MEASURED else f"{ratio.claim} "
-    return f"{bound}{ratio.ratio:.2f}x ({describe_interval(ratio)})"
+    return f"{format_ratio(ratio)} ({describe_interval(ratio)})"
+
+
+def format_ratio(ratio: Ratio) -> str:
+    """A ratio with its claim, such as ``2.00x`` or ``at least 3.10x``."""
+    return f"{'' if ratio.claim is Claim.MEASURED else f'{ratio.claim} '}{ratio.ratio:.2f}x"
 
 
 def describe_interval(ratio: Ratio) -> str:

@@ -42,14 +42,9 @@ def sgd(
     _check_momentum("momentum", momentum)
     step_share = batch_size / REFERENCE_SAMPLES * (1 - momentum)
     groups = scaled_groups(
-        model,
-        lr=lr * step_share,
-        decay_fraction=weight_decay * step_share,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
+        model, step_share, lr, weight_decay, bias_lr_scale=bias_lr_scale, head_lr_scale=head_lr_scale, decay_biases=decay_biases
     )
-    return torch.optim.SGD([*groups], momentum=momentum, nesterov=momentum > 0, fused=fused, foreach=foreach)
+    return torch.optim.SGD(groups, momentum=momentum, nesterov=momentum > 0, fused=fused, foreach=foreach)
 
 
 def adamw(
@@ -78,14 +73,9 @@ def adamw(
         _check_momentum(key, value)
     step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
-        model,
-        lr=lr * step_share,
-        decay_fraction=weight_decay * step_share,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
+        model, step_share, lr, weight_decay, bias_lr_scale=bias_lr_scale, head_lr_scale=head_lr_scale, decay_biases=decay_biases
     )
-    return torch.optim.AdamW([*groups], betas=(beta1, beta2), fused=fused, foreach=foreach)
+    return torch.optim.AdamW(groups, betas=(beta1, beta2), fused=fused, foreach=foreach)
 
 
 def _check_momentum(key: str, value: float) -> None:

@@ -5,7 +5,7 @@ those of embedding layers, ``biases`` all biases and the scales and shifts of no
 which only a model that has one can name.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -65,27 +65,31 @@ def _own_parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
 
 def scaled_groups(
     model: nn.Module,
-    *,
+    step_share: float,
     lr: float,
-    decay_fraction: float,
+    weight_decay: float,
+    *,
     bias_lr_scale: float,
     head_lr_scale: float,
     decay_biases: bool,
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Param groups as torch's optimizers take them: one for each kind of parameters, with the kind as its ``name``.
 
     Args:
         model: the model whose parameters are grouped.
-        lr: learning rate of a step.
-        decay_fraction: fraction of a weight that weight decay takes in a step at that rate: ``lr`` times torch's ``weight_decay``.
+        step_share: what one step takes of ``lr`` and ``weight_decay``, which are stated for ``REFERENCE_SAMPLES``.
+        lr: learning rate.
+        weight_decay: fraction of a weight that weight decay takes at that rate.
         bias_lr_scale: learning rate of biases and norms as a multiple of ``lr``.
         head_lr_scale: learning rate of the head as a multiple of ``lr``.
         decay_biases: whether biases and norms decay too.
     """
     scales = {"head": head_lr_scale, **dict.fromkeys(BIAS_KINDS, bias_lr_scale)}
-    for kind, parameters in parameters_by_kind(model).items():
-        decays = decay_biases or kind not in BIAS_KINDS
-        yield param_group(kind, parameters, lr=lr * scales.get(kind, 1.0), decay_fraction=decay_fraction if decays else 0.0)
+    decays = {kind: weight_decay * step_share if decay_biases or kind not in BIAS_KINDS else 0.0 for kind in KINDS}
+    return [
+        param_group(kind, parameters, lr=lr * step_share * scales.get(kind, 1.0), decay_fraction=decays[kind])
+        for kind, parameters in parameters_by_kind(model).items()
+    ]
 
 
 def param_group(kind: str, parameters: list[nn.Parameter], *, lr: float, decay_fraction: float, **settings: Any) -> dict[str, Any]:

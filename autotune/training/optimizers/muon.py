@@ -64,12 +64,7 @@ def muon_adamw(
     """
     step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
-        model,
-        lr=adamw_lr * step_share,
-        decay_fraction=weight_decay * step_share,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
+        model, step_share, adamw_lr, weight_decay, bias_lr_scale=bias_lr_scale, head_lr_scale=head_lr_scale, decay_biases=decay_biases
     )
     other_groups = [group for group in groups if group["name"] != "filters"]
     return _join(

@@ -36,15 +36,10 @@ def schedule_free_adamw(
     """Schedule-free AdamW with a linear warm-up; the higher ``beta1``, the nearer to the average gradients are taken."""
     step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
-        model,
-        lr=lr * step_share,
-        decay_fraction=weight_decay * step_share,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
+        model, step_share, lr, weight_decay, bias_lr_scale=bias_lr_scale, head_lr_scale=head_lr_scale, decay_biases=decay_biases
     )
     optimizer = schedulefree.AdamWScheduleFree(
-        [*groups], betas=(beta1, beta2), warmup_steps=_warmup_steps(warmup_fraction, total_steps), foreach=foreach is not False
+        groups, betas=(beta1, beta2), warmup_steps=_warmup_steps(warmup_fraction, total_steps), foreach=foreach is not False
     )
     return _in_training(optimizer)
 
@@ -66,15 +61,10 @@ def schedule_free_sgd(
     """Schedule-free SGD with a linear warm-up; the higher ``momentum``, the nearer to the average gradients are taken."""
     step_share = batch_size / REFERENCE_SAMPLES
     groups = scaled_groups(
-        model,
-        lr=lr * step_share,
-        decay_fraction=weight_decay * step_share,
-        bias_lr_scale=bias_lr_scale,
-        head_lr_scale=head_lr_scale,
-        decay_biases=decay_biases,
+        model, step_share, lr, weight_decay, bias_lr_scale=bias_lr_scale, head_lr_scale=head_lr_scale, decay_biases=decay_biases
     )
     optimizer = schedulefree.SGDScheduleFree(
-        [*groups], momentum=momentum, warmup_steps=_warmup_steps(warmup_fraction, total_steps), foreach=foreach is not False
+        groups, momentum=momentum, warmup_steps=_warmup_steps(warmup_fraction, total_steps), foreach=foreach is not False
     )
     return _in_training(optimizer)
 

@@ -102,7 +102,9 @@ def test_groups_that_do_not_fit_are_refused(groups: dict[str, list[str]], said: 
     assert str(refused.value) == said
 
 
-SETTINGS: dict[str, Any] = {"lr": 2.0, "decay_fraction": 0.1, "bias_lr_scale": 4.0, "head_lr_scale": 0.5, "decay_biases": False}
+SETTINGS: dict[str, Any] = {
+    "step_share": 1.0, "lr": 2.0, "weight_decay": 0.1, "bias_lr_scale": 4.0, "head_lr_scale": 0.5, "decay_biases": False
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("decay_biases", [False, True])
@@ -121,6 +123,6 @@ def test_a_rate_of_nothing_decays_nothing_and_one_below_is_refused() -> None:
     model = SmallLanguageModel(tied=False)
     found = {group["name"]: group["weight_decay"] for group in scaled_groups(model, **SETTINGS | {"head_lr_scale": 0.0})}
     assert found["head"] == 0.0
-    for change, said in (({"lr": -1.0}, "lr of filters is -1.0"), ({"decay_fraction": -0.5}, "weight_decay of filters is -0.5")):
+    for change, said in (({"lr": -1.0}, "lr of filters is -1.0"), ({"weight_decay": -0.5}, "weight_decay of filters is -0.5")):
         with pytest.raises(ConfigError, match=f"optimizer: the {said}, accepted is 0 and above"):
-            list(scaled_groups(model, **SETTINGS | change))
+            scaled_groups(model, **SETTINGS | change)
