@@ -20,7 +20,7 @@ from autotune.config.command_line import (
     run_main,
 )
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
-from autotune.report.compared import Comparison
+from autotune.reporting.compared import Comparison
 
 _PURPOSE = "Compare two configurations by time to target and time of a step: in turns, in fresh processes."
 _OTHER_KEYS = """any other key is of both sides:

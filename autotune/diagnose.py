@@ -50,9 +50,9 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --cfg
     from autotune.execution.plan import plan_study  # noqa: PLC0415  # imports torch, which takes more than a second
     from autotune.machine import Diagnosis  # noqa: PLC0415  # after --cfg
-    from autotune.report.machine_text import print_diagnosis  # noqa: PLC0415  # after --cfg
-    from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
-    from autotune.report.terminal import output_console  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.machine_text import print_diagnosis  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
     from autotune.training.diagnosis.rates import measured_rates  # noqa: PLC0415  # imports torch
     from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # imports torch

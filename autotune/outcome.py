@@ -33,7 +33,7 @@ class OutcomeTraits(NamedTuple):
     Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey replaces its yellow, which is too faint on white.
     """
     marker: str
-    """Matplotlib marker; for a censored outcome the shape to which an arrow is added (``autotune.report.drawing``)."""
+    """Matplotlib marker; for a censored outcome the shape to which an arrow is added (``autotune.reporting.drawing``)."""
     size: float
     """Size of the marker, in points."""
     needs_new_worker: bool = False

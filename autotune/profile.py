@@ -37,10 +37,10 @@ def profile_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # set before torch is imported, whose profiler otherwise logs each start and stop
-    from autotune.report.advice import advise  # noqa: PLC0415  # after --cfg
-    from autotune.report.profile import print_profile, write_profile_figure  # noqa: PLC0415  # imports matplotlib
-    from autotune.report.study_files import write_json  # noqa: PLC0415  # after --cfg
-    from autotune.report.terminal import output_console  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.advice import advise  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.profile import print_profile, write_profile_figure  # noqa: PLC0415  # imports matplotlib
+    from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg

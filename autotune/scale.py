@@ -65,8 +65,8 @@ def scale_command(arguments: Sequence[str]) -> int:
     code_folders = import_user_code_from(line.config_dirs)
     from autotune.execution.comparison_plan import check_comparison, describe_comparison  # noqa: PLC0415  # imports torch
     from autotune.execution.run_scaling import plan_scaling, run_scaling  # noqa: PLC0415  # imports torch
-    from autotune.report.scaling import Mode  # noqa: PLC0415  # after --help
-    from autotune.report.terminal import output_console  # noqa: PLC0415  # after --cfg
+    from autotune.reporting.scaling import Mode  # noqa: PLC0415  # after --help
+    from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
 
     console = output_console()
 

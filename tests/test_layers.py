@@ -10,7 +10,7 @@ LAYERS = (
     ("errors", "collector", "contention", "outcome", "files"),
     ("space", "measurement", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
     ("objective", "race", "recording", "config", "workloads"),
-    ("training", "search", "tracking", "report"),
+    ("training", "search", "tracking", "reporting"),
     ("execution", "replay"),
     ("tune", "train", "export", "compare", "profile", "record", "diagnose", "scale"),
     ("__main__",),

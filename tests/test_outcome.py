@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 from rich.style import Style
 
 from autotune.outcome import Outcome
-from autotune.report.drawing import MARKS
+from autotune.reporting.drawing import MARKS
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -20,9 +20,9 @@ from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.recording import write_recording
-from autotune.report.scores import ArmScores, ConfirmationFigures, describe_ratio, describe_reached, score_format_of
-from autotune.report.study_files import Front, TrialsTable, arm_json, describe_front, make_front, write_front, write_json
-from autotune.report.terminal import Summary, format_metric, print_summary
+from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_ratio, describe_reached, score_format_of
+from autotune.reporting.study_files import Front, TrialsTable, arm_json, describe_front, make_front, write_front, write_json
+from autotune.reporting.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import MIN_REACHED, importances
 from autotune.search.policy import SearchPolicy
 from autotune.tracking.mlflow_environment import browse_command
@@ -80,7 +80,7 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
-    from autotune.report.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+    from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
     figures = write_figures(
         folder / "figures",

@@ -15,7 +15,7 @@ from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
 from autotune.race import Entrant, RaceLimits, Run, Standing, standing
-from autotune.report.scores import ArmScores, score_format_of
+from autotune.reporting.scores import ArmScores, score_format_of
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 

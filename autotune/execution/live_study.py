@@ -22,8 +22,8 @@ from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import target_fields
-from autotune.report.scores import score_format_of
-from autotune.report.terminal import StudyDisplay
+from autotune.reporting.scores import score_format_of
+from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import PausingSampler

@@ -12,7 +12,7 @@ from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.execution.settings import StudySettings, check_settings
 from autotune.objective import Objective, check_measured
-from autotune.report.scores import score_format_of
+from autotune.reporting.scores import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping

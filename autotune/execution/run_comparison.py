@@ -26,9 +26,9 @@ from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.report.compared import ComparedSide, Comparison, write_comparison
-from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
-from autotune.report.scores import score_format_of
+from autotune.reporting.compared import ComparedSide, Comparison, write_comparison
+from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
+from autotune.reporting.scores import score_format_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from autotune.training.device import versions
 
@@ -70,7 +70,7 @@ def _comparison(plan: ComparisonPlan, results: Results) -> Comparison:
 
 def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, Any], tracker: BackgroundTracker) -> None:
     """Write the comparison's files and figures, and close the tracker with them."""
-    from autotune.report.comparison_figures import write_comparison_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+    from autotune.reporting.comparison_figures import write_comparison_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
     files = write_comparison(plan.folder, comparison, facts)
     figures = write_comparison_figures(plan.folder / "figures", comparison)

@@ -14,8 +14,8 @@ from autotune.execution.comparison_plan import ComparisonPlan, Side, compose_sid
 from autotune.execution.interrupt import interruptible
 from autotune.execution.run_comparison import Results, compared_sides, device_of, facts_of, make_runs, opened
 from autotune.execution.study_folder import shown_path
-from autotune.report.compared import ComparedSide
-from autotune.report.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
+from autotune.reporting.compared import ComparedSide
+from autotune.reporting.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
 from autotune.training.components import make_strategy
 
 _ALONE = ("parallelism=single",)
@@ -125,7 +125,7 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
     with interruptible() as interrupt, opened(plan.runs) as tracker:
         make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
         scaling = _scaling(plan, results)
-        from autotune.report.comparison_figures import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
+        from autotune.reporting.comparison_figures import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
         files = write_scaling(plan.runs.folder, scaling, {**facts, "device": device_of(results)})
         figure = write_scaling_figure(plan.runs.folder / "figures", scaling)

@@ -26,8 +26,8 @@ from autotune.execution.live_study import LiveStudy, confirmation_config, opened
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
 from autotune.measurement import TrialResult
-from autotune.report.scores import score_format_of
-from autotune.report.study_files import TraceFile, TrialsTable
+from autotune.reporting.scores import score_format_of
+from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.study import confirmations, store_confirmation, told_storage_errors
 from autotune.training.device import unsupported
 

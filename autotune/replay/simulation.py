@@ -19,7 +19,7 @@ from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.replay.nearest_recorded import RecordedPoints
-from autotune.report.study_files import COLUMNS
+from autotune.reporting.study_files import COLUMNS
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.randomness import derived_seed
 from autotune.search.stopping import Decision

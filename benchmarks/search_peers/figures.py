@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from autotune.report.drawing import INK, add_legend, add_title, counted, set_scale, shorten, write_png
+from autotune.reporting.drawing import INK, add_legend, add_title, counted, set_scale, shorten, write_png
 from benchmarks.search_peers.scores import BUDGETS, PolicySummary
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")

@@ -14,8 +14,8 @@ from typing import Any
 
 from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, describe_interval, describe_ratio, format_ratio
-from autotune.report.study_files import arm_json, write_json
+from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_interval, describe_ratio, format_ratio
+from autotune.reporting.study_files import arm_json, write_json
 
 _COLUMNS = (
     "run", "side", "pair", "seed", "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds",

@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 from autotune.comparison import Ratio, RunScore
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.drawing import STYLE
-from autotune.report.figures import (
+from autotune.reporting.drawing import STYLE
+from autotune.reporting.figures import (
     draw_best_over_search,
     draw_confirmation,
     draw_curves,
     draw_importance,
     write_figures,
 )
-from autotune.report.scores import ArmScores, ConfirmationFigures
+from autotune.reporting.scores import ArmScores, ConfirmationFigures
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from autotune.comparison import Claim, Ratio, RunScore
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds
 from autotune.outcome import Outcome
-from autotune.report.scores import (
+from autotune.reporting.scores import (
     SECONDS,
     ArmScores,
     ScoreFormat,
@@ -20,8 +20,8 @@ from autotune.report.scores import (
     format_seconds,
     score_format_of,
 )
-from autotune.report.study_files import arm_json
-from autotune.report.terminal import StudyDisplay, Summary, print_summary
+from autotune.reporting.study_files import arm_json
+from autotune.reporting.terminal import StudyDisplay, Summary, print_summary
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 COST = Cost(num_trainings=1, price_per_hour={"cpu": 3.6}, currency="EUR")

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from autotune.comparison import Ratio, RunScore, expected_score
-from autotune.report.compared import ComparedSide, Comparison, format_step, verdict
-from autotune.report.drawing import (
+from autotune.reporting.compared import ComparedSide, Comparison, format_step, verdict
+from autotune.reporting.drawing import (
     CIRCLE,
     INK,
     Mark,
@@ -29,8 +29,8 @@ from autotune.report.drawing import (
     with_arrow,
     write_png,
 )
-from autotune.report.scaling import Mode, Scaling, ScalingPoint
-from autotune.report.scores import format_expected, format_ratio
+from autotune.reporting.scaling import Mode, Scaling, ScalingPoint
+from autotune.reporting.scores import format_expected, format_ratio
 
 SIDE_COLOURS = ("#0072B2", "#D55E00")
 _PAIR_COLOUR = "#999999"

@@ -17,10 +17,10 @@ from rich.console import Console
 from autotune.comparison import RunScore
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.compared import ComparedSide, Comparison, verdict, write_comparison
-from autotune.report.comparison_figures import draw_comparison, draw_comparison_curves, write_comparison_figures
-from autotune.report.comparison_terminal import ComparisonDisplay, print_comparison
-from autotune.report.drawing import STYLE
+from autotune.reporting.compared import ComparedSide, Comparison, verdict, write_comparison
+from autotune.reporting.comparison_figures import draw_comparison, draw_comparison_curves, write_comparison_figures
+from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
+from autotune.reporting.drawing import STYLE
 
 pytestmark = pytest.mark.slow
 

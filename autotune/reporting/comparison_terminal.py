@@ -15,9 +15,9 @@ from rich.text import Text
 
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.report.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
-from autotune.report.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_ratio, format_seconds
-from autotune.report.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
+from autotune.reporting.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
+from autotune.reporting.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_ratio, format_seconds
+from autotune.reporting.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
 
 
 class ComparisonDisplay:

@@ -9,9 +9,9 @@ import pytest
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds, Pareto
 from autotune.outcome import Outcome
-from autotune.report.drawing import write_png
-from autotune.report.figures import draw_front
-from autotune.report.study_files import COLUMNS, Front, TraceFile, describe_front, make_front, write_front
+from autotune.reporting.drawing import write_png
+from autotune.reporting.figures import draw_front
+from autotune.reporting.study_files import COLUMNS, Front, TraceFile, describe_front, make_front, write_front
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 TIME, DEVICES = AmortisedTime(num_trainings=1), DeviceSeconds(num_trainings=1)

@@ -18,7 +18,7 @@ from autotune.measurement import PAUSED, Evaluation, TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
-from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
+from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
 from autotune.space import SearchSpace, Suggestion
 
 _MEASURED = (

@@ -13,8 +13,8 @@ from rich.console import Console
 from autotune.comparison import Claim, Ratio, RunScore
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.scores import ArmScores
-from autotune.report.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
+from autotune.reporting.scores import ArmScores
+from autotune.reporting.terminal import StudyDisplay, Summary, print_summary, shorten_overrides
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
 EVALUATION = Evaluation(
@@ -189,5 +189,5 @@ def test_overrides_are_shortened_without_losing_their_values(overrides: Sequence
 
 
 def test_the_terminal_needs_no_plotting_library() -> None:
-    code = "import sys, autotune.report.terminal; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, autotune.reporting.terminal; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,7 +18,7 @@ from autotune.machine import (
     NotMeasured,
     Processor,
 )
-from autotune.report.machine_text import print_diagnosis
+from autotune.reporting.machine_text import print_diagnosis
 
 GPU = Gpu(
     index=0,

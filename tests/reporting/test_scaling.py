@@ -11,9 +11,9 @@ from rich.console import Console
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.compared import ComparedSide
-from autotune.report.comparison_figures import draw_scaling
-from autotune.report.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
+from autotune.reporting.compared import ComparedSide
+from autotune.reporting.comparison_figures import draw_scaling
+from autotune.reporting.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
 

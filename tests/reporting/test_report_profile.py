@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from autotune.report.advice import Advice
-from autotune.report.drawing import STYLE
-from autotune.report.profile import draw_profile, print_profile, write_profile_figure
+from autotune.reporting.advice import Advice
+from autotune.reporting.drawing import STYLE
+from autotune.reporting.profile import draw_profile, print_profile, write_profile_figure
 from autotune.step_profile import BETWEEN, IDLE, WAITING, OperatorTime, StepProfile, StepTimes
 
 LONG_KERNEL = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_nn_align4>(Params) [with] $brackets$"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.report.advice import Advice, advise
+from autotune.reporting.advice import Advice, advise
 from autotune.step_profile import BETWEEN, IDLE, WAITING, OperatorTime, StepProfile, StepTimes, Synchronisation
 
 SETTINGS: dict[str, Any] = {

@@ -23,7 +23,7 @@ from rich.text import Text
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.scores import SECONDS, ArmScores, ScoreFormat, describe_arm, describe_ratio, describe_reached, format_seconds
+from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_arm, describe_ratio, describe_reached, format_seconds
 
 REFRESHES_PER_SECOND = 2
 LOG_WIDTH = 120

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.report.drawing import (
+from autotune.reporting.drawing import (
     BASELINE_COLOUR,
     CIRCLE,
     INK,
@@ -40,8 +40,8 @@ from autotune.report.drawing import (
     with_arrow,
     write_png,
 )
-from autotune.report.scores import SECONDS, ArmScores, ConfirmationFigures, ScoreFormat, describe_ratio, format_expected
-from autotune.report.study_files import Front
+from autotune.reporting.scores import SECONDS, ArmScores, ConfirmationFigures, ScoreFormat, describe_ratio, format_expected
+from autotune.reporting.study_files import Front
 
 _MANY_TRIALS = 100
 _MAX_BARS = 25

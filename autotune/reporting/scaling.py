@@ -15,10 +15,10 @@ from rich.text import Text
 from autotune.comparison import Ratio, RunScore, expected_score, ratio_of_expected_scores, ratio_of_means
 from autotune.measurement import Target
 from autotune.outcome import Outcome
-from autotune.report.compared import ComparedSide, format_step
-from autotune.report.scores import format_ratio, format_seconds
-from autotune.report.study_files import write_json
-from autotune.report.terminal import describe_target, printable
+from autotune.reporting.compared import ComparedSide, format_step
+from autotune.reporting.scores import format_ratio, format_seconds
+from autotune.reporting.study_files import write_json
+from autotune.reporting.terminal import describe_target, printable
 
 
 class Mode(StrEnum):

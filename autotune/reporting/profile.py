@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.report.advice import Advice
-from autotune.report.drawing import INK, add_title, set_rows, shorten, write_png
+from autotune.reporting.advice import Advice
+from autotune.reporting.drawing import INK, add_title, set_rows, shorten, write_png
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
 
 NUM_OPERATORS = 10
