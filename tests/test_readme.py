@@ -27,7 +27,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "my_conf/experiment/spirals.yaml",
         "my_conf/experiment/my_training.yaml",
         "my_training.py",
-        "my_conf/experiment/digits_loop.yaml",
     ]
     for path, text in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +44,7 @@ def command_after(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("mark", ["own training", *(pytest.param(mark, marks=pytest.mark.slow) for mark in ("own model", "own loop"))])
+@pytest.mark.parametrize("mark", ["own training", pytest.param("own model", marks=pytest.mark.slow)])
 def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) -> None:
     name = mark.replace(" ", "-")
     command = [*command_after(mark), f"study.name={name}", "search.num_trials=6", "confirm=quick"]
@@ -54,6 +53,15 @@ def test_the_example_is_tuned_to_a_confirmed_result(project: Path, mark: str) ->
     best = json.loads((project / "outputs" / name / "best.json").read_text())
     assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
     assert sum(best["outcomes"].values()) == 6
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_loop_of_the_readme_is_tuned_from_python(project: Path) -> None:
+    done = subprocess.run([sys.executable, "my_training.py"], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("{'lr': ")
+    assert len([*(project / "outputs").glob("train-*/best.json")]) == 1
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)

@@ -25,7 +25,7 @@ EXIT_NOT_REACHED = 3
 EXIT_INTERRUPTED = 130
 
 COMMANDS = {
-    "tune": ("autotune.tune", "find the fastest configuration; the word may be left out"),
+    "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
     "train": ("autotune.train", "train one configuration"),
     "compare": ("autotune.compare", "compare two configurations"),
     "scale": ("autotune.scale", "measure what more workers bring"),

@@ -177,7 +177,7 @@ def opened(
             study=study,
             policy=policy,
             tracker=tracker,
-            display=_display(plan, policy),
+            display=_display(plan, policy, console),
             console=console,
             code_folders=tuple(code_folders),
             command=tuple(command),
@@ -316,7 +316,7 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     )
 
 
-def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
+def _display(plan: StudyPlan, policy: SearchPolicy, console: Console) -> StudyDisplay:
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
     budget = plan.config.search.time_budget_seconds
@@ -326,6 +326,7 @@ def _display(plan: StudyPlan, policy: SearchPolicy) -> StudyDisplay:
         num_trials=plan.config.search.num_trials,
         time_budget_seconds=None if budget is None else budget - busy_seconds(list(policy.results.values())),
         num_done=len(policy.results),
+        console=console,
         best=(best, scores[best]) if best is not None else None,
         scale=score_format_of(plan.objective),
     )

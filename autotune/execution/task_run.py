@@ -24,6 +24,7 @@ from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.remote.cache import say_what_is_fetched
 from autotune.remote.clock_pause import paused_while_waiting
+from autotune.session import is_pausable
 
 if TYPE_CHECKING:
     from autotune.training.parallel.rendezvous import Failure, Rendezvous  # imports torch
@@ -57,7 +58,7 @@ class TrialTask:
     """Number of GPUs of all workers together."""
     score_test: bool = False
     weights_path: str | None = None
-    """File for the weights at the end, if the worker's machine has its folder; a training function of the user's own writes none."""
+    """File for the weights at the end, if the worker's machine has its folder; a training function of the user's writes those it saved."""
     state_folder: str | None = None
     """Folder for the training state while the trial is paused; None for a trial that is never paused."""
     is_paused: bool = False
@@ -154,7 +155,7 @@ class TaskRun:
     @property
     def _can_pause(self) -> bool:
         folder = self._task.state_folder
-        is_able = self._task.config.training is None and self._task.num_workers == 1
+        is_able = self._task.num_workers == 1 and (self._task.config.training is None or is_pausable())
         return folder is not None and is_able and Path(folder).parent.is_dir()
 
     def close(self) -> None:

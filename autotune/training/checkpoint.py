@@ -142,6 +142,15 @@ def is_kept(folder: Path) -> bool:
     return (folder / STATE_FILE).is_file()
 
 
+def check_state(state: Mapping[str, Any]) -> None:
+    """Check that ``save_state`` can write a state.
+
+    Raises:
+        DataError: the state holds a value that it cannot write.
+    """
+    _Packer().pack(state, "")
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """Read the state that ``save_state`` wrote, tensors on the CPU; a tensor that stood in several places is shared again.
 

@@ -31,6 +31,7 @@ MAX_STEP_SECONDS = 10.0
 WARMED_UP = "warmed up by a call that did not count"
 TIMED = "first call in its process, timed; imports counted as build"
 LATER = "later call in its process"
+RESUMED = "first call in its process, resumed after a pause"
 
 
 class TrainingEnded(BaseException):
@@ -42,7 +43,7 @@ class PaidOnce:
     """One-time costs of a training function that this process has paid: its warm-up call and its imports."""
 
     how: str
-    """How the function was last called, for a reader: ``WARMED_UP``, ``TIMED`` or ``LATER``."""
+    """How the function was last called, for a reader: ``WARMED_UP``, ``TIMED``, ``LATER`` or ``RESUMED``."""
     seconds: float = 0.0
     joules: float | None = 0.0
     """Energy of the one-time costs; None if energy is not measured."""
@@ -65,13 +66,14 @@ _paid: dict[str, PaidOnce] = {}
 """One-time costs of every function that this process has called, by ``_target_``."""
 
 
-def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[], None]) -> PaidOnce:
+def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[], None], *, is_resumed: bool = False) -> PaidOnce:
     """Warm up the configuration's training function if this process has not called it yet, and charge its one-time costs to the clock.
 
     Args:
         config: configuration that names the function.
         clock: clock of the call that counts, in its build phase.
         throw_away: makes a warm-up call: calls the function up to its first report, without counting it.
+        is_resumed: whether the call resumes a paused training, which is charged for what its first process paid.
 
     Raises:
         ConfigError: ``training._warm_up_`` is neither true nor false.
@@ -83,7 +85,9 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[]
         clock.add(Phase.BUILD, paid.seconds, paid.joules)
         paid.how = WARMED_UP if paid.how == WARMED_UP else LATER
         return paid
-    paid = PaidOnce(WARMED_UP if is_warmed_up else TIMED)
+    if is_resumed:
+        is_warmed_up = False  # what the call sets up does not count before it has loaded its state
+    paid = PaidOnce(RESUMED if is_resumed else WARMED_UP if is_warmed_up else TIMED)
     if is_warmed_up:
         with paid.counting(clock), _same_folder(), _ended_by_a_step():
             throw_away()

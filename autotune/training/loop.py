@@ -220,18 +220,28 @@ def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Pro
     Raises:
         DataError: the state is damaged or belongs to another configuration.
     """
-    state, config = read_state(folder), run.config.as_dict()
-    saved = {key: value for key, value in state["config"].items() if key in config}
+    state, evaluation = read_progress(folder, run.config, clock)
+    for name, part in _parts_with_state(parts).items():
+        part.load_state_dict(state["parts"][name])
+    set_random_state(state["random"], run.device)
+    return Progress(step=state["step"], last=evaluation)
+
+
+def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple[dict[str, Any], Evaluation]:
+    """Read a saved state and its last evaluation, and add the seconds and joules spent so far to the clock.
+
+    Raises:
+        DataError: the state is damaged or belongs to another configuration.
+    """
+    state, wanted = read_state(folder), config.as_dict()
+    saved = {key: value for key, value in state["config"].items() if key in wanted}
     different = [
-        key for key, value in config.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
+        key for key, value in wanted.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
     ]
     if different:
         raise DataError(
             f"checkpoint.folder: {folder} holds a training with another {', '.join(different)}; accepted is an empty folder, or its own"
         )
-    for name, part in _parts_with_state(parts).items():
-        part.load_state_dict(state["parts"][name])
-    set_random_state(state["random"], run.device)
     evaluation = Evaluation.from_dict(state["evaluation"])
     for phase, seconds, joules in (
         (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
@@ -240,7 +250,7 @@ def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Pro
         (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
     ):
         clock.add(phase, seconds, joules)
-    return Progress(step=state["step"], last=evaluation)
+    return state, evaluation
 
 
 def _keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluation, origin: Mapping[str, Any]) -> None:

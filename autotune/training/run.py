@@ -1,6 +1,5 @@
 """Runs one training, by autotune's loop or the user's own, and checks beforehand that it can run."""
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -40,10 +39,10 @@ def start_training(
 ) -> Generator[Evaluation, Path | None, float | None]:
     """Start the configuration's training, by autotune's loop or by the user's training function; see ``autotune.training.loop.train``.
 
-    A training function of the user's own scores no test split and writes no weights, which a line in the log says if they are asked for.
+    A training function of the user's own scores no test split, which a line in the log says if it is asked for.
 
     Raises:
-        ConfigError: the training function is the user's own, and is to train with other ranks or from a saved state.
+        ConfigError: the training function is the user's own, and is to train with other ranks.
     """
     collect_as_usual()
     if config.training is None:
@@ -51,19 +50,9 @@ def start_training(
     name = config.training["_target_"]
     if ranks.size > 1:
         raise ConfigError(f"training: {name}: found {ranks.size} ranks, accepted with a training function of one's own is 1")
-    if folder := kept.get("state_folder") or kept.get("paused_folder"):
-        raise ConfigError(f"training: {name}: found a state's folder {folder}, accepted with a training function of one's own is none")
-    if score_test or kept.get("weights_path"):
-        _log.info("training: %s is a function of one's own: no test split is scored and no weights are written", name)
-    return _without_test(train_own(config, cap_seconds=cap_seconds, num_threads=num_threads))
-
-
-def _without_test(evaluations: Generator[Evaluation, None, None]) -> Generator[Evaluation, Path | None, float | None]:
-    with contextlib.closing(evaluations):
-        for evaluation in evaluations:
-            pause_folder = yield evaluation
-            assert pause_folder is None, "a training function of the user's own keeps no state"
-    return None
+    if score_test:
+        _log.info("training: %s is a function of one's own: no test split is scored", name)
+    return train_own(config, cap_seconds=cap_seconds, num_threads=num_threads, **kept)
 
 
 def check_training(config: TrialConfig) -> None:

@@ -1,11 +1,12 @@
 """Runs a training function of the user: turns any loop (plain PyTorch, Lightning, Hugging Face) into a generator of evaluations.
 
-Contract of ``training:`` in the configuration: ``_target_`` names a generator function that yields mappings, or a function
-that takes ``report`` and calls it at every evaluation. Each yield, or call of ``report``, passes ``metric`` and optionally
+Contract of ``training:`` in the configuration: ``_target_`` names a function that calls ``autotune.report`` at every evaluation, or the
+``report`` that it takes as an argument, or a generator function that yields mappings. Each report passes ``metric`` and optionally
 ``loss``, ``step``, ``epoch`` and ``samples``. The function's other arguments are the node's other values and, if its signature names
-them, ``config`` (the TrialConfig), ``seed``, ``device`` and ``clock``. All time counts as training, except imports and code within
-``with clock.building():`` and ``with clock.evaluating():``. A process calls the function once before the call that counts, up to its
-first report, unless ``training._warm_up_`` is false: see ``autotune.training.first_call``.
+them, ``config`` (the TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time counts as training, except imports and
+code within ``with clock.building():`` and ``with clock.evaluating():``. A process calls the function once before the call that counts, up
+to its first report, unless ``training._warm_up_`` is false: see ``autotune.training.first_call``. A function that calls
+``checkpoint.save`` before a report can be paused there.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
+from autotune.session import Session, in_session
+from autotune.training.checkpoint import is_kept
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import (
@@ -36,6 +41,8 @@ from autotune.training.first_call import (
     prepare_call,
     warm_up_of,
 )
+from autotune.training.loop import read_progress
+from autotune.training.user_checkpoint import TrainingCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +68,9 @@ class TrainingClock:
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
         outer_phase = self._clock.phase
+        if outer_phase is None:  # a resumed training has not yet loaded its state
+            yield
+            return
         self._clock.enter(phase)
         try:
             yield
@@ -68,33 +78,61 @@ class TrainingClock:
             self._clock.enter(outer_phase)
 
 
-def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> Generator[Evaluation, None, None]:
-    """Run the user's training function that the configuration names, as a generator of evaluations like ``autotune.training.loop.train``.
+def train_own(
+    config: TrialConfig,
+    *,
+    cap_seconds: float,
+    num_threads: int,
+    state_folder: Path | None = None,
+    paused_folder: Path | None = None,
+    weights_path: Path | None = None,
+    origin: Mapping[str, Any] = MappingProxyType({}),
+) -> Generator[Evaluation, Path | None, None]:
+    """Run the user's training function that the configuration names, as a generator of evaluations.
+
+    Arguments and pausing are as in ``autotune.training.loop.train``; state and weights are those that the function saved before its
+    last report, if it did. The clock of a resumed training stands still until the function has loaded its state.
 
     Raises:
-        ConfigError: the function cannot report, never reports, or reports something that is not an evaluation.
+        ConfigError: the function never reports, reports something that is not an evaluation, or saves what cannot be written.
+        DataError: a state is damaged, belongs to another configuration, or cannot be written.
         Exception: the function raised it.
     """
     device = pick_device(config.device)
     clock = PhaseClock(synchronizer(device), energy_meter(device))
     clock.enter(Phase.BUILD)
     _reset_process(config, device, num_threads)
+    folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
     _warm_up(device)
     is_first = how_called(config) is None
-    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads))
+    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads), is_resumed=folder is not None)
     _reset_process(config, device, num_threads)
-    clock.enter(Phase.TRAIN)
-    previous: Evaluation | None = None
+    checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
+    previous = None if folder is None else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
+    if previous is None:
+        clock.enter(Phase.TRAIN)
+    elif previous.outcome is not None:
+        yield previous
+        return
+    reports = _reports(config, device, clock, paid, checkpoint)
     try:
-        with contextlib.closing(_reports(config, device, clock, paid)) as reports:
+        with contextlib.closing(reports):
             for values in reports:
+                if not checkpoint.is_loaded:
+                    raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
                 phase = clock.phase  # a report may be made within evaluating()
                 clock.enter(None)
                 evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
-                yield evaluation
+                if state_folder is not None and checkpoint.is_fresh:
+                    checkpoint.write(state_folder, config, evaluation)
+                while (pause_folder := (yield evaluation)) is not None:
+                    checkpoint.write(pause_folder, config, evaluation)
                 if evaluation.outcome is not None:
+                    if weights_path is not None:
+                        checkpoint.write_weights(weights_path, config, evaluation, origin)
                     return
                 previous = evaluation
+                checkpoint.expire()
                 clock.enter(phase)
     except Exception:
         if previous is None and is_first and paid.how == WARMED_UP:
@@ -103,7 +141,20 @@ def train_own(config: TrialConfig, *, cap_seconds: float, num_threads: int) -> G
             )
         raise
     if previous is None:
-        raise ConfigError(f"training: {_name(config)} ended without one evaluation; accepted is at least one call of report, or one yield")
+        raise ConfigError(
+            f"training: {_name(config)} ended without one evaluation; accepted is at least one call of autotune.report, or of its "
+            f"argument report, or one yield"
+        )
+
+
+def _resume(folder: Path, checkpoint: TrainingCheckpoint, config: TrialConfig, clock: PhaseClock, *, is_paused: bool) -> Evaluation:
+    """Let the function load a saved state, stop the clock until it does, and return the state's evaluation."""
+    clock.enter(None)
+    if is_paused:
+        clock.reset()
+    state, evaluation = read_progress(folder, config, clock)
+    checkpoint.resume(state, folder)
+    return evaluation
 
 
 def _reset_process(config: TrialConfig, device: torch.device, num_threads: int) -> None:
@@ -116,8 +167,12 @@ def _reset_process(config: TrialConfig, device: torch.device, num_threads: int) 
 def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int) -> None:
     """Call the function up to its first report, with a separate clock whose phases do not count."""
     _reset_process(config, device, num_threads)
-    with contextlib.suppress(TrainingEnded), contextlib.closing(_reports(config, device, PhaseClock(), PaidOnce(WARMED_UP))) as reports:
+    checkpoint = TrainingCheckpoint(device)
+    reports = _reports(config, device, PhaseClock(), PaidOnce(WARMED_UP), checkpoint)
+    with contextlib.suppress(TrainingEnded), contextlib.closing(reports):
         next(reports, None)
+        if checkpoint.is_fresh:
+            checkpoint.check()
 
 
 def _warm_up(device: torch.device) -> None:
@@ -128,16 +183,22 @@ def _warm_up(device: torch.device) -> None:
 
 
 def check_own(config: TrialConfig) -> None:
-    """Check, before it runs, that the user's training function can report.
+    """Check, before it runs, that the user's training function can be called.
 
     Raises:
-        ConfigError: the target cannot be resolved, the function neither yields nor takes ``report``, or ``_warm_up_`` is no boolean.
+        ConfigError: the target cannot be resolved, takes other arguments, or ``_warm_up_`` is no boolean.
     """
     warm_up_of(config)
     function = _function(config)
-    takes_report = "report" in accepted_arguments(function, {"report": None})
-    if not takes_report and not inspect.isgeneratorfunction(function.func):
-        raise ConfigError(f"training: {_name(config)}: accepted is a generator function, or a function with an argument named report")
+    try:
+        signature = inspect.signature(function.func)
+    except ValueError:  # some callables written in C have none
+        return
+    offered = accepted_arguments(function, dict.fromkeys(("report", "config", "seed", "device", "clock", "checkpoint")))
+    try:
+        signature.bind(**function.keywords, **offered)
+    except TypeError as error:
+        raise ConfigError(f"training: {_name(config)}: {error}; accepted are {', '.join(signature.parameters)}") from error
 
 
 def _function(config: TrialConfig) -> "functools.partial[Any]":
@@ -145,19 +206,34 @@ def _function(config: TrialConfig) -> "functools.partial[Any]":
     return build_partial(function_node(config.training), config.allowed_targets, "training")
 
 
-def _reports(config: TrialConfig, device: torch.device, clock: PhaseClock, paid: PaidOnce) -> Generator[Mapping[str, Any], None, None]:
+def _reports(
+    config: TrialConfig, device: torch.device, clock: PhaseClock, paid: PaidOnce, checkpoint: TrainingCheckpoint
+) -> Generator[Mapping[str, Any], None, None]:
+    """Yield what the function reports; it stands still in ``report`` until the next report is requested."""
     with imports_are_build(clock, paid):
         function = _function(config)
-    offered = {"config": config, "seed": config.seed, "device": device, "clock": TrainingClock(clock)}
+    user_clock = TrainingClock(clock)
+    offered = {"config": config, "seed": config.seed, "device": device, "clock": user_clock, "checkpoint": checkpoint}
     arguments = accepted_arguments(function, offered)
+
+    def session(report: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
+        return in_session(Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed))
+
     if inspect.isgeneratorfunction(function.func):
-        with imports_are_build(clock, paid):
+
+        def refused(*_: Any, **__: Any) -> None:
+            raise ConfigError(
+                f"training: {_name(config)} is a generator function, which yields its evaluations; it cannot call report, too"
+            )
+
+        with imports_are_build(clock, paid), session(refused):
             yield from function(**arguments)
         return
+    takes_report = "report" in accepted_arguments(function, {"report": None})
 
     def call_with(report: Callable[..., None]) -> None:
-        with imports_are_build(clock, paid):
-            function(report=report, **arguments)
+        with imports_are_build(clock, paid), session(report):
+            function(**arguments, **({"report": report} if takes_report else {}))
 
     yield from _reports_of_function(call_with)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
-from autotune.tune import tune_command
+from autotune.tune_study import tune_command
 from tests.patience import PATIENCE_SECONDS
 
 Refusal = Callable[..., str]

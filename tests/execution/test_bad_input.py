@@ -17,7 +17,7 @@ from autotune.execution.live_study import opened
 from autotune.execution.plan import plan_study
 from autotune.export import export_command
 from autotune.training.device import local_capabilities
-from autotune.tune import tune_command
+from autotune.tune_study import tune_command
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 

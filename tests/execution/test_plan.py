@@ -16,7 +16,7 @@ from autotune.outcome import Outcome
 from autotune.recording import write_recording
 from autotune.training.device import Capabilities
 from autotune.training.run import check_training
-from autotune.tune import tune_command
+from autotune.tune_study import tune_command
 
 _CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
 _GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
 from autotune.search.study import confirmations, read_study
-from autotune.tune import tune_command
+from autotune.tune_study import tune_command
 from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]

@@ -25,7 +25,7 @@ from autotune.export import export_command
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
-from autotune.tune import tune_command
+from autotune.tune_study import tune_command
 
 pytestmark = [
     pytest.mark.ray,

@@ -24,6 +24,8 @@ from autotune.config.command_line import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from autotune.config.schema import StudyConfig
     from autotune.execution.background_tracker import TrackerProcess
     from autotune.execution.fork_server import ForkServer
@@ -47,8 +49,8 @@ keys that people change most:
 """
 
 
-def tune_command(arguments: Sequence[str]) -> int:
-    """Run ``autotune`` with command-line arguments and return its exit code."""
+def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) -> int:
+    """Run ``autotune`` with command-line arguments, print to ``console`` or else to stdout, and return the exit code."""
     if not arguments:
         print(
             f"usage: autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.", file=sys.stderr
@@ -63,9 +65,10 @@ def tune_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     require_experiment(bool(composed.choices.get("experiment")), line.config_dirs)
     _ = composed.trial  # checks the trial's configuration
-    from rich.console import Console  # noqa: PLC0415  # after --cfg
+    if console is None:
+        from rich.console import Console  # noqa: PLC0415  # after --cfg
 
-    console = Console()
+        console = Console()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,431 @@
+"""The Python interface: ``autotune.tune`` finds the fastest configuration of a training function, or of an experiment by name.
+
+It writes the function and the settings that YAML files would hold into a folder within the study's, and then does what
+``python -m autotune --config-dir ...`` does: the same search, the same files, and the same commands go on with the study.
+"""
+
+import inspect
+import json
+import math
+import pickle
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from autotune.errors import ConfigError, StudyError, WorkerError
+from autotune.files import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from autotune.search.study import Study
+
+CONFIG_FOLDER = "function"
+"""Folder, within a study's, of the function and the settings that ``tune`` was called with."""
+
+_MODULE = '''"""The function that autotune.tune was called with, for the processes that train it."""
+
+from autotune.api import load_function
+
+{name} = load_function(__file__, {folders!r})
+'''
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The quality that a training must reach; made by ``target``."""
+
+    metric: str
+    value: float
+    mode: str
+    max_train_seconds: float
+
+
+def target(metric: str, *, at_least: float | None = None, at_most: float | None = None, max_seconds: float) -> TargetSpec:
+    """Say what counts as trained: ``target("val_f1", at_least=0.93, max_seconds=60)``.
+
+    Args:
+        metric: name of what ``report`` is called with, for people.
+        at_least: value to reach, of a metric that is better the higher it is.
+        at_most: value to reach, of a metric that is better the lower it is.
+        max_seconds: seconds of training after which a trial has missed the target.
+
+    Raises:
+        ConfigError: both or none of ``at_least`` and ``at_most`` are given.
+    """
+    if (at_least is None) == (at_most is None):
+        raise ConfigError(f"target({metric!r}): accepted is one of at_least and at_most")
+    value, mode = (at_least, "max") if at_most is None else (at_most, "min")
+    assert value is not None
+    return TargetSpec(metric, float(value), mode, float(max_seconds))
+
+
+def uniform(low: float, high: float, *, step: float | None = None) -> dict[str, Any]:
+    """A number between ``low`` and ``high``, of all values equally likely."""
+    return {"type": "float", "low": float(low), "high": float(high), **({} if step is None else {"step": float(step)})}
+
+
+def log(low: float, high: float) -> dict[str, Any]:
+    """A number between ``low`` and ``high``, of all orders of magnitude equally likely: learning rates, weight decays."""
+    return {"type": "float", "low": float(low), "high": float(high), "log": True}
+
+
+def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> dict[str, Any]:
+    """A whole number from ``low`` to ``high``, both included."""
+    return {"type": "int", "low": low, "high": high, **({"step": step} if step != 1 else {}), **({"log": True} if log else {})}
+
+
+def power_of_two(low: int, high: int) -> dict[str, Any]:
+    """A power of two from ``low`` to ``high``, both included: batch sizes, widths."""
+    return {"type": "power_of_two", "low": low, "high": high}
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a study found; its files lie in ``folder``."""
+
+    name: str
+    folder: Path
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The values of the exported configuration by key; None if nothing was confirmed to reach the target."""
+        return None if self._best_json is None else {**self._function_arguments, **_values_of(self._best_json["overrides"])}
+
+    @property
+    def speed_up(self) -> float | None:
+        """The baseline's expected time to target over the best configuration's, on fresh seeds; None if no gain was measured."""
+        return self._ratio("ratio")
+
+    @property
+    def speed_up_interval(self) -> tuple[float, float] | None:
+        """95% interval of ``speed_up``, up to infinity if the baseline never reached the target; None if no gain was measured."""
+        low, high = self._ratio("low"), self._ratio("high")
+        return None if low is None else (low, math.inf if high is None else high)
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """Expected time to target of the best configuration on fresh seeds; None if another quantity was minimised, or none confirmed."""
+        return None if self._best_json is None else self._best_json["best"].get("expected_seconds")
+
+    @property
+    def weights(self) -> Path | None:
+        """File of the best configuration's weights; None if its training saved none."""
+        path = self.folder / "best.safetensors"
+        return path if path.is_file() else None
+
+    @cached_property
+    def study(self) -> "Study":
+        """The study as Optuna's own object."""
+        from autotune.search.study import read_study  # noqa: PLC0415  # imports Optuna
+
+        return read_study(self.name, self.folder)
+
+    def trials_dataframe(self) -> "pd.DataFrame":
+        """A row for each trial: outcome, score, times, values."""
+        import pandas as pd  # noqa: PLC0415  # takes a second to import
+
+        return pd.read_csv(self.folder / "trials.csv")
+
+    def export(self, path: str | Path) -> Path:
+        """Write the best configuration as YAML: the function's arguments, or an experiment file that runs by name.
+
+        Raises:
+            StudyError: nothing was confirmed to reach the target.
+        """
+        best = self.best
+        if best is None or self._best_json is None:
+            raise StudyError(f"study {self.name} has nothing confirmed to export")
+        path = Path(path).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._function_arguments:
+            shutil.copyfile(self.folder / "best.yaml", path)
+            return path
+        name = self._settings["training"]["_target_"].rpartition(".")[2]
+        call = ", ".join(f"{key}={value!r}" for key, value in best.items())
+        with replacing(path) as part:
+            part.write_text(f"# Best of study {self.name}: {name}({call})\n{yaml.safe_dump(best, sort_keys=False)}", encoding="utf-8")
+        return path
+
+    def _ratio(self, field: str) -> float | None:
+        speed_up = None if self._best_json is None else self._best_json["speed_up"]
+        return None if speed_up is None else speed_up[field]
+
+    @cached_property
+    def _best_json(self) -> dict[str, Any] | None:
+        path = self.folder / "best.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        paths = [*(self.folder / CONFIG_FOLDER / "experiment").glob("*.yaml")]
+        return yaml.safe_load(paths[0].read_text(encoding="utf-8")) if paths else {}
+
+    @property
+    def _function_arguments(self) -> dict[str, Any]:
+        """Arguments of the baseline, if the study tunes a function."""
+        return {key: value for key, value in self._settings.get("training", {}).items() if not key.startswith("_")}
+
+
+def tune(
+    training: Callable[..., Any] | None = None,
+    *,
+    space: Mapping[str, Any] | None = None,
+    target: TargetSpec | None = None,
+    baseline: Mapping[str, Any] | None = None,
+    experiment: str | None = None,
+    trials: int | None = None,
+    time_budget_seconds: float | None = None,
+    name: str | None = None,
+    folder: str | Path = "outputs",
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    quiet: bool = False,
+    **groups: Any,
+) -> TuneResult:
+    """Find the configuration that reaches a target in the least time, and confirm it on fresh seeds.
+
+    Example:
+        >>> result = autotune.tune(
+        ...     fit,
+        ...     space={"lr": autotune.log(1e-3, 1e-1), "batch_size": [32, 64]},
+        ...     target=autotune.target("accuracy", at_least=0.95, max_seconds=60),
+        ...     baseline={"lr": 0.01, "batch_size": 32},
+        ...     trials=30,
+        ... )
+        >>> result.best, result.speed_up
+
+    Args:
+        training: function that trains, with the space's keys as keyword arguments; it calls ``autotune.report(metric)`` after each
+            evaluation. Where its signature names them, it gets ``report``, ``clock``, ``checkpoint``, ``seed`` and ``device``.
+        space: what may vary: by argument, a list of values or a domain such as ``log(1e-4, 1e-1)``, or one of Optuna's distributions.
+        target: the quality to reach, from ``autotune.target``.
+        baseline: the arguments of today's configuration, which everything is compared with; the function's own defaults if left out.
+        experiment: name of an experiment, in place of a function; the command line's ``experiment=NAME``.
+        trials: number of trials.
+        time_budget_seconds: limit of the search's time.
+        name: name of the study; a study that exists goes on.
+        folder: folder that contains the studies' folders.
+        seed: seed of the study.
+        overrides: further ``key=value`` settings, as on the command line.
+        config_dirs: your own configuration folders, as ``--config-dir``.
+        quiet: whether nothing is printed.
+        groups: settings by their first part: ``search="tpe"``, ``confirm={"max_runs": 20}``, ``cluster={"num_cpus": 4}``,
+            ``objective="energy"``, ``tracking={"uri": ...}``, ``warm_start=["earlier"]``.
+
+    Raises:
+        AutotuneError: the study cannot be run; the message is one line.
+        WorkerError: the function failed in several trials in a row.
+        KeyboardInterrupt: Ctrl-C ended the study; the same call with its ``name`` goes on.
+    """
+    if (training is None) == (experiment is None):
+        raise ConfigError("tune: accepted is a training function, or experiment=NAME")
+    name = name or f"{_function_name(training) if training is not None else experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+    study_folder = Path(folder).expanduser() / name
+    settings = {"study.name": name, "study.folder": str(folder), "study.seed": seed, "search.num_trials": trials}
+    arguments = [
+        f"{key}={value}" for key, value in (settings | {"search.time_budget_seconds": time_budget_seconds}).items() if value is not None
+    ]
+    if trials is None and time_budget_seconds is not None:
+        arguments.append("search.num_trials=null")
+    for key, value in groups.items():
+        arguments += _as_overrides(key, value)
+    if training is None:
+        for key, given in (("space", space), ("target", target), ("baseline", baseline)):
+            if given is not None:
+                raise ConfigError(f"tune: {key} goes with a training function; with experiment={experiment}, overrides say it")
+        arguments.insert(0, f"experiment={experiment}")
+    else:
+        if space is None or target is None:
+            raise ConfigError(f"tune({_function_name(training)}): accepted is with space={{...}} and target=autotune.target(...)")
+        arguments = _write_function(study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline) + arguments
+    for config_dir in config_dirs:
+        arguments += ["--config-dir", str(config_dir)]
+    return _run([*arguments, *overrides], name, study_folder, quiet=quiet)
+
+
+def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
+    """Load the function that ``tune`` wrote beside a module, as a function of that module's own.
+
+    Args:
+        module: path of the module that ``tune`` wrote.
+        folders: folders that the function's own imports are found in.
+    """
+    path = Path(module)
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    given = pickle.loads(path.with_suffix(".pkl").read_bytes())  # noqa: S301  # the user's own code, which the user's own process wrote
+    function = _copied(given) if isinstance(given, FunctionType) else _wrapped(given)
+    function.__module__ = path.stem
+    return function
+
+
+def _copied(given: FunctionType) -> Callable[..., Any]:
+    """A function of its own with the same code, so that the one that others import stays as it is."""
+    function = FunctionType(given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__)
+    function.__kwdefaults__ = given.__kwdefaults__
+    return function
+
+
+def _wrapped(given: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls another kind of callable, such as a method or a partial."""
+
+    def function(**arguments: Any) -> Any:
+        return given(**arguments)
+
+    function.__signature__ = inspect.signature(given)  # type: ignore[attr-defined]
+    return function
+
+
+def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool) -> TuneResult:
+    from rich.console import Console  # noqa: PLC0415  # importing autotune is to be quick
+
+    from autotune.tune_study import tune_command  # noqa: PLC0415
+
+    try:
+        exit_code = tune_command(arguments, console=Console(quiet=quiet))
+    except WorkerError as error:
+        error.add_note(error.traceback_text)
+        raise
+    if exit_code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if exit_code == EXIT_BAD_INPUT:
+        raise ConfigError(f"tune: {' '.join(arguments)}: cannot be run")
+    return TuneResult(name, study_folder)
+
+
+def _write_function(
+    folder: Path,
+    training: Callable[..., Any],
+    module: str,
+    space: Mapping[str, Any],
+    target: TargetSpec,
+    baseline: Mapping[str, Any] | None,
+) -> list[str]:
+    """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
+    import cloudpickle  # noqa: PLC0415  # importing autotune is to be quick
+
+    name = _function_name(training)
+    experiment = {
+        "training": {
+            "_target_": f"{module}.{name}",
+            **_baseline(training, name, space, baseline),
+            **({} if getattr(training, "may_warm_up", True) else {"_warm_up_": False}),
+        },
+        "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
+        "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],
+    }
+    try:
+        pickled = cloudpickle.dumps(training)
+    except Exception as error:  # whatever the function refers to may refuse
+        raise ConfigError(f"tune({name}): cannot be sent to other processes: {' '.join(str(error).split())}") from error
+    path = folder / f"{module}.py"
+    sys.modules.pop(module, None)
+    try:
+        (folder / "experiment").mkdir(parents=True, exist_ok=True)
+        for file, content in (
+            (path.with_suffix(".pkl"), pickled),
+            (path, _MODULE.format(folders=[entry for entry in sys.path if entry and Path(entry).is_dir()], name=name).encode()),
+            (
+                folder / "experiment" / f"{name}.yaml",
+                f"# @package _global_\n# Written by autotune.tune.\n{yaml.safe_dump(experiment, sort_keys=False)}".encode(),
+            ),
+        ):
+            with replacing(file) as part:
+                part.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+    return [f"experiment={name}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
+
+
+def _baseline(training: Callable[..., Any], name: str, space: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of the baseline: those given, else the function's own defaults of the space's keys.
+
+    Raises:
+        ConfigError: an argument is missing, or the function does not take it.
+    """
+    parameters = inspect.signature(training).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    given = dict(baseline or {})
+    for key in space:
+        if key not in given and key in parameters and parameters[key].default is not inspect.Parameter.empty:
+            given[key] = parameters[key].default
+    missing = [key for key in space if key not in given]
+    if missing:
+        raise ConfigError(f"tune({name}): baseline: {', '.join(missing)} is missing; accepted is a value of each key of the space")
+    unknown = [key for key in given if key not in parameters and not takes_all]
+    if unknown:
+        raise ConfigError(f"tune({name}): {', '.join(unknown)}: no such argument; accepted are {', '.join(parameters)}")
+    return {key: _plain(name, key, value) for key, value in given.items()}
+
+
+def _domain(name: str, key: str, domain: Any) -> Any:
+    """A domain as a search-space file has it: a list of values or a mapping; Optuna's distributions are translated."""
+    if isinstance(domain, str | bytes):
+        raise ConfigError(
+            f"tune({name}): space: {key}: found {domain!r}, accepted is a list of values or a domain such as autotune.log(1e-4, 1e-1)"
+        )
+    if isinstance(domain, Mapping):
+        return dict(domain)
+    if isinstance(domain, list | tuple | range):
+        return [_plain(name, key, value) for value in domain]
+    kind = type(domain).__name__
+    if kind == "CategoricalDistribution":
+        return [_plain(name, key, value) for value in domain.choices]
+    if kind == "FloatDistribution":
+        return log(domain.low, domain.high) if domain.log else uniform(domain.low, domain.high, step=domain.step)
+    if kind == "IntDistribution":
+        return integer(domain.low, domain.high, step=domain.step, log=domain.log)
+    raise ConfigError(
+        f"tune({name}): space: {key}: found {kind}, accepted is a list of values, autotune.log, uniform, integer, power_of_two, or one of "
+        f"Optuna's distributions"
+    )
+
+
+def _plain(name: str, key: str, value: Any) -> Any:
+    """A value as YAML holds it; NumPy's numbers become Python's."""
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(name, key, item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(field): _plain(name, key, item) for field, item in value.items()}
+    raise ConfigError(f"tune({name}): {key}: found {type(value).__name__}, accepted are numbers, text, booleans, None, and lists of them")
+
+
+def _as_overrides(key: str, value: Any) -> list[str]:
+    """A keyword of ``tune`` as command-line settings: an option of a group, or a value of each key beneath."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [override for field, item in value.items() for override in _as_overrides(f"{key}.{field}", item)]
+    from autotune.space import override_text  # noqa: PLC0415  # importing autotune is to be quick
+
+    return [f"{key}={override_text(value)}"]
+
+
+def _values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Values by key of ``key=value`` settings, without the ``training.`` that a function's arguments have there."""
+    pairs = (override.partition("=") for override in overrides)
+    return {key.lstrip("+").removeprefix("training."): yaml.safe_load(value) for key, _, value in pairs}
+
+
+def _function_name(training: Callable[..., Any]) -> str:
+    name = getattr(training, "__name__", type(training).__name__)
+    return name if name.isidentifier() else "training"
+
+
+def _module_name(study: str) -> str:
+    return "study_" + re.sub(r"\W", "_", study)

@@ -1,0 +1,197 @@
+"""What a training function of the user's sees of the trial that it runs in: ``autotune.report`` and its neighbours.
+
+Outside a trial they do nothing, so that the same code runs by hand. A process runs one training at a time. A script that runs as a
+command (``autotune.command``) finds its trial by an environment variable, and reports to the process that started it.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.errors import ConfigError
+
+
+class Clock(Protocol):
+    """The ``clock`` of a training function, which marks the parts of its time that are not training."""
+
+    def building(self) -> contextlib.AbstractContextManager[None]:
+        """Context for work that a process pays once, such as loading data or compiling."""
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Context for scoring the validation data."""
+
+
+class Checkpoint:
+    """The state that a training goes on from after a pause: ``load`` it before the first step, ``save`` it before each report.
+
+    This class is what code outside a trial gets: nothing was saved, and nothing is kept.
+
+    Example:
+        >>> state = checkpoint.load({"model": model, "optimizer": optimizer})
+        >>> for epoch in range(state.get("epoch", 0), num_epochs):
+        ...     train_one_epoch(model, optimizer)
+        ...     checkpoint.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1})
+        ...     report(accuracy(model))
+    """
+
+    def load(self, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Restore a paused training, its random numbers included; time counts again from here.
+
+        Args:
+            objects: objects with ``load_state_dict``, by the names that they were saved by; each gets its own state back.
+
+        Returns:
+            The saved values by name, without those of ``objects``; empty if the training begins.
+        """
+        return {}
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        weights: Mapping[str, Any] | None = None,
+        write_files: Callable[[Path], object] | None = None,
+    ) -> None:
+        """Say what the training could go on from; it is copied only if the next report pauses the training, so this costs no time.
+
+        Args:
+            state: values by name: objects with ``state_dict``, or tensors, arrays, numbers, text and None, nested in any way.
+            weights: named tensors to export if this training becomes the best; those of the first ``torch.nn.Module`` in ``state`` if None.
+            write_files: writes files of any kind into a folder, for a library that has a checkpoint format of its own.
+        """
+
+    @property
+    def files(self) -> Path | None:
+        """Folder with the files that ``write_files`` wrote before the pause; None if there are none."""
+        return None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether ``save`` was called since the last report, so that the training can be paused now."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """The trial that this process trains."""
+
+    report: Callable[..., None]
+    clock: Clock
+    checkpoint: Checkpoint
+    seed: int
+    thread: int = field(default_factory=threading.get_ident)
+    """Identifier of the thread that trains, the only one that may report."""
+
+
+_active: Session | None = None
+
+
+@contextlib.contextmanager
+def in_session(session: Session) -> Iterator[None]:
+    """Context in which ``session`` is the trial that user code sees."""
+    global _active  # noqa: PLW0603  # a process runs one training at a time
+    _active = session
+    try:
+        yield
+    finally:
+        if _active is session:
+            _active = None
+
+
+def is_pausable() -> bool:
+    """Whether the training function has saved a state since its last report, so that it can be paused now."""
+    return _active is not None and _active.checkpoint.is_fresh
+
+
+def current() -> Session | None:
+    """The trial that this process trains; None outside a trial."""
+    global _active  # noqa: PLW0603  # a process runs one training at a time
+    if _active is None and (address := os.environ.pop(ADDRESS, None)) is not None:
+        client = _Client(address)
+        _active = Session(report=client.report, clock=client, checkpoint=Checkpoint(), seed=int(os.environ.get(SEED, "0")))
+    return _active
+
+
+ADDRESS = "AUTOTUNE_SESSION"
+"""Environment variable with the path of the socket that a script reports to."""
+SEED = "AUTOTUNE_SEED"
+"""Environment variable with the seed of a script's trial."""
+
+
+class _Client:
+    """The trial of a script, seen from within the script: each message is a line of JSON, and is answered by a line."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(address)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+
+    def report(self, metric: Any, **values: Any) -> None:
+        self._send({"metric": float(metric), **{name: float(value) for name, value in values.items()}})
+
+    def building(self) -> contextlib.AbstractContextManager[None]:
+        return self._within("build")
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        return self._within("evaluate")
+
+    @contextlib.contextmanager
+    def _within(self, phase: str) -> Iterator[None]:
+        self._send({"enter": phase})
+        try:
+            yield
+        finally:
+            self._send({"leave": phase})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            answer = self._lines.readline()
+        except OSError:
+            answer = ""
+        if not answer:  # the trial is over
+            raise SystemExit(0)
+
+
+def report(metric: Any, **values: Any) -> None:
+    """Report an evaluation of the trial that this code runs in; outside a trial this does nothing.
+
+    The call returns when the training is to go on. Where it is to end, it raises an exception that is no ``Exception``.
+
+    Args:
+        metric: value of the target's metric, a number or a tensor of one element.
+        values: any of ``loss``, ``step``, ``epoch`` and ``samples``, counted since the training began.
+
+    Raises:
+        ConfigError: another thread than the one that trains called this.
+    """
+    session = current()
+    if session is None:
+        return
+    if threading.get_ident() != session.thread:
+        raise ConfigError(
+            f"autotune.report: was called in the thread {threading.current_thread().name!r}, accepted is the thread that trains, "
+            f"since a training stands still while its report is decided upon"
+        )
+    session.report(metric, **values)
+
+
+def building() -> contextlib.AbstractContextManager[None]:
+    """Context for work that a process pays once, such as loading data or compiling: its time is not training."""
+    return contextlib.nullcontext() if (session := current()) is None else session.clock.building()
+
+
+def evaluating() -> contextlib.AbstractContextManager[None]:
+    """Context for scoring the validation data: its time is not training."""
+    return contextlib.nullcontext() if (session := current()) is None else session.clock.evaluating()
+
+
+def checkpoint() -> Checkpoint:
+    """The checkpoint of the trial that this code runs in; outside a trial one that keeps nothing."""
+    return Checkpoint() if (session := current()) is None else session.checkpoint

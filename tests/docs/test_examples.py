@@ -1,0 +1,39 @@
+"""The programs of docs/examples, run as they stand: each is tuned to a confirmed result, and those that can are paused."""
+
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.training.checkpoint import read_weights
+
+EXAMPLES = Path(__file__).parent.parent.parent / "docs/examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "is_paused"),
+    [
+        ("with_lightning", True),
+        ("with_hugging_face", True),
+        ("with_accelerate", True),
+        ("with_plain_pytorch", True),
+        ("tune_a_script", False),
+    ],
+)
+def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, is_paused: bool) -> None:
+    if example == "with_hugging_face":
+        pytest.importorskip("peft")
+    for path in EXAMPLES.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    ran = subprocess.run([sys.executable, f"{example}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (best,) = (tmp_path / "outputs").glob("*/best.json")
+    with (best.parent / "trace.csv").open(encoding="utf-8") as file:
+        assert (sum(row["outcome"] == "PAUSED" for row in csv.DictReader(file)) > 0) is is_paused
+    if is_paused:
+        weights, _ = read_weights(best.with_name("best.safetensors"))
+        assert weights

@@ -1,0 +1,171 @@
+"""The Python interface: ``autotune.tune`` of a function and of an experiment, in a process that is no command."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+import autotune
+from autotune import api
+from autotune.errors import AutotuneError, ConfigError, StudyError
+
+SCRIPT = """
+import torch
+import autotune
+
+
+def draw(num):
+    inputs = torch.randn(num, 4)
+    return inputs, inputs @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+
+
+def fit(lr, batch_size=16, num_epochs=200):
+    with autotune.building():
+        inputs, targets = draw(256)
+        val_inputs, val_targets = draw(64)
+    weights = torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=lr)
+    state = autotune.checkpoint().load({"optimizer": optimizer})
+    weights.data = state.get("weights", weights.data)
+    for epoch in range(state.get("epoch", 0), num_epochs):
+        for chosen in torch.randperm(256).split(batch_size):
+            loss = ((inputs[chosen] @ weights - targets[chosen]) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with autotune.evaluating(), torch.no_grad():
+            error = ((val_inputs @ weights - val_targets) ** 2).mean()
+        state = {"optimizer": optimizer, "weights": weights.detach(), "epoch": epoch + 1}
+        autotune.checkpoint().save(state, weights={"weights": weights.detach()})
+        autotune.report(error, epoch=epoch + 1)
+
+
+result = autotune.tune(
+    fit,
+    space={"lr": autotune.log(1e-4, 0.3), "batch_size": [16, 64]},
+    target=autotune.target("error", at_most=1e-3, max_seconds=5),
+    baseline={"lr": 2e-3, "batch_size": 16},
+    trials=8,
+    name="line",
+    confirm={"max_runs": 12},
+    tracking="none",
+    quiet=True,
+)
+fit(lr=0.1, num_epochs=1)   # still runs by hand
+import json
+print(json.dumps({
+    "best": result.best, "speed_up": result.speed_up, "interval": result.speed_up_interval, "seconds": result.expected_seconds,
+    "trials": len(result.trials_dataframe()), "optuna": len(result.study.trials), "exported": result.export("best.yaml").read_text(),
+    "weights": str(result.weights),
+}))
+"""
+
+
+@pytest.mark.ray
+def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert set(found["best"]) == {"lr", "batch_size"}
+    assert found["speed_up"] is None or found["interval"][0] <= found["speed_up"] <= found["interval"][1]
+    assert found["seconds"] > 0
+    assert found["trials"] >= 8
+    assert found["optuna"] >= 8
+    assert found["exported"].startswith("# Best of study line: fit(lr=")
+    assert Path(tmp_path, found["weights"]).is_file()
+    assert len(ran.stdout.splitlines()) == 1, "quiet=True prints nothing"
+    trace = (tmp_path / "outputs/line/trace.csv").read_text()
+    assert trace.count("\n") > 8
+    again = subprocess.run(
+        [sys.executable, "-m", "autotune", "experiment=fit", "--config-dir", "outputs/line/function", "allowed_targets=[study_line]",
+         "study.name=line", "search.num_trials=8", "confirm.max_runs=12", "tracking=none"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+
+
+def fit(lr: float, depth: int = 2, *, report: Any = None) -> None:
+    """A training function that is never called here."""
+
+
+TARGET = autotune.target("accuracy", at_least=0.9, max_seconds=1)
+
+
+def call(space: Any, **baseline: Any) -> dict[str, Any]:
+    return {"training": fit, "space": space, "target": TARGET, "baseline": baseline}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "tune: accepted is a training function, or experiment=NAME"),
+        ({"training": fit, "experiment": "cnn"}, "tune: accepted is a training function, or experiment=NAME"),
+        ({"experiment": "cnn", "space": {}}, "tune: space goes with a training function; with experiment=cnn, overrides say it"),
+        ({"training": fit}, r"tune\(fit\): accepted is with space={...} and target=autotune.target\(...\)"),
+        (call({"lr": [1]}), r"tune\(fit\): baseline: lr is missing"),
+        (call({"lr": [1]}, lr=1, width=2), "width: no such argument; accepted are lr, depth"),
+        (call({"depth": "log"}, lr=1), "depth: found 'log', accepted is a list"),
+        (call({"depth": 1}, lr=1), "space: depth: found int, accepted is a list"),
+        (call({"depth": [fit]}, lr=1), "depth: found function, accepted are numbers"),
+    ],
+)
+def test_a_wrong_call_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said) as raised:
+        autotune.tune(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_of_the_command_line_are_checked_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AutotuneError, match=r"search\.num_trials: found 0, accepted is above 0"):
+        autotune.tune(experiment="cnn", trials=0, tracking="none")
+
+
+@pytest.mark.parametrize(
+    ("domain", "written"),
+    [
+        (autotune.log(1e-4, 1e-1), {"type": "float", "low": 1e-4, "high": 1e-1, "log": True}),
+        (autotune.uniform(0, 1), {"type": "float", "low": 0.0, "high": 1.0}),
+        (autotune.integer(1, 6), {"type": "int", "low": 1, "high": 6}),
+        (autotune.power_of_two(16, 256), {"type": "power_of_two", "low": 16, "high": 256}),
+        ([32, 64], [32, 64]),
+        ((True, None, "relu"), [True, None, "relu"]),
+        (range(3), [0, 1, 2]),
+        ([np.float64(0.5)], [0.5]),
+        (optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True), {"type": "float", "low": 1e-4, "high": 1e-1, "log": True}),
+        (optuna.distributions.FloatDistribution(0, 1, step=0.25), {"type": "float", "low": 0.0, "high": 1.0, "step": 0.25}),
+        (optuna.distributions.IntDistribution(1, 9, step=2), {"type": "int", "low": 1, "high": 9, "step": 2}),
+        (optuna.distributions.CategoricalDistribution(("a", "b")), ["a", "b"]),
+    ],
+)
+def test_a_domain_is_written_as_a_search_space_file_has_it(domain: Any, written: Any) -> None:
+    assert api._domain("fit", "key", domain) == written
+
+
+@pytest.mark.parametrize("limits", [{}, {"at_least": 1, "at_most": 2}])
+def test_a_target_has_one_direction(limits: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="accepted is one of at_least and at_most"):
+        autotune.target("loss", max_seconds=1, **limits)
+
+
+def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:
+    result = autotune.TuneResult("none", tmp_path)
+    assert result.best is None
+    assert result.speed_up is None
+    with pytest.raises(StudyError, match="study none has nothing confirmed to export"):
+        result.export(tmp_path / "best.yaml")
+
+
+def test_everything_public_is_there_and_told() -> None:
+    for name in autotune.__all__:
+        assert inspect.getdoc(getattr(autotune, name)), name
+    with pytest.raises(AttributeError, match="module 'autotune' has no attribute 'tunes'"):
+        _ = autotune.tunes  # type: ignore[attr-defined]

@@ -1,0 +1,261 @@
+"""A training function that saves what it could go on from can be paused, and goes on as if it had not been."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autotune
+from autotune.config.schema import TrialConfig
+from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.measurement import Evaluation, Target
+from autotune.outcome import Outcome
+from autotune.session import current, is_pausable
+from autotune.training.checkpoint import read_weights
+from autotune.training.run import start_training
+
+MakeConfig = Callable[..., TrialConfig]
+
+
+def learning(checkpoint: autotune.Checkpoint, num_epochs: int, lr: float = 0.1) -> None:
+    """Fits a line to noise drawn anew each epoch, so that random numbers matter; reports the loss."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    state = checkpoint.load({"model": model, "optimizer": optimizer})
+    for epoch in range(state.get("epoch", 0), num_epochs):
+        inputs = torch.randn(16, 1)
+        loss = ((model(inputs) - 3 * inputs) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        checkpoint.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1})
+        autotune.report(loss.detach(), epoch=epoch + 1)
+
+
+def saving_files(checkpoint: autotune.Checkpoint) -> None:
+    """Keeps its progress in a file of its own format."""
+    begun = 0
+    if checkpoint.files is not None:
+        checkpoint.load()
+        begun = int((checkpoint.files / "progress.txt").read_text())
+    for number in range(begun, 10):
+
+        def write(folder: Path, done: int = number + 1) -> None:
+            (folder / "progress.txt").write_text(str(done))
+
+        checkpoint.save({}, write_files=write)
+        autotune.report(-number)
+
+
+def not_saving() -> None:
+    for number in range(5):
+        autotune.report(-number)
+
+
+def saving_once(checkpoint: autotune.Checkpoint) -> None:
+    checkpoint.save({"number": 0})
+    for number in range(5):
+        autotune.report(-number)
+
+
+def never_loading(checkpoint: autotune.Checkpoint) -> None:
+    for number in range(5):
+        checkpoint.save({"number": number})
+        autotune.report(-number)
+
+
+def loading_another(checkpoint: autotune.Checkpoint) -> None:
+    checkpoint.load({"network": nn.Linear(1, 1)})
+    never_loading(checkpoint)
+
+
+def saving(checkpoint: autotune.Checkpoint, what: str) -> None:
+    state: Any = [] if what == "list" else {"it": object()}
+    checkpoint.save(state)
+    autotune.report(0.0)
+
+
+def reporting_from_a_thread() -> None:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            autotune.report(0.0)
+        except ConfigError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    raise raised[0]
+
+
+def yielding_and_reporting() -> Iterator[Mapping[str, Any]]:
+    yield {"metric": 0.0}
+    autotune.report(1.0)
+
+
+@pytest.fixture
+def own(trial_config: MakeConfig) -> MakeConfig:
+    """Makes configurations of a training function here, to be trained until its metric is at most -100."""
+
+    def make(function: Callable[..., Any], *, value: float = -100.0, **arguments: Any) -> TrialConfig:
+        return trial_config(
+            training={"_target_": f"{__name__}.{function.__name__}", **arguments},
+            target=Target(metric="score", value=value, mode="min", max_train_seconds=1e9),
+            allowed_targets=(__name__,),
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _first_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process in which no training function was called before."""
+    monkeypatch.setattr("autotune.training.first_call._paid", {})
+
+
+def paused_after(config: TrialConfig, num_evaluations: int, folder: Path) -> list[Evaluation]:
+    """The evaluations of a training up to its pause, which leaves its state in ``folder``."""
+    training = start_training(config)
+    evaluations = [next(training) for _ in range(num_evaluations)]
+    assert is_pausable()
+    assert training.send(folder) == evaluations[-1]
+    training.close()
+    return evaluations
+
+
+@pytest.mark.parametrize("num_before", [1, 3, 6])
+def test_a_paused_training_goes_on_as_if_it_had_not_been(own: MakeConfig, tmp_path: Path, num_before: int) -> None:
+    config = own(learning, num_epochs=7)
+    whole = list(start_training(config))
+    parts = [*paused_after(config, num_before, tmp_path), *start_training(config, paused_folder=tmp_path)]
+    assert [evaluation.metric for evaluation in parts] == [evaluation.metric for evaluation in whole]
+    assert [(evaluation.step, evaluation.epoch) for evaluation in parts] == [(epoch, epoch) for epoch in range(1, 8)]
+    seconds = [evaluation.train_seconds for evaluation in parts]
+    assert seconds == sorted(seconds)
+
+
+class Ticking:
+    """A clock, in place of the ``time`` module, that goes on by one each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+TICKING = Ticking()
+
+
+def setting_up(checkpoint: autotune.Checkpoint) -> None:
+    """Takes a long time to set up, and then a hundred seconds an epoch."""
+    with autotune.building():
+        TICKING.now += 1e6
+    TICKING.now += 1e4
+    for epoch in range(checkpoint.load().get("epoch", 0), 4):
+        TICKING.now += 100
+        checkpoint.save({"epoch": epoch + 1})
+        autotune.report(0.0)
+
+
+def test_setting_up_again_is_not_counted(own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.measurement.time", TICKING)
+    before = paused_after(own(setting_up), 2, tmp_path)
+    after = list(start_training(own(setting_up), paused_folder=tmp_path))
+    assert before[0].train_seconds == pytest.approx(10_100, abs=20)
+    assert after[-1].train_seconds == pytest.approx(10_400, abs=20)
+    assert after[-1].build_seconds == pytest.approx(before[0].build_seconds, abs=20)
+
+
+def test_files_of_ones_own_come_back(own: MakeConfig, tmp_path: Path) -> None:
+    config = own(saving_files)
+    before = paused_after(config, 4, tmp_path)
+    after = list(start_training(config, paused_folder=tmp_path))
+    assert [evaluation.metric for evaluation in [*before, *after]] == [-number for number in range(10)]
+
+
+@pytest.mark.parametrize(("function", "fresh"), [(not_saving, [False, False]), (saving_once, [True, False])])
+def test_a_training_can_be_paused_at_a_report_that_it_saved_for(own: MakeConfig, function: Callable[..., Any], fresh: list[bool]) -> None:
+    training = start_training(own(function))
+    found = []
+    for _ in fresh:
+        next(training)
+        found.append(is_pausable())
+    assert found == fresh
+    training.close()
+    assert not is_pausable()
+    assert current() is None
+
+
+def test_a_state_folder_keeps_each_evaluation(own: MakeConfig, tmp_path: Path) -> None:
+    config = own(learning, num_epochs=7)
+    training = start_training(config, state_folder=tmp_path)
+    first = [next(training) for _ in range(2)]
+    training.close()
+    rest = list(start_training(config, state_folder=tmp_path))
+    assert [evaluation.metric for evaluation in [*first, *rest]] == [evaluation.metric for evaluation in start_training(config)]
+
+
+def test_the_weights_of_a_training_that_reached_its_target_are_written(own: MakeConfig, tmp_path: Path) -> None:
+    training = start_training(own(learning, num_epochs=500, lr=0.1, value=0.01), weights_path=tmp_path / "weights.safetensors")
+    last = list(training)[-1]
+    assert last.outcome is Outcome.REACHED
+    weights, metadata = read_weights(tmp_path / "weights.safetensors")
+    assert weights["weight"].item() == pytest.approx(3, abs=0.3)
+    assert metadata["evaluation"]["metric"] == last.metric
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "said"),
+    [
+        (never_loading, ConfigError, "never_loading was paused, and reported before it called checkpoint.load"),
+        (loading_another, ConfigError, "checkpoint.load: found 'network', accepted is what was saved: number"),
+    ],
+)
+def test_a_function_that_cannot_go_on_says_why(
+    own: MakeConfig, tmp_path: Path, function: Callable[..., Any], error: type[AutotuneError], said: str
+) -> None:
+    config = own(function)
+    paused_after(config, 1, tmp_path)
+    with pytest.raises(error, match=said):
+        list(start_training(config, paused_folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "said"),
+    [
+        ("list", ConfigError, "checkpoint.save: found list, accepted is a mapping"),
+        ("object", DataError, "checkpoint: it: found object, accepted are tensors"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_paused(
+    own: MakeConfig, what: str, error: type[AutotuneError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        next(start_training(own(saving, what=what)))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (reporting_from_a_thread, "autotune.report: was called in the thread .*, accepted is the thread that trains"),
+        (yielding_and_reporting, "yielding_and_reporting is a generator function, which yields its evaluations"),
+    ],
+)
+def test_a_report_from_the_wrong_place_is_one_line(own: MakeConfig, function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        list(start_training(own(function)))
+
+
+def test_outside_a_trial_nothing_happens(tmp_path: Path) -> None:
+    learning(autotune.checkpoint(), num_epochs=3)
+    with autotune.building(), autotune.evaluating():
+        autotune.report(0.5, epoch=1)
+    assert autotune.checkpoint().files is None
