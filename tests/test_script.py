@@ -1,6 +1,5 @@
 """Trainings that are commands: each a process that reports through autotune or by lines of JSON."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.training.run import check_training, start_training
+from tests.patience import wait_until
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -43,6 +43,7 @@ sys.exit("there is no such file")
 HANGING = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "autotune-test-child"])
+time.sleep(1)
 print('{"score": 1.0}')
 time.sleep(1000)
 """
@@ -103,14 +104,15 @@ def test_a_command_that_is_not_there_is_one_line(own: MakeConfig) -> None:
 def test_nothing_that_a_script_started_outlives_its_trial(own: MakeConfig) -> None:
     training = start_training(own(HANGING))
     assert next(training).metric == 1
-    started = [process for process in psutil.Process().children(recursive=True) if "autotune-test-child" in process.cmdline()]
-    assert len(started) == 1
-    assert {process.status() for process in started} == {psutil.STATUS_STOPPED}, "it stands still while its report is decided upon"
+
+    def started() -> list[psutil.Process]:
+        return [process for process in psutil.Process().children(recursive=True) if "autotune-test-child" in process.cmdline()]
+
+    wait_until(lambda: len(started()) == 1)
+    (child,) = started()
+    wait_until(lambda: child.status() == psutil.STATUS_STOPPED)  # it stands still while its report is decided upon
     training.close()
-    until = time.monotonic() + 30
-    while started[0].is_running() and started[0].status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not started[0].is_running() or started[0].status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_an_experiment_file_runs_no_command_unless_it_is_allowed(own: MakeConfig) -> None:
