@@ -6,6 +6,7 @@ wrapped, so that it can be searched for and copied whole.
 """
 
 import contextlib
+import importlib.util
 import math
 import sys
 import time
@@ -68,7 +69,7 @@ class StudyDisplay:
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
-        if self._console.is_interactive:
+        if self._console.is_interactive or (self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None):
             self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_SECOND)
             self._live.start(refresh=True)
         else:
