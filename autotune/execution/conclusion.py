@@ -20,7 +20,7 @@ from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.recording import write_recording
-from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_ratio, describe_reached, score_format_of
+from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_arm, describe_ratio, describe_reached, score_format_of
 from autotune.reporting.study_files import Front, TrialsTable, arm_json, describe_front, make_front, write_front, write_json
 from autotune.reporting.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import MIN_REACHED, importances
@@ -41,10 +41,15 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
     artifacts = _write_files(plan, policy, confirmation, front)
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
+    ratio = {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {}
+    expected = {} if confirmation is None else _expected_scores(confirmation)
     live.tracker.close(
         status="FINISHED",
-        metrics={"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {},
-        tags={"autotune.best_trial": str(best.trial)} if best else {},
+        metrics={**expected, **ratio, "num_trials": len(results), "train_seconds_spent": _train_seconds(results)},
+        tags={
+            **({"autotune.best_trial": str(best.trial)} if best else {}),
+            "autotune.description": _description(plan, confirmation) if confirmation else "Not confirmed.",
+        },
         artifacts=artifacts,
     )
     if best is None and (confirmation is not None or not policy.scores):
@@ -59,6 +64,31 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         return 0
     print_summary(live.console, _summary(live, confirmation))
     return 0
+
+
+def _expected_scores(confirmation: Confirmation) -> dict[str, float]:
+    """Expected scores of the baseline and of what is exported, on fresh seeds; infinite for one that never reached the target."""
+    trials = {"baseline": confirmation.arms[0].trial, **({"best": confirmation.best.trial} if confirmation.best is not None else {})}
+    scores = {f"{name}_expected_score": confirmation.scores[trial].expected_score for name, trial in trials.items()}
+    return {name: score for name, score in scores.items() if score is not None}
+
+
+def _description(plan: StudyPlan, confirmation: Confirmation) -> str:
+    """The result in a few lines of Markdown, for a tracker's page of the study."""
+    best, target, speed_up = confirmation.best, plan.trial.target, confirmation.speed_up
+    scale, baseline = score_format_of(plan.objective), confirmation.scores[confirmation.arms[0].trial]
+    lines = [f"**{plan.experiment}** to {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}"]
+    if best is None:
+        return "\n\n".join([*lines, "Nothing reached the target again on fresh seeds."])
+    if confirmation.is_baseline_best or speed_up is None:
+        lines.append("No configuration was confirmed to be better than the baseline.")
+    else:
+        lines.append(f"{scale.gain.capitalize()} over the baseline: **{describe_ratio(speed_up)}**")
+    arms = [("baseline", baseline), *([] if confirmation.is_baseline_best else [(best.label, confirmation.scores[best.trial])])]
+    lines.append("\n".join(["| | |", "|---|---|", *(f"| {label} | {describe_arm(arm)} |" for label, arm in arms)]))
+    lines.append("\n".join(f"    {override}" for override in best.suggestion.as_overrides()))
+    lines.append("Figures, `best.yaml` and `trials.csv` are among the artifacts.")
+    return "\n\n".join(lines)
 
 
 def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:

@@ -96,10 +96,18 @@ def fingerprint_of(trial: TrackedTrial, result: TrialResult) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def evaluation_points(evaluation: Evaluation, at: float) -> list[Point]:
-    """The metrics of one evaluation; ``at`` is its Unix time."""
-    values = ((key, getattr(evaluation, key)) for key in EVALUATION_METRICS)
-    return list(_points(values, at, evaluation.step))
+def evaluation_points(evaluation: Evaluation, at: float, metric_name: str | None = None) -> list[Point]:
+    """The metrics of one evaluation; ``at`` is its Unix time. The target's metric is written as ``metric`` and by its own name."""
+    values = {key: getattr(evaluation, key) for key in EVALUATION_METRICS}
+    if metric_name is not None and plain_key(metric_name) not in values:
+        values[metric_name] = evaluation.metric
+    return list(_points(values.items(), at, evaluation.step))
+
+
+def metric_name_of(trial: TrackedTrial) -> str | None:
+    """Name of the metric of the trial's target; None if its configuration has no target."""
+    target = trial.config.get("target")
+    return str(target["metric"]) if isinstance(target, Mapping) and "metric" in target else None
 
 
 def evaluated_at(result: TrialResult, evaluation: Evaluation) -> float:

@@ -29,6 +29,8 @@ _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
 _PAGE = 1000
+_DESCRIPTION = "mlflow.note.content"
+"""Tag whose Markdown MLflow's page of a run shows first."""
 
 
 class MlflowRuns:
@@ -44,7 +46,8 @@ class MlflowRuns:
         self._origin = {"mlflow.user": _user(), "mlflow.source.name": "autotune", "mlflow.source.type": "LOCAL"}
         with first_contact(uri):
             self._client, self._experiment = open_experiment(uri, info.workload)
-            self._parent = self._open_parent(info, is_resumed=bool(finished))
+            self.parent = self._open_parent(info, is_resumed=bool(finished))
+            """Id of the study's own run."""
             self.left: dict[str, str | None] = self._take_over(finished)
             """The child runs that earlier processes left, by name: the id of a run that is still open, None for a complete one."""
 
@@ -79,7 +82,7 @@ class MlflowRuns:
     def _take_over(self, finished: Collection[str]) -> dict[str, str | None]:
         """Find the child runs that earlier processes left, as in ``left``; an open one whose result is not known is interrupted."""
         left: dict[str, str | None] = {}
-        for run in self._search({"mlflow.parentRunId": self._parent}):
+        for run in self._search({"mlflow.parentRunId": self.parent}):
             name = str(run.info.run_name)
             if _is_open(run):
                 if name in finished and name not in left:
@@ -92,7 +95,7 @@ class MlflowRuns:
 
     def start(self, trial: TrackedTrial) -> str:
         """Create the run of a trial and return its id."""
-        tags = fields.trial_tags(trial, self._study) | {"mlflow.parentRunId": self._parent}
+        tags = fields.trial_tags(trial, self._study) | {"mlflow.parentRunId": self.parent}
         return self._create(trial.name, tags, trial.started_at)
 
     def describe(self, run_id: str, trial: TrackedTrial) -> None:
@@ -124,7 +127,7 @@ class MlflowRuns:
 
     def interrupt_open(self) -> None:
         """Interrupt every child run that is still open, such as one whose creation succeeded after the client had given up."""
-        for run in self._search({"mlflow.parentRunId": self._parent}):
+        for run in self._search({"mlflow.parentRunId": self.parent}):
             if _is_open(run):
                 self.interrupt(run.info.run_id)
 
@@ -134,13 +137,15 @@ class MlflowRuns:
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Write the study's metrics, tags and artifacts, and end its run; artifacts that do not exist are left out."""
-        self._log(self._parent, points=fields.study_points(metrics, time.time()), tags=fields.plain_tags(tags))
+        described = {_DESCRIPTION: tags["autotune.description"]} if "autotune.description" in tags else {}
+        others = {key: value for key, value in tags.items() if key != "autotune.description"}
+        self._log(self.parent, points=fields.study_points(metrics, time.time()), tags=fields.plain_tags(others | described))
         for path in artifacts:
             if path.is_dir():
-                self._client.log_artifacts(self._parent, str(path), path.name)
+                self._client.log_artifacts(self.parent, str(path), path.name)
             elif path.exists():
-                self._client.log_artifact(self._parent, str(path))
-        self._client.set_terminated(self._parent, status)
+                self._client.log_artifact(self.parent, str(path))
+        self._client.set_terminated(self.parent, status)
 
     def _create(self, name: str, tags: Mapping[str, str], started_at: float) -> str:
         run = self._client.create_run(self._experiment, fields.milliseconds(started_at), {**self._origin, **tags}, run_name=name)

@@ -6,6 +6,7 @@ Resuming the study writes what is missing.
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -50,6 +51,7 @@ class MlflowTracker:
         self._store = MlflowRuns(info, uri, {trial.name for trial, _, _ in finished})
         self._runs = _unwritten_runs(finished, self._store.left)
         self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
+        self._best_scores = _BestScores(finished)
         self._retry_at = 0.0
         self._num_failures = 0
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -98,9 +100,10 @@ class MlflowTracker:
         run = self._runs.get(name)
         if run is not None and run.steps is not None:
             run.steps.add(evaluation.step)
-            run.points += fields.evaluation_points(evaluation, at)
+            run.points += fields.evaluation_points(evaluation, at, fields.metric_name_of(run.trial))
 
     def _take_finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        self._best_scores.add(trial, result, score)
         if trial.name not in self._complete:
             self._runs.setdefault(trial.name, _Run(trial)).end = (result, score)
 
@@ -111,7 +114,7 @@ class MlflowTracker:
                 num_failures += 1
                 if num_failures == _MAX_FAILURES_AT_CLOSE:
                     break
-        is_written = self._attempt(self._store.interrupt_open) and self._attempt(write_study)
+        is_written = all(map(self._attempt, (self._store.interrupt_open, self._write_best_scores, write_study)))
         if self._runs or not is_written:
             LOGGER.warning(
                 "MLflow did not take %d runs%s; resuming the study writes them",
@@ -126,6 +129,8 @@ class MlflowTracker:
         for run in self._by_failures():
             if run.is_due(now) and not self._attempt(partial(self._write, run), run):
                 return
+        if self._best_scores.unwritten:
+            self._attempt(self._write_best_scores)
 
     def _by_failures(self) -> list["_Run"]:
         """Unwritten runs, those with the fewest failed writes first, so that a run that the store refuses does not hold up the others."""
@@ -165,12 +170,37 @@ class MlflowTracker:
                 run.points = []
             run.written_at = time.monotonic()
 
+    def _write_best_scores(self) -> None:
+        self._store.write(self._store.parent, self._best_scores.unwritten)
+        self._best_scores.unwritten.clear()
+
     def _end(self, run: "_Run") -> None:
         """Write the data of a run that is not in the store yet, and end it, as interrupted if it has no result."""
         self._write(run)
         if run.end is None and run.run_id is not None:
             self._store.interrupt(run.run_id)
             del self._runs[run.trial.name]
+
+
+class _BestScores:
+    """The best score after each trial that improved it, for the study's own run; the step is the number of trials that had ended."""
+
+    def __init__(self, finished: Sequence[FinishedRun]) -> None:
+        self._num_ended = 0
+        self._best = math.inf
+        self.unwritten: list[fields.Point] = []
+        for run in sorted(finished, key=lambda run: run[1].stopped_at):
+            self.add(*run)
+        self.unwritten.clear()  # an earlier process wrote them
+
+    def add(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        """Count a trial of the search that ended."""
+        if trial.phase != "search":
+            return
+        self._num_ended += 1
+        if score is not None and score < self._best:
+            self._best = score
+            self.unwritten.append(fields.Point("best_score", score, fields.milliseconds(result.stopped_at), self._num_ended))
 
 
 @dataclass(kw_only=True)
@@ -200,7 +230,8 @@ class _Run:
         for evaluation in result.evaluations:
             if evaluation.step not in self.steps:
                 self.steps.add(evaluation.step)
-                self.points += fields.evaluation_points(evaluation, fields.evaluated_at(result, evaluation))
+                at = fields.evaluated_at(result, evaluation)
+                self.points += fields.evaluation_points(evaluation, at, fields.metric_name_of(self.trial))
 
 
 def _unwritten_runs(finished: Sequence[FinishedRun], left: Mapping[str, str | None]) -> dict[str, _Run]:

@@ -205,6 +205,9 @@ def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
     children = [run for run in study.runs if "mlflow.parentRunId" in run.data.tags]
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["speed_up"] == pytest.approx(study.best["speed_up"]["ratio"])
+    assert parent.data.metrics["best_expected_score"] == pytest.approx(study.best["best"]["expected_seconds"])
+    assert parent.data.metrics["num_trials"] == _NUM_TRIALS
+    assert "over the baseline" in parent.data.tags["mlflow.note.content"]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     phases = Counter(run.data.tags["autotune.phase"] for run in children)
     assert phases == {"search": _NUM_TRIALS, "confirm": 4}

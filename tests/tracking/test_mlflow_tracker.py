@@ -53,7 +53,7 @@ def make_evaluation(step: int, **changes: Any) -> Evaluation:
 def make_run(number: int = 0, outcome: Outcome = Outcome.REACHED, num_evaluations: int = 3, **changes: Any) -> FinishedRun:
     values = {"optimizer": "sgd", "optimizer.lr": 0.1 * (number + 1)}
     overrides = ("optimizer=sgd", f"optimizer.lr={0.1 * (number + 1)}")
-    config = {"optimizer": {"lr": 0.1 * (number + 1)}, "batch_size": 64}
+    config = {"optimizer": {"lr": 0.1 * (number + 1)}, "batch_size": 64, "target": {"metric": "accuracy"}}
     trial = TrackedTrial(
         name=f"trial-{number}",
         phase="search",
@@ -160,6 +160,24 @@ def test_a_study_is_a_parent_run_in_its_workloads_experiment(info: StudyInfo, ur
     assert artifact(uri, parent, "report/index.html") == "<html>"
 
 
+def test_a_studys_own_run_has_its_description_and_the_best_score_so_far(info: StudyInfo, uri: str) -> None:
+    scores = [2.0, None, 1.5, 1.7, 1.2]
+    runs = [(trial, result, score) for number, score in enumerate(scores) for trial, result, _ in [make_run(number)]]
+    tracker = MlflowTracker(info, uri=uri)
+    for run in runs[:3]:
+        tell(tracker, run)
+    close(tracker, status="KILLED")
+    resumed = MlflowTracker(info, uri=uri, finished=runs[:3])
+    for run in runs[3:]:
+        tell(resumed, run)
+    close(resumed, tags={"autotune.description": "**2.19x** faster"})
+    parent = parent_of(uri)
+    assert parent.data.tags["mlflow.note.content"] == "**2.19x** faster"
+    assert "autotune.description" not in parent.data.tags
+    history = MlflowClient(uri).get_metric_history(parent.info.run_id, "best_score")
+    assert [(point.step, point.value) for point in history] == [(1, 2.0), (3, 1.5), (5, 1.2)]
+
+
 def test_a_run_that_other_programs_have_spoilt_says_so(info: StudyInfo, uri: str) -> None:
     tracker = MlflowTracker(info, uri=uri)
     why = "it waited 5.82 s of 10.00 s for a CPU while other programs used 1.6 CPUs"
@@ -190,7 +208,7 @@ def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri:
     assert len(run.data.tags["autotune.fingerprint"]) == 12
     assert run.info.status == "FINISHED"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_100_000)
-    for key, value in {"time_to_target_seconds": 0.55, "cold_seconds": 1.05, "score": 1.5, "test_metric": 0.97}.items():
+    for key, value in {"time_to_target_seconds": 0.55, "cold_seconds": 1.05, "score": 1.5, "test_metric": 0.97, "accuracy": 0.9}.items():
         assert run.data.metrics[key] == pytest.approx(value)
     assert "batch_size: 64" in artifact(uri, run, "config.yaml")
     assert artifact(uri, run, "overrides.yaml").splitlines()[0] == "- optimizer=sgd"
@@ -210,9 +228,9 @@ def test_a_trial_that_has_ended_soon_is_written_in_one_go(info: StudyInfo, uri: 
     assert written == []
     tracker.finish(trial, result, score)
     wait_until(lambda: "trial-0" in children_of(uri) and children_of(uri)["trial-0"].info.status == "FINISHED")
-    assert len(written) == 1
-    close(tracker)
     run = children_of(uri)["trial-0"]
+    assert written.count(run.info.run_id) == 1
+    close(tracker)
     assert "batch_size: 64" in artifact(uri, run, "config.yaml")
     assert run.data.params["optimizer"] == "sgd"
 
