@@ -10,15 +10,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from autotune.config.command_line import (
-    EXIT_INTERRUPTED,
-    EXIT_NOT_REACHED,
-    experiments_help,
-    import_user_code_from,
-    parse_command_line,
-    require_experiment,
-    run_main,
-)
+from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_NOT_REACHED, import_user_code_from, parse_command_line, run_main
+from autotune.config.experiments import experiments_help, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.reporting.compared import Comparison
 
@@ -85,7 +78,7 @@ def compare_command(arguments: Sequence[str]) -> int:
     epilog = f"experiments:\n{experiments_help()}\n\n{own_keys_help(CompareKeys)}\n\n{_OTHER_KEYS}"
     line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
     own, common = read_own_keys(CompareKeys, line.overrides)
-    from autotune.config.override_lists import read_override_list  # noqa: PLC0415  # imports Hydra
+    from autotune.config.overrides import read_override_list  # noqa: PLC0415  # imports Hydra
     from autotune.execution.comparison_plan import (  # noqa: PLC0415  # after --help; imports torch
         check_comparison,
         compose_sides,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.config.command_line import composer_of, names_experiment, parse_command_line, print_config, run_main
+from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
+from autotune.config.experiments import names_experiment, shipped_folder
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
-from autotune.config.paths import shipped_folder
 from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url
 

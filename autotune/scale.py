@@ -11,14 +11,12 @@ from autotune.config.command_line import (
     EXIT_INTERRUPTED,
     EXIT_NOT_REACHED,
     composer_of,
-    experiments_help,
     import_user_code_from,
-    names_experiment,
     parse_command_line,
     print_config,
-    require_experiment,
     run_main,
 )
+from autotune.config.experiments import experiments_help, names_experiment, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError
 

@@ -10,15 +10,8 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from autotune.config.command_line import (
-    EXIT_NOT_REACHED,
-    composer_of,
-    names_experiment,
-    parse_command_line,
-    print_config,
-    require_experiment,
-    run_main,
-)
+from autotune.config.command_line import EXIT_NOT_REACHED, composer_of, parse_command_line, print_config, run_main
+from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult

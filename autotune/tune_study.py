@@ -12,16 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.config.command_line import (
-    EXIT_BAD_INPUT,
-    commands_help,
-    composer_of,
-    experiments_help,
-    import_user_code_from,
-    parse_command_line,
-    print_config,
-    require_experiment,
-)
+from autotune.config.command_line import EXIT_BAD_INPUT, commands_help, composer_of, import_user_code_from, parse_command_line, print_config
+from autotune.config.experiments import experiments_help, require_experiment
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -64,7 +64,7 @@ def _hydra_composes_once() -> Iterator[None]:
         return made[key].copy()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autotune.config.compose.compose", compose_once)
+        patched.setattr("autotune.config.config_files.compose", compose_once)
         yield
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from autotune.collector import spare_imports
-from autotune.config.paths import shipped_folder
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 
 if TYPE_CHECKING:
@@ -122,42 +121,9 @@ def print_config(line: CommandLine, composer: "Composer") -> bool:
     return line.cfg is not None
 
 
-def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Name and purpose (the first line of its comments) of every experiment, the user's own first."""
-    purposes: dict[str, str] = {}
-    for folder in (*map(Path, config_dirs), shipped_folder("conf")):
-        for path in sorted((folder / "experiment").glob("*.yaml")):
-            comments = (line.lstrip("# ").strip() for line in path.read_text(errors="replace").splitlines() if line.startswith("#"))
-            purposes.setdefault(path.stem, next((line for line in comments if line and "@package" not in line), ""))
-    return list(purposes.items())
-
-
-def experiments_help(config_dirs: Sequence[str] = ()) -> str:
-    """List all experiments with their purposes, as indented lines of a help text."""
-    rows = experiments(config_dirs)
-    width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in rows)
-
-
 def commands_help() -> str:
     """List all commands with their purposes, as indented lines of a help text."""
     return "\n".join(f"  autotune {name:<9} {purpose}" for name, (_, purpose) in COMMANDS.items())
-
-
-def require_experiment(is_there: bool, config_dirs: Sequence[str]) -> None:
-    """Refuse a command line that names no experiment.
-
-    Raises:
-        ConfigError: ``is_there`` is False; the message names all experiments.
-    """
-    if not is_there:
-        names = ", ".join(name for name, _ in experiments(config_dirs))
-        raise ConfigError(f"no experiment; accepted is experiment=NAME with NAME one of {names}")
-
-
-def names_experiment(overrides: Sequence[str]) -> bool:
-    """Whether the overrides choose an experiment, without composing them."""
-    return any(override.startswith(("experiment=", "+experiment=")) for override in overrides)
 
 
 def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:

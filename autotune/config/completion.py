@@ -18,7 +18,7 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.command_line import COMMANDS
-from autotune.config.compose import hydra_set_up
+from autotune.config.config_files import hydra_set_up
 from autotune.errors import ConfigError
 
 _FLAGS_OF_A_FOLDER = ("--config-dir", "-cd")

@@ -16,8 +16,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
-from autotune.config.compose import Composer, did_you_mean
-from autotune.config.paths import shipped_folder
+from autotune.config.compose import Composer
+from autotune.config.experiments import shipped_folder
+from autotune.config.messages import did_you_mean
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text

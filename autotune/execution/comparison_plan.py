@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, split_overrides
-from autotune.config.override_lists import override_key
+from autotune.config.overrides import override_key
 from autotune.config.schema import FIXED_KEYS, ClusterConfig, Config, TrialConfig
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ConfigError

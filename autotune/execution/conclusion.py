@@ -179,7 +179,7 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         *([f"{scores.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
         "The seed is the search trial's own.",
     ]
-    content = composer.experiment_content(plan.experiment)
+    content = composer.files.content("experiment", plan.experiment)
     text = experiment_yaml(base=plan.experiment, base_content=content, groups=groups, values=exported, comments=comments)
     allowed = [f"allowed_targets={list(composer.allowed_targets)}"] if composer.allowed_targets else []
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:

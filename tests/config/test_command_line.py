@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.command_line import (
-    EXIT_BAD_INPUT,
-    EXIT_INTERRUPTED,
-    experiments,
-    experiments_help,
-    import_user_code_from,
-    parse_command_line,
-    run_command,
-)
+from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_INTERRUPTED, import_user_code_from, parse_command_line, run_command
 from autotune.config.completion import shell_completion
 from autotune.errors import AutotuneError, ConfigError, DataError
 
@@ -77,16 +69,6 @@ def test_a_fault_that_autotune_does_not_explain_keeps_its_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_command(command, [])
-
-
-def test_experiments_are_told_with_their_first_comment(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n# What mine does.\nepochs: 3\n")
-    found = dict(experiments([str(tmp_path)]))
-    assert found["mine"] == "What mine does."
-    assert found.keys() - {"mine"} == {each.stem for each in (ROOT / "conf" / "experiment").glob("*.yaml")}
-    assert all(found.values()), "every shipped experiment says what it is"
-    assert "  mine " in experiments_help([str(tmp_path)])
 
 
 def test_user_code_is_importable_from_here_and_around_the_config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

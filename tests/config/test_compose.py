@@ -103,6 +103,7 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("target.mode=up", "target.mode: found 'up', accepted are max, min"),
         ("model=3", "model=3: accepted is GROUP=NAME with the name of one of the group's files"),
         ("=3", "=3: accepted is GROUP=NAME with the name of one of the group's files"),
+        ("optimizer=null", "optimizer=null: accepted is GROUP=NAME with the name of one of the group's files"),
         (
             "model={width: [8]}",
             "model: is a config group; accepted is the name of one of its files, or a key in it as in model.KEY=value",
@@ -116,6 +117,14 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
 )
 def test_a_mistake_on_the_command_line_is_one_line_with_its_key(override: str, message: str) -> None:
     assert refusal(override) == message
+
+
+@pytest.mark.parametrize("found", ["[sgd,lion]", "[sgd,adamw]", "[sgd,{a: 1}]", "[sgd]", "[]"])
+def test_a_list_of_a_groups_options_is_refused_with_where_to_write_it(found: str) -> None:
+    assert refusal(f"optimizer={found}") == (
+        f"optimizer={found}: found a list, accepted is one of {OPTIMIZERS}; "
+        "to search over several, list them in a search space (optimizer: [A, B]) or write optimizer=choice(A,B)"
+    )
 
 
 def test_a_text_that_no_interpolation_can_be_read_from_is_refused() -> None:
@@ -143,6 +152,11 @@ HEADER = "# @package _global_\n"
         (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Float"]),
         (HEADER + "epochs: ${nope\n", ["epochs: no viable alternative at input '${nope'"]),
         (HEADER + "defaults: [override /optimizer: sdg]\n", [f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"]),
+        (
+            HEADER + "defaults: [override /optimizer: [sgd, lion]]\n",
+            ["optimizer/lion: no such file; the defaults list of config, or of a file that overrides it, names it"],
+        ),
+        (HEADER + "defaults: [nope]\n", ["experiment/nope: no such file; the defaults list of experiment/mine, "]),
         (HEADER + "confirm: none\n", ["confirm: found 'none' in a file", "an entry of the defaults list: override /confirm: none"]),
         (HEADER + "optimizer: adamw\n", ["optimizer: found 'adamw' in a file where optimizer=sgd has keys"]),
         (HEADER + "defaults: 3\n", ["experiment/mine", "defaults must be a list"]),
@@ -252,12 +266,12 @@ def test_options_put_together_are_what_hydra_makes_of_them(experiment: str) -> N
 
 def test_hydra_composes_an_option_once_and_not_each_set_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     composer, composed = Composer(["experiment=cnn_smoke"]), []
-    hydra_compose = composer._hydra_compose
-    monkeypatch.setattr(composer, "_hydra_compose", lambda overrides: composed.append(overrides) or hydra_compose(overrides))
+    hydra_compose = composer.files.compose
+    monkeypatch.setattr(composer.files, "compose", lambda overrides: composed.append(overrides[1:]) or hydra_compose(overrides))
     for optimizer in ("sgd", "adamw"):
         for lr_schedule in ("constant", "cosine"):
             composer.compose_suggestion(Suggestion({"optimizer": optimizer, "lr_schedule": lr_schedule}), seed=0)
-    assert sorted(composed) == sorted([(), ("optimizer=sgd",), ("optimizer=adamw",), ("lr_schedule=constant",), ("lr_schedule=cosine",)])
+    assert sorted(composed) == sorted([[], ["optimizer=sgd"], ["optimizer=adamw"], ["lr_schedule=constant"], ["lr_schedule=cosine"]])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ _VALUES = {"optimizer.lr": 0.002, "batch_size": 32, "seed": 5}
 
 
 def _exported(folder: Path, base: str) -> str:
-    content = Composer([f"experiment={base}"], [str(folder)]).experiment_content(base)
+    content = Composer([f"experiment={base}"], [str(folder)]).files.content("experiment", base)
     text = experiment_yaml(base=base, base_content=content, groups=_GROUPS, values=_VALUES, comments=["found"])
     (folder / "experiment").mkdir(exist_ok=True)
     (folder / "experiment" / "exported.yaml").write_text(text)

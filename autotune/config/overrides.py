@@ -1,17 +1,35 @@
-"""Reads lists of overrides, as ``autotune.compare`` takes them: ``a=[device=cpu,model.widths=[16,32]]``.
+"""Overrides in Hydra's grammar, and lists of them as ``autotune.compare`` takes: ``a=[device=cpu,model.widths=[16,32]]``.
 
-Hydra's grammar has no ``key=value`` within a list, so a list is split at its own commas, and each element is then parsed as an override in
-Hydra's grammar.
+The grammar has no ``key=value`` within a list, so a list is split at its own commas, and each element is then parsed as an override.
 """
 
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from autotune.errors import ConfigError
 
 _OPENING = {"[": "]", "{": "}", "(": ")"}
+
+
+def parse_override(text: str, where: str = "") -> Override:
+    """Parse one override.
+
+    Args:
+        where: name of the list that the override is in, for messages.
+
+    Raises:
+        ConfigError: the text is no override.
+    """
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        found = f"{where}: {text!r}" if where else repr(text)
+        raise ConfigError(
+            f"{found}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"
+        ) from error
 
 
 def read_override_list(text: str, where: str) -> tuple[str, ...]:
@@ -44,12 +62,7 @@ def override_key(override: str, where: str) -> str:
     Raises:
         ConfigError: the override does not parse.
     """
-    try:
-        return str(OverridesParser.create().parse_override(override).key_or_group)
-    except HydraException as error:
-        raise ConfigError(
-            f"{where}: {override!r}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"
-        ) from error
+    return str(parse_override(override, where).key_or_group)
 
 
 def _split(text: str, where: str) -> Sequence[str]:

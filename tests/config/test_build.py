@@ -1,4 +1,4 @@
-"""The allow-list: which code a configuration may name, by name and by where it is defined."""
+"""What a configuration may build: the allow-list, by name and by where a target is defined, and the call of a target."""
 
 import sys
 from collections.abc import Iterator
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.allowed import SHIPPED, check_target_names, resolve_target
-from autotune.config.build import build, build_partial, call
+from autotune.config.build import SHIPPED, build, build_partial, call, check_target_names, resolve_target
 from autotune.errors import ConfigError, TargetNotAllowedError
 from autotune.objective import AmortisedTime
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.config.override_lists import override_key, read_override_list
+from autotune.config.overrides import override_key, read_override_list
 from autotune.errors import ConfigError
 
 

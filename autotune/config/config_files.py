@@ -1,0 +1,154 @@
+"""The files of the shipped and the user's own configuration folders, and what Hydra composes from them.
+
+Everything that calls Hydra's ``compose`` is here. Hydra's global state is the caller's again afterwards.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from autotune.config.experiments import shipped_folder
+from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
+from autotune.config.messages import composing_message
+from autotune.config.overrides import parse_override
+from autotune.errors import ConfigError
+from autotune.remote.url import refuse_url
+
+
+class ConfigFiles:
+    """The shipped configuration folder and the user's own ones.
+
+    Raises:
+        ConfigError: a folder does not exist or is a URL.
+    """
+
+    def __init__(self, config_dirs: Sequence[str]) -> None:
+        for config_dir in config_dirs:
+            refuse_url(config_dir, "--config-dir")
+            if not Path(config_dir).expanduser().is_dir():
+                raise ConfigError(f"--config-dir {config_dir}: no such folder")
+        self.config_dirs = tuple(Path(config_dir).expanduser().resolve() for config_dir in config_dirs)
+        self._folders = (shipped_folder("conf"), *self.config_dirs)
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """Compose with Hydra, and apply autotune's rules for groups whose option was replaced (``autotune.config.groups``).
+
+        Returns:
+            The configuration with Hydra's own node.
+
+        Raises:
+            ConfigError: an override or a file is wrong; names the key or file, what was found and what is accepted.
+        """
+        parsed = [parse_override(text) for text in overrides]
+        for override in parsed:
+            self._check_choice(override)
+        config = self._compose(overrides)
+        choices = group_choices(config)
+        stated = self._stated_keys(choices.get("experiment"))
+        keep_own_values(config, parsed, stated, self._compose_once)
+        drop_values_of_another_target(config, stated | {override.key_or_group for override in parsed}, self.content)
+        self._check_names(choices)
+        return config
+
+    def content(self, group: str, option: str) -> dict[str, Any]:
+        """Content of an option's own file, without the files that it builds on; empty if there is no such file."""
+        path = next((path for folder in self._folders if (path := folder / group / f"{option}.yaml").is_file()), None)
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
+        return content if isinstance(content, dict) else {}
+
+    def _stated_keys(self, experiment: str | None) -> frozenset[str]:
+        """Keys of the top two levels in an experiment's own file, and in the files of the experiments in its defaults list."""
+        keys: set[str] = set()
+        names = [experiment] if experiment else []
+        while names:
+            content = self.content("experiment", names.pop())
+            keys |= set(content) | {f"{key}.{inner}" for key, value in content.items() if isinstance(value, dict) for inner in value}
+            bases = [entry for entry in content.get("defaults") or [] if isinstance(entry, str) and entry != "_self_"]
+            names += [base.rpartition("/")[2].partition("@")[0] for base in bases]
+        return frozenset(keys)
+
+    def _compose_once(self, overrides: list[str]) -> DictConfig:
+        """Cached result of ``_compose``, which callers must not change."""
+        key = tuple(overrides)
+        if key not in self._composed:
+            self._composed[key] = self._compose(overrides)
+        return self._composed[key]
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
+        try:
+            with hydra_set_up():
+                return compose("config", [*overrides, *([f"hydra.searchpath=[{paths}]"] if paths else [])], return_hydra_config=True)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self._file_that_is_not_text()}: is not text; accepted is YAML in UTF-8") from error
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
+            raise ConfigError(composing_message(error, _default_keys)) from error
+
+    def _check_choice(self, override: Override) -> None:
+        """Refuse an override of a config group that is no name; Hydra would merge the options of a list into one of no meaning."""
+        group = override.key_or_group
+        if not any((folder / group).is_dir() for folder in self._folders):
+            return
+        value = override.value()
+        if isinstance(value, list):
+            options = sorted({path.stem for folder in self._folders for path in (folder / group).glob("*.yaml")})
+            raise ConfigError(
+                f"{override.input_line}: found a list, accepted is one of {', '.join(options)}; "
+                f"to search over several, list them in a search space ({group}: [A, B]) or write {group}=choice(A,B)"
+            )
+        if not isinstance(value, str | dict):
+            raise ConfigError(f"{override.input_line}: accepted is GROUP=NAME with the name of one of the group's files")
+
+    def _check_names(self, choices: Mapping[str, str]) -> None:
+        """Refuse a user's option with the name of a shipped one, which Hydra takes in its place, if their files differ."""
+        for group, option in choices.items():
+            shipped, *own_files = (folder / group / f"{option}.yaml" for folder in self._folders)
+            for own in own_files:
+                if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
+                    raise ConfigError(f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name")
+
+    def _file_that_is_not_text(self) -> Path | str:
+        for path in (path for folder in self.config_dirs for path in sorted(folder.rglob("*.yaml")) if path.is_file()):
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                return path
+        return "a configuration file"
+
+
+@contextmanager
+def hydra_set_up() -> Iterator[None]:
+    """Context in which Hydra's global state is set up for the shipped configuration; afterwards the caller's state is restored."""
+    saved = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(shipped_folder("conf")), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = saved
+
+
+@cache
+def _default_keys() -> list[str]:
+    """Every key of the shipped default configuration, groups included."""
+    with hydra_set_up():
+        return list(_flat_keys(OmegaConf.to_container(compose("config", []))))
+
+
+def _flat_keys(value: Any, prefix: str = "") -> Iterator[str]:
+    for key, inner in value.items():
+        yield f"{prefix}{key}"
+        if isinstance(inner, Mapping):
+            yield from _flat_keys(inner, f"{prefix}{key}.")

@@ -1,0 +1,57 @@
+"""Errors of Hydra and OmegaConf as one line each: the key, what was found, and what is accepted or was probably meant."""
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+
+from hydra.errors import MissingConfigException
+
+
+def did_you_mean(found: str, known: Sequence[str]) -> str:
+    """Hint for an error message on the known name that is most similar to the one found; empty if none is similar."""
+    close = difflib.get_close_matches(found, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def value_message(error: Exception) -> str:
+    """An error of OmegaConf, YAML or the file system as one line that begins with the key, if there is one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if part := re.search(r"(\w+) is not a subclass of (\w+)Config\. value: (.*)", lines[0] if lines else ""):
+        return f"{part[2].lower()}: found {part[3]}, accepted is a mapping"
+    key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    text = " ".join(line for line in lines if not re.match(r"(full_key|object_type|reference_type):?|object_type=|reference_type=", line))
+    if "is not a ListConfig, list or tuple" in text:
+        text = f"accepted is a list, such as {key}=[...]"
+    return f"{key}: {text}" if key else text
+
+
+def composing_message(error: Exception, known_keys: Callable[[], Sequence[str]]) -> str:
+    """An error that Hydra raised while it composed as one line.
+
+    Args:
+        known_keys: gives all keys and groups of the default configuration; it is called only if a key is unknown.
+    """
+    message = str(error)
+    if not message and isinstance(error.__cause__, Exception):
+        return value_message(error.__cause__)
+    if isinstance(error, MissingConfigException) and (missing := re.search(r"Could not find '([^']+)'", message)):
+        group, _, option = missing[1].rpartition("/")
+        accepted = f"accepted are {', '.join(error.options)}" if error.options else "there is no such file"
+        return f"{group}={option}: {accepted}{did_you_mean(option, error.options or [])}"
+    if missing := re.search(r"In '([^']+)': Could not load '([^']+)'", message):
+        return f"{missing[2]}: no such file; the defaults list of {missing[1]}, or of a file that overrides it, names it"
+    if unknown := re.search(r"Could not override '([^']+)'", message):
+        return _unknown_key(unknown[1], known_keys())
+    return value_message(error)
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> str:
+    if key in known:
+        return f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
+    part = key.rpartition(".")[0] + "."
+    is_argument = f"{part}_target_" in known
+    if is_argument:
+        known = [name for name in known if name.startswith(part) and name != f"{part}_target_"]
+    meant = did_you_mean(key, known)
+    added = f"; another argument is added with a plus: +{key}=VALUE" if is_argument and not meant else ""
+    return f"{key}: no such key{meant}; accepted keys are shown by --cfg job{added}"
