@@ -30,7 +30,8 @@ from autotune.errors import AutotuneError, DataError
 from autotune.files import replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
+from autotune.ranges import Float, Int, PowerOfTwo
+from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,148 +5,16 @@ and a condition on a missing parameter cannot be written. This module does not k
 anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property, lru_cache
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from autotune.errors import SearchSpaceError
+from autotune.ranges import Float, Int, PowerOfTwo, Scalar, SuggestsValues, check_fields, log2_name, range_domain, read_range
 
-Scalar: TypeAlias = bool | int | float | str | None
 Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
-
-
-class SuggestsValues(Protocol):
-    """The methods of an Optuna trial by which a search space asks for values."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
-        """Suggest a float in [low, high]."""
-        ...
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Suggest a whole number in [low, high]."""
-        ...
-
-    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
-        """Suggest one of the choices."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float:
-    """A parameter that is a real number in [low, high], both included.
-
-    Raises:
-        ValueError: the bounds, ``log`` and ``step`` contradict each other.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_range(self.low, self.high, self.log)
-        if self.step is not None:
-            _check_step(self.low, self.high, self.log, self.step)
-
-    def suggest(self, trial: SuggestsValues, name: str) -> float:
-        """Ask the trial's sampler for a value of the parameter."""
-        low, high = self.ends()
-        return trial.suggest_float(name, low, high, step=self.step, log=self.log)
-
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
-            return None
-        if self.step is not None and not _on_grid(value, self.low, self.step):
-            return None
-        return "", float(value)
-
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
-        if self.step is None:
-            return self.low, self.high
-        low, high, step = (Decimal(repr(number)) for number in (self.low, self.high, self.step))
-        return self.low, float(low + (high - low) // step * step)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Int:
-    """A parameter that is a whole number in [low, high], both included.
-
-    Raises:
-        ValueError: the bounds, ``log`` and ``step`` contradict each other.
-    """
-
-    low: int
-    high: int
-    log: bool = False
-    step: int = 1
-
-    def __post_init__(self) -> None:
-        _check_range(self.low, self.high, self.log)
-        if self.step != 1:
-            _check_step(self.low, self.high, self.log, self.step)
-
-    def suggest(self, trial: SuggestsValues, name: str) -> int:
-        """Ask the trial's sampler for a value of the parameter."""
-        low, high = self.ends()
-        return trial.suggest_int(name, low, high, step=self.step, log=self.log)
-
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range.
-
-        A float that is a whole number counts as an int: a config key of type float holds 20 as 20.0.
-        """
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
-            return None
-        return ("", value) if (value - self.low) % self.step == 0 else None
-
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
-        return self.low, self.high - (self.high - self.low) % self.step
-
-
-@dataclass(frozen=True, kw_only=True)
-class PowerOfTwo:
-    """A parameter that is a power of two in [low, high], both included and both powers of two.
-
-    The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a factor of two: for low 32 and high
-    4096, for example, it suggests a whole number from 5 to 12.
-
-    Raises:
-        ValueError: a bound is not a power of two, or low is above high.
-    """
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        for name, bound in (("low", self.low), ("high", self.high)):
-            if bound < 1 or bound & (bound - 1):
-                raise ValueError(f"{name} {bound} is not a power of two; accepted are 1, 2, 4, 8, ...")
-        _check_range(self.low, self.high, log=False)
-
-    def suggest(self, trial: SuggestsValues, name: str) -> int:
-        """Ask the trial's sampler for a value of the parameter."""
-        exponent = trial.suggest_int(_log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1)
-        return int(2**exponent)
-
-    def as_param(self, value: Any) -> tuple[str, Any] | None:
-        """``value`` as the sampler's parameter: a prefix of its name, and the exponent; None if the value is not in the range."""
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high or value & (value - 1):
-            return None
-        return "log2", value.bit_length() - 1
-
-    def ends(self) -> tuple[Any, Any]:
-        """Lowest and highest value."""
-        return self.low, self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +192,7 @@ class SearchSpace:
             if param is None:
                 raise SearchSpaceError(f"{key}: {suggestion.values[key]!r} is not in the search space")
             prefix, value = param
-            params[_log2_name(branch + key) if prefix == "log2" else branch + key] = value
+            params[log2_name(branch + key) if prefix == "log2" else branch + key] = value
         return params
 
     def _opened(self, lookup: Callable[[str], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
@@ -405,9 +273,7 @@ def _as_domain(parameter: Parameter) -> Any:
         if parameter.opens_any:
             return {"type": "choice", "choices": {value: beneath.as_mapping() for value, beneath in parameter.options}}
         return [value for value, _ in parameter.options]
-    kind = next(name for name, (made, _) in _NUMERIC.items() if type(parameter) is made)
-    settings = {name: getattr(parameter, name) for name in ("low", "high", "log", "step") if hasattr(parameter, name)}
-    return {"type": kind} | {name: value for name, value in settings.items() if value is not None and value is not False}
+    return range_domain(parameter)
 
 
 def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
@@ -459,60 +325,18 @@ def _branch(name: str, value: Any) -> str:
     return f"{name}={label if isinstance(label, str) else override_text(label)}/"
 
 
-def _log2_name(name: str) -> str:
-    branch, slash, key = name.rpartition("/")
-    return f"{branch}{slash}log2({key})"
-
-
-def _check_range(low: float, high: float, log: bool) -> None:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"low {low}, high {high}: accepted are finite numbers")
-    if low > high:
-        raise ValueError(f"low {low} is above high {high}; accepted is low <= high")
-    if log and low <= 0:
-        raise ValueError(f"log: true with low {low}; accepted is low > 0")
-
-
-def _check_step(low: float, high: float, log: bool, step: float) -> None:
-    if log:
-        raise ValueError("log and step together; accepted is one of them")
-    if not step > 0 or step > (high - low) * (1 + 1e-9):
-        raise ValueError(f"step {step}: accepted is above 0 and at most high - low = {high - low}")
-
-
-def _on_grid(value: float, low: float, step: float) -> bool:
-    steps = (value - low) / step
-    return math.isclose(steps, round(steps), rel_tol=0.0, abs_tol=1e-8)
-
-
-_NUMERIC: dict[str, tuple[type[Float] | type[Int] | type[PowerOfTwo], frozenset[str]]] = {
-    "float": (Float, frozenset({"low", "high", "log", "step"})),
-    "int": (Int, frozenset({"low", "high", "log", "step"})),
-    "power_of_two": (PowerOfTwo, frozenset({"low", "high"})),
-}
-
-
 def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
         return Choice(options=tuple((value, SearchSpace()) for value in domain))
     if not isinstance(domain, Mapping):
         raise ValueError(f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
-    kind = domain.get("type")
-    if kind == "choice":
+    if domain.get("type") == "choice":
         return _choice(domain, source, name)
-    if kind not in _NUMERIC:
-        raise ValueError(f"type: found {kind!r}, accepted are float, int, power_of_two, choice")
-    made, accepted = _NUMERIC[kind]
-    settings = {key: value for key, value in domain.items() if key != "type"}
-    _check_fields(settings, accepted)
-    for bound in ("low", "high"):
-        if bound not in settings:
-            raise ValueError(f"{bound} is missing; {kind} needs low and high")
-    return made(**{key: _number(kind, key, value) for key, value in settings.items()})
+    return read_range(domain)
 
 
 def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
-    _check_fields({key: None for key in domain if key != "type"}, frozenset({"choices"}))
+    check_fields(domain, ["choices"])
     choices = domain.get("choices")
     if isinstance(choices, Mapping):
         return Choice(
@@ -524,29 +348,3 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
     raise ValueError(f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it")
-
-
-def _check_fields(settings: Mapping[str, Any], accepted: frozenset[str]) -> None:
-    for key in settings:
-        if key not in accepted:
-            raise ValueError(f"unknown field {key!r}; accepted are type, {', '.join(sorted(accepted))}")
-
-
-def _number(kind: str, key: str, value: Any) -> Any:
-    """Value of a domain's field in the type that its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
-    if key == "log":
-        if not isinstance(value, bool):
-            raise ValueError(f"log: found {value!r}, accepted is true or false")
-        return value
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError(f"{key}: found {value!r}, accepted is a number") from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key}: found {value!r}, accepted is a number")
-    if kind == "float":
-        return float(value)
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{key}: found {value!r}, accepted is a whole number")
-    return int(value)

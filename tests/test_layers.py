@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("errors", "collector", "contention", "outcome", "files"),
+    ("errors", "collector", "contention", "outcome", "files", "ranges"),
     ("space", "measurement", "session", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import SearchSpaceError
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text
+from autotune.ranges import Float, Int, PowerOfTwo
+from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 
 OPTIMIZERS = {
     "optimizer": {

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
-from hydra.errors import HydraException
 
 from autotune.config.compose import Composer
 from autotune.config.experiments import shipped_folder
 from autotune.config.messages import did_you_mean
+from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
@@ -179,10 +178,9 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
         f"or one of choice(a,b), interval(low,high), range(start,stop), tag(log, interval(low,high))"
     )
     try:
-        override = OverridesParser.create().parse_override(f"key={text}")
-    except HydraException as error:
+        sweep = parse_override(f"key={text}").value()
+    except ConfigError as error:
         raise refusal from error
-    sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
         return _unquoted(sweep.list)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:

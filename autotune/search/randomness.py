@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, Scalar, SearchSpace, Suggestion
+from autotune.ranges import Float, Int, PowerOfTwo, Scalar
+from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 
 _MAX_LISTED = 4096
 """Maximum size of a space whose untried points are listed when random draws give none; in a larger space they soon do."""

@@ -10,7 +10,8 @@ from autotune.config.compose import Composer
 from autotune.config.schema import FIXED_KEYS
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import SearchSpaceError
-from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace
+from autotune.ranges import Float, Int, PowerOfTwo
+from autotune.space import Choice, Parameter, SearchSpace
 
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = sorted(each.stem for each in (ROOT / "conf" / "experiment").glob("*.yaml"))
