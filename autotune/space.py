@@ -46,15 +46,19 @@ class Choice:
         assert index is not None, f"{name}: {label!r} is none of the labels"
         return self.options[index][0]
 
+    def index_of(self, value: Any) -> int | None:
+        """Index of the option with a value; None if no option has it."""
+        return _index_of(value, self._indices)
+
     def beneath(self, value: Any) -> "SearchSpace":
         """Subspace that opens beneath one of the values."""
-        index = _index_of(value, self._indices)
+        index = self.index_of(value)
         assert index is not None, f"{value!r} is no choice"
         return self.options[index][1]
 
     def as_param(self, value: Any) -> tuple[str, Any] | None:
         """``value`` as the sampler's parameter: a prefix of its name, and the label; None if the value is no option."""
-        index = _index_of(value, self._indices)
+        index = self.index_of(value)
         return ("", self._labels[index]) if index is not None else None
 
     @cached_property
@@ -159,16 +163,7 @@ class SearchSpace:
 
     def suggest(self, trial: SuggestsValues) -> Suggestion:
         """Ask the trial's sampler for one point; only parameters of branches that its choices open are suggested."""
-        values: dict[str, Any] = {}
-        self._suggest_into(values, trial, branch="")
-        return Suggestion(values)
-
-    def _suggest_into(self, values: dict[str, Any], trial: SuggestsValues, branch: str) -> None:
-        for key, parameter in self.parameters.items():
-            name = branch + key
-            values[key] = parameter.suggest(trial, name)
-            if isinstance(parameter, Choice) and parameter.opens_any:
-                parameter.beneath(values[key])._suggest_into(values, trial, _branch(name, values[key]))  # noqa: SLF001  # same class
+        return Suggestion({key: value for _, key, _, value in self._opened(lambda name, _, parameter: parameter.suggest(trial, name))})
 
     def point_of(self, lookup: Callable[[str], Any]) -> Suggestion | None:
         """The point at which a configuration lies; None if the space does not contain it.
@@ -177,8 +172,7 @@ class SearchSpace:
             lookup: gives the configuration's value of a config key; for a config group, the name of its chosen file.
         """
         values: dict[str, Any] = {}
-        for _, key, parameter in self._opened(lookup):
-            value = lookup(key)
+        for _, key, parameter, value in self._opened(lambda _, key, __: lookup(key)):
             if parameter.as_param(value) is None:
                 return None
             values[key] = int(value) if isinstance(parameter, Int) else value
@@ -187,20 +181,25 @@ class SearchSpace:
     def params_of(self, suggestion: Suggestion) -> dict[str, Any]:
         """A point as the sampler's parameters, for enqueueing: the sampler's values by qualified name."""
         params: dict[str, Any] = {}
-        for branch, key, parameter in self._opened(suggestion.values.__getitem__):
-            param = parameter.as_param(suggestion.values[key])
+        for name, key, parameter, point_value in self._opened(lambda _, key, __: suggestion.values[key]):
+            param = parameter.as_param(point_value)
             if param is None:
-                raise SearchSpaceError(f"{key}: {suggestion.values[key]!r} is not in the search space")
+                raise SearchSpaceError(f"{key}: {point_value!r} is not in the search space")
             prefix, value = param
-            params[log2_name(branch + key) if prefix == "log2" else branch + key] = value
+            params[log2_name(name) if prefix == "log2" else name] = value
         return params
 
-    def _opened(self, lookup: Callable[[str], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
-        """Yield branch, config key and parameter of all parameters that the values of ``lookup`` open."""
+    def _opened(self, value_of: Callable[[str, str, Parameter], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter, Any]]:
+        """Yield qualified name, config key, parameter and value of all parameters that the values of ``value_of`` open.
+
+        Args:
+            value_of: gives the value of a parameter, by its qualified name, its config key and the parameter itself.
+        """
         for key, parameter in self.parameters.items():
-            yield branch, key, parameter
-            if isinstance(parameter, Choice) and parameter.as_param(lookup(key)) is not None:
-                yield from parameter.beneath(lookup(key))._opened(lookup, _branch(branch + key, lookup(key)))  # noqa: SLF001  # same class
+            value = value_of(branch + key, key, parameter)
+            yield branch + key, key, parameter, value
+            if isinstance(parameter, Choice) and parameter.opens_any and (index := parameter.index_of(value)) is not None:
+                yield from parameter.options[index][1]._opened(value_of, _branch(branch + key, value))  # noqa: SLF001  # same class
 
     def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
         """Yield every parameter of every branch: qualified name, config key, parameter."""
@@ -217,9 +216,9 @@ class SearchSpace:
         with the highest numbers.
         """
         for name, value, path in self._paths(()):
-            yield name, value, Suggestion(self._fill(dict(path), high=False))
+            yield name, value, self._probe(dict(path), high=False)
         for high in (False, True):
-            yield "", None, Suggestion(self._fill({}, high=high))
+            yield "", None, self._probe({}, high=high)
 
     def _paths(self, above: tuple[tuple[str, Any], ...], branch: str = "") -> Iterator[tuple[str, Any, tuple[tuple[str, Any], ...]]]:
         for key, parameter in self.parameters.items():
@@ -229,15 +228,13 @@ class SearchSpace:
                     yield branch + key, value, path
                     yield from beneath._paths(path, _branch(branch + key, value))  # noqa: SLF001  # same class
 
-    def _fill(self, chosen: Mapping[str, Any], *, high: bool) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key, parameter in self.parameters.items():
-            if isinstance(parameter, Choice):
-                values[key] = chosen[key] if key in chosen else parameter.options[0][0]
-                values |= parameter.beneath(values[key])._fill(chosen, high=high)  # noqa: SLF001  # same class
-            else:
-                values[key] = parameter.ends()[high]
-        return values
+    def _probe(self, chosen: Mapping[str, Any], *, high: bool) -> Suggestion:
+        """Point with some options chosen; it has the first option of any other choice, and the lowest or highest numbers."""
+
+        def value_of(_: str, key: str, parameter: Parameter) -> Any:
+            return chosen.get(key, parameter.options[0][0]) if isinstance(parameter, Choice) else parameter.ends()[high]
+
+        return Suggestion({key: value for _, key, _, value in self._opened(value_of)})
 
     def without(self, name: str, value: Any, branch: str = "") -> Self:
         """Copy of the space without one option of one choice; name and value are those that ``probes`` yields.
