@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.errors import ConfigError, StudyError, WorkerError
 from autotune.files import replacing
 
@@ -299,8 +300,6 @@ def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool
         raise
     if exit_code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
-    if exit_code == EXIT_BAD_INPUT:
-        raise ConfigError(f"tune: {' '.join(arguments)}: cannot be run")
     return TuneResult(name, study_folder)
 
 
@@ -329,12 +328,15 @@ def _write_function(
         pickled = cloudpickle.dumps(training)
     except Exception as error:  # whatever the function refers to may refuse
         raise ConfigError(f"tune({name}): cannot be sent to other processes: {' '.join(str(error).split())}") from error
-    path = folder / f"{module}.py"
+    path, source = folder / f"{module}.py", _source(training)
+    if source and (folder / "source.txt").is_file() and (folder / "source.txt").read_text(encoding="utf-8") != source:
+        warnings.warn(f"tune({name}): the function has changed since this study began; its earlier trials count as they are", stacklevel=3)
     sys.modules.pop(module, None)
     try:
         (folder / "experiment").mkdir(parents=True, exist_ok=True)
         for file, content in (
             (path.with_suffix(".pkl"), pickled),
+            (folder / "source.txt", source.encode()),
             (path, _MODULE.format(folders=[entry for entry in sys.path if entry and Path(entry).is_dir()], name=name).encode()),
             (
                 folder / "experiment" / f"{name}.yaml",
@@ -346,6 +348,14 @@ def _write_function(
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
     return [f"experiment={name}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
+
+
+def _source(training: Callable[..., Any]) -> str:
+    """The function's source text; empty if it has none."""
+    try:
+        return inspect.getsource(training)
+    except (OSError, TypeError):
+        return ""
 
 
 def _baseline(training: Callable[..., Any], name: str, space: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
