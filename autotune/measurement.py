@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -92,6 +92,8 @@ class Evaluation:
     """``cpu`` or the GPU's name; None if it was not recorded."""
     contention: Contention | None = None
     """What else used the machine since the process began to train; None if it was not observed."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further metrics that a training function of the user's reported, by name; nothing is decided by them."""
 
     @property
     def warm_seconds(self) -> float:
@@ -112,7 +114,7 @@ class Evaluation:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restore an evaluation from the mapping that ``as_dict`` made of it."""
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         outcome, contention = known.get("outcome"), known.get("contention")
         return cls(
             **{
@@ -189,7 +191,7 @@ class TrialResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restore a result from the mapping that ``as_dict`` made of it, also after a pass through JSON."""
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         return cls(
             **{
                 **known,

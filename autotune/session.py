@@ -166,7 +166,8 @@ def report(metric: Any, **values: Any) -> None:
 
     Args:
         metric: value of the target's metric, a number or a tensor of one element.
-        values: any of ``loss``, ``step``, ``epoch`` and ``samples``, counted since the training began.
+        values: any of ``loss``, ``step``, ``epoch`` and ``samples``, counted since the training began, and further metrics by name,
+            which are tracked and decide nothing.
 
     Raises:
         ConfigError: another thread than the one that trains called this.

@@ -99,8 +99,8 @@ def fingerprint_of(trial: TrackedTrial, result: TrialResult) -> str:
 def evaluation_points(evaluation: Evaluation, at: float, metric_name: str | None = None) -> list[Point]:
     """The metrics of one evaluation; ``at`` is its Unix time. The target's metric is written as ``metric`` and by its own name."""
     values = {key: getattr(evaluation, key) for key in EVALUATION_METRICS}
-    if metric_name is not None and plain_key(metric_name) not in values:
-        values[metric_name] = evaluation.metric
+    named = {**evaluation.metrics, **({} if metric_name is None else {metric_name: evaluation.metric})}
+    values |= {key: value for key, value in named.items() if plain_key(key) not in values}
     return list(_points(values.items(), at, evaluation.step))
 
 

@@ -53,8 +53,7 @@ class TensorBoardTracker:
         """Write the scalars of an evaluation of the run ``name``."""
         writer = self._writer(name)
         self._steps[name].add(evaluation.step)
-        for key in _SCALARS:
-            value = getattr(evaluation, key)
+        for key, value in {**evaluation.metrics, **{key: getattr(evaluation, key) for key in _SCALARS}}.items():
             if math.isfinite(value):
                 writer.add_scalar(key, value, evaluation.step)
 

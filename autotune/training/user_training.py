@@ -2,14 +2,15 @@
 
 Contract of ``training:`` in the configuration: ``_target_`` names a function that calls ``autotune.report`` at every evaluation, or the
 ``report`` that it takes as an argument, or a generator function that yields mappings. Each report passes ``metric`` and optionally
-``loss``, ``step``, ``epoch`` and ``samples``. The function's other arguments are the node's other values and, if its signature names
-them, ``config`` (the TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time counts as training, except imports and
-code within ``with clock.building():`` and ``with clock.evaluating():``. A process calls the function once before the call that counts, up
-to its first report, unless ``training._warm_up_`` is false: see ``autotune.training.first_call``. A function that calls
-``checkpoint.save`` before a report can be paused there.
+``loss``, ``step``, ``epoch``, ``samples``, and further metrics by name, which are tracked. The function's other arguments are the node's
+other values and, if its signature names them, ``config`` (the TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time
+counts as training, except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. A process calls the
+function once before the call that counts, up to its first report, unless ``training._warm_up_`` is false: see
+``autotune.training.first_call``. A function that calls ``checkpoint.save`` before a report can be paused there.
 """
 
 import contextlib
+import difflib
 import functools
 import inspect
 import logging
@@ -285,10 +286,13 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
 def _evaluation(
     config: TrialConfig, values: Any, clock: PhaseClock, device: torch.device, cap_seconds: float, previous: Evaluation | None
 ) -> Evaluation:
-    if not isinstance(values, Mapping) or "metric" not in values or not set(values) <= _REPORTED:
+    if not isinstance(values, Mapping) or "metric" not in values or not all(isinstance(key, str) for key in values):
         found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
         optional = ", ".join(sorted(_REPORTED - {"metric"}))
-        raise ConfigError(f"training: {_name(config)} reported {found}, accepted is metric and any of {optional}")
+        raise ConfigError(f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name")
+    for key in set(values) - _REPORTED:
+        if meant := difflib.get_close_matches(key, _REPORTED, n=1, cutoff=0.8):
+            raise ConfigError(f"training: {_name(config)} reported {key} (did you mean {meant[0]}?)")
     numbers = {key: _number(config, key, value) for key, value in values.items()}
     metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
     train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
@@ -309,18 +313,19 @@ def _evaluation(
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
         device_kind=device_kind(device),
+        metrics={key: number for key, number in numbers.items() if key not in _REPORTED},
         outcome=outcome_of(config.target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False),
     )
 
 
 def _number(config: TrialConfig, key: str, value: Any) -> float:
-    """A reported value as a float; only metric and loss may be NaN or infinite."""
+    """A reported value as a float; only metrics and the loss may be NaN or infinite."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"training: {_name(config)} reported {key} as {type(value).__name__}, accepted is a number ({reason})") from error
-    if key not in ("metric", "loss") and not math.isfinite(number):
+    if key in ("step", "epoch", "samples") and not math.isfinite(number):
         raise ConfigError(f"training: {_name(config)} reported {key}={number}, accepted is a finite number")
     return number
 

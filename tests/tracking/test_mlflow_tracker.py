@@ -46,6 +46,7 @@ def make_evaluation(step: int, **changes: Any) -> Evaluation:
         "samples_per_second": 640.0,
         "peak_memory_bytes": 10_000_000,
         "energy_joules": None,
+        "metrics": {"f1": 0.8, "loss": 7.0},
     }
     return Evaluation(**{**values, **changes})
 
@@ -208,7 +209,15 @@ def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri:
     assert len(run.data.tags["autotune.fingerprint"]) == 12
     assert run.info.status == "FINISHED"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_100_000)
-    for key, value in {"time_to_target_seconds": 0.55, "cold_seconds": 1.05, "score": 1.5, "test_metric": 0.97, "accuracy": 0.9}.items():
+    for key, value in {
+        "time_to_target_seconds": 0.55,
+        "cold_seconds": 1.05,
+        "score": 1.5,
+        "test_metric": 0.97,
+        "accuracy": 0.9,
+        "f1": 0.8,
+        "loss": 0.3,
+    }.items():
         assert run.data.metrics[key] == pytest.approx(value)
     assert "batch_size: 64" in artifact(uri, run, "config.yaml")
     assert artifact(uri, run, "overrides.yaml").splitlines()[0] == "- optimizer=sgd"

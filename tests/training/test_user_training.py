@@ -1,6 +1,7 @@
 """Training functions of the user's own: those below are such functions, made for one test each."""
 
 import contextlib
+import json
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -245,7 +246,8 @@ def test_the_thread_ends_even_where_the_function_goes_on_reporting(own: MakeConf
         (None, "loss", "reported loss as NoneType, accepted is a number"),
         ([1, 2], "step", "reported step as list, accepted is a number"),
         (float("nan"), "samples", "reported samples=nan, accepted is a finite number"),
-        (1.0, "accuracy", "accepted is metric and any of epoch, loss, samples, step"),
+        (1.0, "epochs", r"reported epochs \(did you mean epoch\?\)"),
+        ("high", "accuracy", "reported accuracy as str, accepted is a number"),
     ],
 )
 def test_a_report_of_the_wrong_kind_is_refused_in_one_line(own: MakeConfig, value: Any, key: str, said: str) -> None:
@@ -257,9 +259,18 @@ def test_a_report_of_the_wrong_kind_is_refused_in_one_line(own: MakeConfig, valu
 
 @pytest.mark.parametrize("value", [0.5, {}, {1: 2, "loss": 3}])
 def test_a_yield_that_is_no_evaluation_is_refused_in_one_line(own: MakeConfig, value: Any) -> None:
-    with pytest.raises(ConfigError, match="accepted is metric and any of") as refused:
+    with pytest.raises(ConfigError, match="accepted is metric, any of epoch, loss, samples, step, and further metrics by name") as refused:
         run(own(saying_itself, value=value))
     assert "\n" not in str(refused.value)
+
+
+def test_further_metrics_are_kept_and_decide_nothing(own: MakeConfig) -> None:
+    (evaluation,) = run(own(saying, value=float("nan"), key="f1"))
+    assert list(evaluation.metrics) == ["f1"]
+    assert evaluation.outcome is Outcome.REACHED
+    restored = Evaluation.from_dict(json.loads(json.dumps(evaluation.as_dict())))
+    assert list(restored.metrics) == ["f1"]
+    assert run(own(rising, num_evaluations=1))[0].metrics == {}
 
 
 def test_a_tensor_of_one_number_is_a_number(own: MakeConfig) -> None:
