@@ -130,7 +130,7 @@ def uri_of(path: Path) -> str:
 
 def run_named(path: Path, name: str) -> str:
     client = MlflowClient(uri_of(path))
-    (experiment,) = [each for each in client.search_experiments() if each.name == "simple_cnn-digits"]
+    (experiment,) = [each for each in client.search_experiments() if each.name == "cnn"]
     (found,) = [run for run in client.search_runs([experiment.experiment_id]) if run.info.run_name == name]
     return str(found.info.run_id)
 

@@ -59,6 +59,7 @@ def study_tags(info: StudyInfo, folder: str) -> dict[str, str]:
         "autotune.study": info.name,
         "autotune.phase": info.kind,
         "autotune.experiment": info.experiment,
+        "autotune.workload": info.workload,
         "autotune.folder": folder,
     }
     return plain_tags({**info.tags, **identity})

@@ -45,7 +45,7 @@ class MlflowRuns:
         self._study = info.name
         self._origin = {"mlflow.user": _user(), "mlflow.source.name": "autotune", "mlflow.source.type": "LOCAL"}
         with first_contact(uri):
-            self._client, self._experiment = open_experiment(uri, info.workload)
+            self._client, self._experiment = open_experiment(uri, info.experiment)
             self.parent = self._open_parent(info, is_resumed=bool(finished))
             """Id of the study's own run."""
             self.left: dict[str, str | None] = self._take_over(finished)

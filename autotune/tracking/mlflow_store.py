@@ -46,6 +46,10 @@ def first_contact(uri: str) -> Iterator[None]:
         raise ConfigError(f"tracking.uri: {without_password(uri)}: cannot be used ({_reason(error)}); accepted is {ACCEPTED}") from error
 
 
+_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Tags of an experiment: MLflow's pages then show its runs as trainings, not as evaluations of a language model."""
+
+
 def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
     """A client of the store, and the id of the named experiment, which is created or restored if necessary."""
     _check_database(uri)
@@ -81,7 +85,7 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return str(client.create_experiment(name, artifact_location=_artifact_location(uri, name)))
+            return str(client.create_experiment(name, artifact_location=_artifact_location(uri, name), tags=_TAGS))
         except MlflowException:
             experiment = client.get_experiment_by_name(name)  # another study may have created it at the same time
             if experiment is None:

@@ -1,4 +1,4 @@
-"""Writes a study to MLflow: one experiment per workload, one parent run per study, one child run per trial or confirmation run.
+"""Writes a study to MLflow: an MLflow experiment for each experiment, a parent run per study, a child run per trial or confirmation run.
 
 One thread does all the writing, fed by a queue, so that the driver never waits for the store. Data that is not written yet stays
 in memory: a store that fails for a while costs only delay, and one that fails for good costs its own record but never the study.

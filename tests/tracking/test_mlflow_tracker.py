@@ -118,9 +118,9 @@ def uri(tmp_path: Path, empty_store: bytes) -> str:
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
-def runs_of(uri: str, workload: str = "simple_cnn-digits") -> list[Run]:
+def runs_of(uri: str, experiment_name: str = "cnn") -> list[Run]:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(workload)
+    experiment = client.get_experiment_by_name(experiment_name)
     assert experiment is not None
     return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
 
@@ -144,7 +144,7 @@ def artifact(uri: str, run: Run, name: str) -> str:
     return Path(MlflowClient(uri).download_artifacts(run.info.run_id, name)).read_text()
 
 
-def test_a_study_is_a_parent_run_in_its_workloads_experiment(info: StudyInfo, uri: str, tmp_path: Path) -> None:
+def test_a_study_is_a_parent_run_in_its_experiment(info: StudyInfo, uri: str, tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "index.html").write_text("<html>")
     (tmp_path / "winner.yaml").write_text("batch_size: 64")
@@ -153,10 +153,14 @@ def test_a_study_is_a_parent_run_in_its_workloads_experiment(info: StudyInfo, ur
     close(tracker, metrics={"speed_up": 2.5}, tags={"autotune.best": "7"}, artifacts=artifacts)
     parent = parent_of(uri)
     assert parent.info.run_name == "cnn-1"
+    assert MlflowClient(uri).get_experiment(parent.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert parent.info.status == "FINISHED"
     assert parent.data.params == {"target.value": "0.98", "sampler": "tpe", "num_trials": "40"}
     assert parent.data.metrics == {"speed_up": 2.5}
-    assert parent.data.tags.items() >= {"team": "vision", "autotune.study": "cnn-1", "autotune.best": "7"}.items()
+    assert (
+        parent.data.tags.items()
+        >= {"team": "vision", "autotune.study": "cnn-1", "autotune.workload": "simple_cnn-digits", "autotune.best": "7"}.items()
+    )
     assert artifact(uri, parent, "winner.yaml") == "batch_size: 64"
     assert artifact(uri, parent, "report/index.html") == "<html>"
 
@@ -398,10 +402,10 @@ def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: st
 
 def test_a_deleted_experiment_is_restored_and_said(info: StudyInfo, uri: str, caplog: pytest.LogCaptureFixture) -> None:
     client = MlflowClient(uri)
-    client.delete_experiment(client.create_experiment(info.workload))
+    client.delete_experiment(client.create_experiment(info.experiment))
     with caplog.at_level(logging.INFO, logger="autotune.tracking"):
         close(MlflowTracker(info, uri=uri))
-    assert [found.name for found in client.search_experiments()] == [info.workload, "Default"]
+    assert [found.name for found in client.search_experiments()] == [info.experiment, "Default"]
     assert "restored" in caplog.text
 
 
