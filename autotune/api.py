@@ -4,6 +4,7 @@ It writes the function and the settings that YAML files would hold into a folder
 ``python -m autotune --config-dir ...`` does: the same search, the same files, and the same commands go on with the study.
 """
 
+import difflib
 import inspect
 import json
 import math
@@ -248,7 +249,7 @@ def tune(
                 raise ConfigError(f"tune: {key} goes with a training function; with experiment={experiment}, overrides say it")
         arguments.insert(0, f"experiment={experiment}")
     else:
-        if space is None or target is None:
+        if space is None or not isinstance(target, TargetSpec):
             raise ConfigError(f"tune({_function_name(training)}): accepted is with space={{...}} and target=autotune.target(...)")
         arguments = _write_function(study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline) + arguments
     for config_dir in config_dirs:
@@ -370,12 +371,14 @@ def _baseline(training: Callable[..., Any], name: str, space: Mapping[str, Any],
     for key in space:
         if key not in given and key in parameters and parameters[key].default is not inspect.Parameter.empty:
             given[key] = parameters[key].default
+    unknown = [key for key in (*space, *given) if key not in parameters and not takes_all]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], parameters, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"tune({name}): {unknown[0]}: no such argument{meant}; accepted are {', '.join(parameters)}")
     missing = [key for key in space if key not in given]
     if missing:
         raise ConfigError(f"tune({name}): baseline: {', '.join(missing)} is missing; accepted is a value of each key of the space")
-    unknown = [key for key in given if key not in parameters and not takes_all]
-    if unknown:
-        raise ConfigError(f"tune({name}): {', '.join(unknown)}: no such argument; accepted are {', '.join(parameters)}")
     return {key: _plain(name, key, value) for key, value in given.items()}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.config.compose import Composer, split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
+from autotune.errors import WorkerError
 from autotune.execution.best_weights import keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.live_study import LiveStudy, busy_seconds
@@ -19,6 +20,7 @@ from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
+from autotune.outcome import Outcome
 from autotune.recording import write_recording
 from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_arm, describe_ratio, describe_reached, score_format_of
 from autotune.reporting.study_files import Front, TrialsTable, arm_json, describe_front, make_front, write_front, write_json
@@ -34,6 +36,9 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 
     Returns:
         The exit code: 0 where a trial reached the target (in confirmation, unless that is off), 3 where none did.
+
+    Raises:
+        WorkerError: every trial failed in the code that it trains.
     """
     plan, policy = live.plan, live.policy
     best = confirmation.best if confirmation else None
@@ -52,6 +57,8 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         },
         artifacts=artifacts,
     )
+    if results and all(result.outcome is Outcome.ERRORED for result in results):
+        raise WorkerError(f"all {len(results)} trials failed in the code they train; the first:", results[0].error or "")
     if best is None and (confirmation is not None or not policy.scores):
         _say_nothing_reached(live, results, confirmation)
         return EXIT_NOT_REACHED
