@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("errors", "collector", "contention", "outcome", "files", "ranges"),
-    ("space", "measurement", "session", "comparison", "database_url", "download", "remote", "pareto", "step_profile", "machine"),
+    ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
     ("execution", "replay"),

@@ -12,7 +12,6 @@ import yaml
 from rich.console import Console
 
 from autotune.config.schema import TrialConfig
-from autotune.database_url import without_password
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.plan import StudyPlan
@@ -22,6 +21,7 @@ from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import target_fields
+from autotune.remote.url import without_password
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points

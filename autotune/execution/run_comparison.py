@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from autotune.comparison import RunScore, in_turns
-from autotune.database_url import without_password
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.cluster import connected
@@ -26,6 +25,7 @@ from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
+from autotune.remote.url import without_password
 from autotune.reporting.compared import ComparedSide, Comparison, write_comparison
 from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
 from autotune.reporting.scores import score_format_of

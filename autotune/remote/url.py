@@ -1,12 +1,17 @@
-"""URLs among the locations that a user gives: recognised, shown without secrets, and refused where only a path is accepted."""
+"""URLs that a user gives, of files and of databases: recognised, shown without secrets, and refused where only a path is accepted."""
 
 import re
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from autotune.errors import ConfigError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|:/)")
 """Start of a URL. One slash is enough: otherwise ``s3:/bucket`` would be the path of a folder named ``s3:``."""
+_DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
+_CONNECT_SECONDS = 10.0
+"""Limit in seconds for connecting to a database's server."""
 
 
 def is_url(location: str | Path) -> bool:
@@ -27,3 +32,24 @@ def refuse_url(location: str | Path, key: str, accepted: str = "a folder of this
 def shown(url: str) -> str:
     """A URL without its parts that may be secret: user, password, and the query, which holds a signed URL's signature."""
     return re.sub(r"//[^/@]*@", "//", url).partition("?")[0] if url.startswith(("http", "ftp", "sftp", "ssh", "smb", "webdav")) else url
+
+
+def without_password(text: str) -> str:
+    """The text with the password in every URL hidden."""
+    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
+
+
+def kind_of_database(url: str) -> str:
+    """Kind of the database that a URL names, such as ``postgresql``, without the driver."""
+    return urlsplit(url).scheme.partition("+")[0]
+
+
+def check_listens(url: str) -> None:
+    """Check that a database's server answers, since without it a database client retries for minutes; a URL without a host is not checked.
+
+    Raises:
+        OSError: nothing listens at the host and port of the URL.
+    """
+    parts, kind = urlsplit(url), kind_of_database(url)
+    if parts.hostname and kind in _DATABASE_PORTS:
+        socket.create_connection((parts.hostname, parts.port or _DATABASE_PORTS[kind]), timeout=_CONNECT_SECONDS).close()

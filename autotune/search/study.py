@@ -24,9 +24,9 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.config.schema import first_difference
-from autotune.database_url import check_listens, without_password
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
+from autotune.remote.url import check_listens, without_password
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, pausing_sampler, quiet_optuna
 

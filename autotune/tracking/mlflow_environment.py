@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.database_url import without_password
+from autotune.remote.url import without_password
 
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",

@@ -13,11 +13,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from autotune.database_url import without_password
 from autotune.errors import ConfigError, DataError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import target_of
+from autotune.remote.url import without_password
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_environment import store_uri
 from autotune.tracking.mlflow_fields import param_text, plain_key

@@ -15,8 +15,8 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from autotune.database_url import check_listens, kind_of_database, without_password
 from autotune.errors import ConfigError
+from autotune.remote.url import check_listens, kind_of_database, without_password
 
 LOGGER = logging.getLogger("autotune.tracking")
 ACCEPTED = "the address of an MLflow server (http://host:5000) or a database (sqlite:///mlflow.db, postgresql://...)"

@@ -1,11 +1,11 @@
-"""URLs are told from paths, shown without what is secret, and refused where only a path will do."""
+"""URLs are told from paths, shown without what is secret, and refused where only a path will do; whether a database's server listens."""
 
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.remote.url import is_url, refuse_url, shown
+from autotune.remote.url import check_listens, is_url, kind_of_database, refuse_url, shown, without_password
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,30 @@ def test_where_only_a_path_will_do_a_url_is_refused() -> None:
 def test_what_may_be_secret_is_not_shown() -> None:
     assert shown("https://me:word@host/x.csv?signature=1") == "https://host/x.csv"
     assert shown("s3://bucket/a?b") == "s3://bucket/a?b"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql://me:secret@host/db", "postgresql://me:***@host/db"),
+        ("search.storage=postgresql+psycopg://me:p%40ss@host:5/db", "search.storage=postgresql+psycopg://me:***@host:5/db"),
+        ("http://me:secret@host:5000", "http://me:***@host:5000"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("sqlite:////tmp/a:b@c.db", "sqlite:////tmp/a:b@c.db"),
+        ("no URL: at all@", "no URL: at all@"),
+    ],
+)
+def test_passwords_are_not_shown(text: str, expected: str) -> None:
+    assert without_password(text) == expected
+
+
+def test_a_driver_is_no_part_of_a_databases_kind() -> None:
+    assert kind_of_database("postgresql+psycopg://host/db") == "postgresql"
+    assert kind_of_database("sqlite:///a.db") == "sqlite"
+
+
+def test_a_host_on_which_nothing_listens_is_told() -> None:
+    with pytest.raises(OSError, match="refused"):
+        check_listens("postgresql://me@127.0.0.1:1/db")
+    check_listens("postgresql:///db?host=/tmp")  # a socket: nothing to ask
+    check_listens("sqlite:////nowhere/a.db")
