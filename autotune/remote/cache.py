@@ -43,16 +43,24 @@ def fetched(path: Path | RemotePath) -> Path:
     """
     if isinstance(path, Path):
         return path
-    with waiting():
-        return _fetched(path)
+    folder = cache_folder() / _folder_name(path.parent_url)
+    target, record = folder / path.name, folder / f".{path.name}.json"
+    try:
+        with waiting(), _sole_fetcher(folder, path):
+            version = path.version()
+            if not _is_current(target, record, path, version):
+                _fetch(target, record, path, version)
+    except OSError as error:
+        raise DataError(
+            f"{CACHE_VARIABLE}: {folder}: cannot be written: {error.strerror or error}; accepted is a folder with room for fetched files"
+        ) from error
+    return target
 
 
 def cache_folder() -> Path:
     """Folder of this machine in which fetched files are cached."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "autotune"
+    chosen = os.environ.get(CACHE_VARIABLE) or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/autotune"
+    return Path(chosen).expanduser()
 
 
 def say_what_is_fetched() -> None:
@@ -69,32 +77,28 @@ class _ToStderr(logging.Handler):
         print(record.getMessage(), file=sys.stderr, flush=True)
 
 
-def _fetched(remote: RemotePath) -> Path:
-    folder = cache_folder() / _folder_name(remote.parent_url)
-    target, record = folder / remote.name, folder / f".{remote.name}.json"
-    with _explained(folder), _sole_fetcher(folder, remote):
-        version = remote.version()
-        if _is_current(target, record, version):
-            return target
-        began = time.monotonic()
-        logger.info("fetching %s%s to %s", remote, _megabytes(version), folder)
-        with replacing(target) as part:
-            remote.copy_to(part, _progress(remote))
-            record.unlink(missing_ok=True)  # it describes the old file
-            num_bytes = part.stat().st_size
-        record.write_text(json.dumps({"url": shown(remote.url), "version": version, "num_bytes": num_bytes}), encoding="utf-8")
-        if (seconds := time.monotonic() - began) >= _SECONDS_WORTH_A_LINE:
-            logger.info("fetched %s in %.1f s", remote, seconds)
-    return target
-
-
-def _is_current(target: Path, record: Path, version: Mapping[str, str]) -> bool:
+def _is_current(target: Path, record: Path, remote: RemotePath, version: Mapping[str, str]) -> bool:
     """Whether the cached file has the version of the one at the URL; False if the remote machine gives no version."""
     try:
-        cached, num_bytes = json.loads(record.read_text(encoding="utf-8")), target.stat().st_size
+        return bool(version) and json.loads(record.read_text(encoding="utf-8")) == _description(target, remote, version)
     except (OSError, ValueError):
         return False
-    return bool(version) and isinstance(cached, dict) and cached.get("version") == version and cached.get("num_bytes") == num_bytes
+
+
+def _description(target: Path, remote: RemotePath, version: Mapping[str, str]) -> dict[str, Any]:
+    """What a cached file's record says of it."""
+    return {"url": shown(remote.url), "version": version, "num_bytes": target.stat().st_size}
+
+
+def _fetch(target: Path, record: Path, remote: RemotePath, version: Mapping[str, str]) -> None:
+    began, size = time.monotonic(), int(version.get("size", 0))
+    logger.info("fetching %s%s to %s", remote, f" ({size / 1e6:,.1f} MB)" if size >= 1e5 else "", target.parent)
+    with replacing(target) as part:
+        remote.copy_to(part, _progress(remote))
+        record.unlink(missing_ok=True)  # it describes the old file
+    record.write_text(json.dumps(_description(target, remote, version)), encoding="utf-8")
+    if (seconds := time.monotonic() - began) >= _SECONDS_WORTH_A_LINE:
+        logger.info("fetched %s in %.1f s", remote, seconds)
 
 
 def _folder_name(url: str) -> str:
@@ -114,21 +118,6 @@ def _sole_fetcher(folder: Path, remote: RemotePath) -> Iterator[None]:
             logger.info("waiting for another process, which is fetching %s", remote)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn an OSError inside the context into a DataError that the cache cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{CACHE_VARIABLE}: {folder}: cannot be written: {error.strerror or error}; accepted is a folder with room for fetched files"
-        ) from error
-
-
-def _megabytes(version: Mapping[str, str]) -> str:
-    return f" ({int(version['size']) / 1e6:,.1f} MB)" if int(version.get("size", 0)) >= 1e5 else ""
 
 
 def _progress(remote: RemotePath) -> Any:

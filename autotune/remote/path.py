@@ -19,7 +19,6 @@ _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 60.0
 """Limit in seconds for an HTTP server's silence; the transfer of a whole file has no limit."""
 
-_LOCAL_PREFIXES = ("file://", "local://")
 _APPEARS_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf", "http", "https"})
 """Protocols whose files are visible only once they are complete; with others, a file is written under another name and then renamed."""
 _FORBIDDEN = (401, 403)
@@ -46,15 +45,11 @@ def located(location: str, key: str) -> "Path | RemotePath":
     Raises:
         DataError: a URL is malformed, its protocol is unknown, or a package that the protocol needs is not installed.
     """
-    if not is_url(location):
-        return Path(location).expanduser()
-    local_prefix = next((prefix for prefix in _LOCAL_PREFIXES if location.startswith(prefix)), None)
-    if local_prefix is not None:
-        return Path(location.removeprefix(local_prefix)).expanduser()
-    protocol, _, rest = location.partition(":")
-    if not rest.startswith(("//", ":")):
-        raise DataError(f"{key}: found {location}, accepted is a path, or a URL such as {protocol}://{rest.lstrip('/')}")
-    return RemotePath.opened(location, key)
+    local = re.sub(r"^(file|local)://", "", location)
+    if local != location or not is_url(location):
+        return Path(local).expanduser()
+    with waiting():  # importing a protocol's packages is a part of fetching, too
+        return RemotePath(*_opened(location, key), location, key)
 
 
 class RemotePath:
@@ -66,36 +61,6 @@ class RemotePath:
         self._key = key
         self.url = url
         self._denied: list[str] = []
-
-    @classmethod
-    def opened(cls, url: str, key: str) -> "RemotePath":
-        """Open the file or folder of a URL, without what fsspec has cached on its content.
-
-        Raises:
-            DataError: the protocol is unknown, its package is not installed, or its file system cannot be opened.
-        """
-        with waiting():  # importing a protocol's packages is a part of fetching, too
-            return cls._opened(url, key)
-
-    @classmethod
-    def _opened(cls, url: str, key: str) -> "RemotePath":
-        import fsspec  # noqa: PLC0415  # takes 0.1 s; --help does not need it
-
-        protocol = re.split("::|:/", url, maxsplit=1)[0]
-        if protocol not in fsspec.available_protocols():
-            close = difflib.get_close_matches(protocol, fsspec.available_protocols(), n=1)
-            guess = f" (did you mean {close[0]}?)" if close else ""
-            raise DataError(
-                f"{key}: {shown(url)}: there is no protocol {protocol!r}{guess}; accepted are those of fsspec: s3, gs, az, hf, ..."
-            )
-        try:
-            filesystem, path = fsspec.url_to_fs(url, **_settings(protocol))
-        except ImportError as error:
-            raise DataError(f"{key}: {shown(url)}: {_what_to_install(protocol, error)}") from error
-        except Exception as error:
-            raise DataError(f"{key}: {shown(url)}: cannot be opened: {_line(error)}") from error
-        filesystem.invalidate_cache()
-        return cls(filesystem, path, url, key)
 
     def __truediv__(self, name: str) -> "RemotePath":
         child = RemotePath(self._filesystem, f"{self._path.rstrip('/')}/{name}", f"{self.url.rstrip('/')}/{name}", self._key)
@@ -239,6 +204,26 @@ class _AbsentError(DataError):
 
 class _DeniedError(DataError):
     """Permission is missing to use a remote file or folder."""
+
+
+def _opened(url: str, key: str) -> tuple[Any, str]:
+    """File system of a URL, without what fsspec has cached on its content, and the path in it."""
+    protocol, _, rest = url.partition(":")
+    if not rest.startswith(("//", ":")):
+        raise DataError(f"{key}: found {url}, accepted is a path, or a URL such as {protocol}://{rest.lstrip('/')}")
+    import fsspec  # noqa: PLC0415  # takes 0.1 s; --help does not need it
+
+    known = fsspec.available_protocols()
+    if protocol not in known:
+        guess = "".join(f" (did you mean {name}?)" for name in difflib.get_close_matches(protocol, known, n=1))
+        raise DataError(f"{key}: {shown(url)}: there is no protocol {protocol!r}{guess}; accepted are those of fsspec: s3, gs, az, hf, ...")
+    try:
+        filesystem, path = fsspec.url_to_fs(url, **_settings(protocol))
+    except Exception as error:
+        reason = _what_to_install(protocol, error) if isinstance(error, ImportError) else f"cannot be opened: {_line(error)}"
+        raise DataError(f"{key}: {shown(url)}: {reason}") from error
+    filesystem.invalidate_cache()
+    return filesystem, path
 
 
 def _settings(protocol: str) -> dict[str, Any]:
