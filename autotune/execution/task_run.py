@@ -23,7 +23,7 @@ from autotune.execution.watch import Watch
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.remote.cache import say_what_is_fetched
-from autotune.remote.clock_pause import paused_while_waiting
+from autotune.remote.path import paused_while_waiting
 from autotune.session import is_pausable
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any
 
 from autotune.errors import DataError
 from autotune.files import replacing
-from autotune.remote.clock_pause import waiting
-from autotune.remote.path import RemotePath
+from autotune.remote.path import RemotePath, waiting
 from autotune.remote.url import shown
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"

@@ -45,8 +45,7 @@ class Mirror:
             DataError: the file cannot be written.
         """
         path = self.folder / name
-        if self._remote is not None and path.is_file() and self._sent.get(name) != path.stat().st_mtime_ns:
-            modified_ns = path.stat().st_mtime_ns
+        if self._remote is not None and path.is_file() and self._sent.get(name) != (modified_ns := path.stat().st_mtime_ns):
             (self._remote / name).put(path)
             self._sent[name] = modified_ns
 
@@ -71,7 +70,7 @@ def mirrored(location: str, key: str) -> Iterator[Mirror]:
             _check_usable(remote, Path(here) / _PROBE)
             yield Mirror(Path(here), remote)
         except DataError as error:
-            raise DataError(str(error).replace(here, str(remote))) from error
+            raise DataError(str(error).replace(here, str(remote)).replace(f"/{_PROBE}", "")) from error
 
 
 def _check_usable(folder: RemotePath, probe: Path) -> None:
@@ -80,10 +79,7 @@ def _check_usable(folder: RemotePath, probe: Path) -> None:
     Without permission to look at files, an earlier state would count as absent and be overwritten.
     """
     probe.write_bytes(b"autotune looked whether it may write here\n")
-    try:
-        (folder / _PROBE).put(probe)
-        (folder / _PROBE).version()
-    except DataError as error:
-        raise DataError(str(error).replace(f"/{_PROBE}", "")) from error
+    (folder / _PROBE).put(probe)
+    (folder / _PROBE).version()
     (folder / _PROBE).remove()
     probe.unlink()

@@ -1,29 +1,25 @@
 """Files and folders at URLs, through fsspec: looked at, copied to this machine and written there; every failure is one line.
 
 Code that reads a location of the user's calls ``located``, which gives a ``Path`` or a ``RemotePath``. A ``file://`` URL gives a ``Path``.
+The wait for another machine would make a trial slow, or let it count as hung. So code that measures time registers a pause here, all of
+which are entered while this process waits, and neither side needs to know the other.
 """
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import DataError
-from autotune.remote.clock_pause import waiting
-from autotune.remote.url import is_url, shown
+from autotune.remote.url import CONNECT_SECONDS, is_url, shown
 
-_CONNECT_SECONDS = 10.0
-"""Limit in seconds for connecting to an HTTP server."""
 _READ_SECONDS = 60.0
 """Limit in seconds for an HTTP server's silence; the transfer of a whole file has no limit."""
 
 _APPEARS_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf", "http", "https"})
 """Protocols whose files are visible only once they are complete; with others, a file is written under another name and then renamed."""
-_FORBIDDEN = (401, 403)
-_ABSENT = (404, 410)
-"""HTTP status codes for a missing file; ``_FORBIDDEN`` are those for missing permission."""
 
 _VERSION_FIELDS = frozenset(
     {
@@ -33,6 +29,12 @@ _VERSION_FIELDS = frozenset(
     }
 )  # fmt: skip
 """Names in lower case, across file systems, of fields that change with a file's content; others, such as an owner, change without it."""
+
+_Pause = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which one clock or deadline is paused."""
+_pauses: list[_Pause] = []
+_is_waiting = False
+"""Whether the registered pauses are entered now."""
 
 
 def located(location: str, key: str) -> "Path | RemotePath":
@@ -53,7 +55,7 @@ def located(location: str, key: str) -> "Path | RemotePath":
 
 
 class RemotePath:
-    """A file or folder at a URL, which may not exist; its methods pause trainings' clocks (``autotune.remote.clock_pause``)."""
+    """A file or folder at a URL, which may not exist; its methods pause trainings' clocks and deadlines."""
 
     def __init__(self, filesystem: Any, path: str, url: str, key: str) -> None:
         self._filesystem = filesystem
@@ -190,9 +192,9 @@ class RemotePath:
             except Exception as error:
                 reason = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
                 status = getattr(reason, "status", None)
-                if status in _FORBIDDEN or isinstance(reason, PermissionError):
+                if status in (401, 403) or isinstance(reason, PermissionError):
                     raise _DeniedError(f"{self._key}: {self}: cannot be {done}: no permission") from error
-                if status in _ABSENT or isinstance(reason, FileNotFoundError):
+                if status in (404, 410) or isinstance(reason, FileNotFoundError):
                     raise _AbsentError(f"{self._key}: {self}: there is no such file or folder") from error
                 cause = f"the server answered {status}" if isinstance(status, int) else _line(reason)
                 raise DataError(f"{self._key}: {self}: cannot be {done}: {cause}") from error
@@ -204,6 +206,33 @@ class _AbsentError(DataError):
 
 class _DeniedError(DataError):
     """Permission is missing to use a remote file or folder."""
+
+
+@contextmanager
+def paused_while_waiting(pause: _Pause) -> Iterator[None]:
+    """Register a pause for as long as the context lasts: it is entered whenever this process waits for another machine."""
+    _pauses.append(pause)
+    try:
+        yield
+    finally:
+        _pauses.remove(pause)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Context for code that waits for another machine: all registered pauses are entered; may be nested."""
+    global _is_waiting  # noqa: PLW0603  # one flag for the process, like the list of pauses
+    if _is_waiting:
+        yield
+        return
+    with ExitStack() as paused:
+        for pause in _pauses:
+            paused.enter_context(pause())
+        _is_waiting = True
+        try:
+            yield
+        finally:
+            _is_waiting = False
 
 
 def _opened(url: str, key: str) -> tuple[Any, str]:
@@ -230,13 +259,10 @@ def _settings(protocol: str) -> dict[str, Any]:
     """Arguments for an HTTP file system that fsspec's configuration does not set; fsspec itself ends any transfer after five minutes."""
     if protocol not in ("http", "https"):
         return {}
-    try:
-        import aiohttp  # noqa: PLC0415  # only HTTP needs it
-    except ImportError:
-        return {}  # fsspec says what to install
+    import aiohttp  # noqa: PLC0415  # only HTTP needs it
     from fsspec.config import conf  # noqa: PLC0415  # only remote files need fsspec
 
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=_READ_SECONDS)
     settings = {"client_kwargs": {"timeout": timeout, "trust_env": True}, "headers": {"Accept-Encoding": "identity"}}
     return {key: value for key, value in settings.items() if key not in conf.get(protocol, {})}
 

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from autotune.errors import ConfigError
 
+CONNECT_SECONDS = 10.0
+"""Limit in seconds for connecting to a server."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|:/)")
 """Start of a URL. One slash is enough: otherwise ``s3:/bucket`` would be the path of a folder named ``s3:``."""
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "oracle": 1521}
-_CONNECT_SECONDS = 10.0
-"""Limit in seconds for connecting to a database's server."""
 
 
 def is_url(location: str | Path) -> bool:
@@ -52,4 +52,4 @@ def check_listens(url: str) -> None:
     """
     parts, kind = urlsplit(url), kind_of_database(url)
     if parts.hostname and kind in _DATABASE_PORTS:
-        socket.create_connection((parts.hostname, parts.port or _DATABASE_PORTS[kind]), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((parts.hostname, parts.port or _DATABASE_PORTS[kind]), timeout=CONNECT_SECONDS).close()

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import DataError
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
-from autotune.remote.clock_pause import paused_while_waiting
+from autotune.remote.path import paused_while_waiting
 from autotune.training.checkpoint import (
     is_kept,
     random_state,

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from autotune.remote.clock_pause import waiting
+from autotune.remote.path import waiting
 
 
 def images():

@@ -1,5 +1,7 @@
-"""Files at URLs: what is there, copied here, written there; every failure in one line."""
+"""Files at URLs: what is there, copied here, written there; every failure in one line; clocks stand still meanwhile."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -7,7 +9,8 @@ import pytest
 from fsspec.registry import known_implementations
 
 from autotune.errors import DataError
-from autotune.remote.path import RemotePath, located
+from autotune.measurement import Phase, PhaseClock
+from autotune.remote.path import RemotePath, located, paused_while_waiting, waiting
 from tests.served import Server
 
 
@@ -135,3 +138,35 @@ def test_a_folder_that_may_not_be_written_is_one_line(server: Server, tmp_path: 
     (tmp_path / "local").write_bytes(b"x")
     with pytest.raises(DataError, match=r"/secret/state: cannot be written: no permission$"):
         remote(f"{server.url}/secret/state").put(tmp_path / "local")
+
+
+def test_what_was_said_to_pause_does_so_once_and_goes_on_however_waiting_ends() -> None:
+    said = []
+
+    @contextmanager
+    def pause() -> Iterator[None]:
+        said.append("stop")
+        try:
+            yield
+        finally:
+            said.append("go")
+
+    with paused_while_waiting(pause):
+        with waiting(), waiting():
+            said.append("waits")
+        with pytest.raises(OSError, match="gone"), waiting():
+            raise OSError("gone")
+    with waiting():
+        pass
+    assert said == ["stop", "waits", "go", "stop", "go"]
+
+
+def test_a_clock_that_is_stopped_goes_on_in_its_phase() -> None:
+    clock = PhaseClock()
+    clock.enter(Phase.BUILD)
+    with paused_while_waiting(clock.stopped):
+        with waiting():
+            assert clock.phase is None
+            before = clock.seconds(Phase.BUILD)
+            assert clock.seconds(Phase.BUILD) == before
+        assert clock.phase is Phase.BUILD
