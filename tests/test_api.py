@@ -93,6 +93,29 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
     assert again.returncode == 0, again.stderr
 
 
+FAILING = """
+import autotune
+
+
+def fit(lr):
+    raise ValueError("the data is empty")
+
+
+target = autotune.target("accuracy", at_least=0.9, max_seconds=1)
+autotune.tune(fit, space={"lr": [1, 2]}, baseline={"lr": 1}, target=target, trials=4, tracking="none", quiet=True)
+"""
+
+
+@pytest.mark.ray
+def test_a_function_that_fails_in_every_trial_ends_the_study_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILING)
+    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "WorkerError: all 2 trials failed in the code they train; the first:" in ran.stderr
+    assert "ValueError: the data is empty" in ran.stderr
+    assert ran.stdout == ""
+
+
 def fit(lr: float, depth: int = 2, *, report: Any = None) -> None:
     """A training function that is never called here."""
 
