@@ -21,7 +21,7 @@ from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
-_NUM_TRIALS = 16
+_NUM_TRIALS = 40
 _COMMAND = (
     "experiment=cnn_smoke",
     "study.name=long",
@@ -33,9 +33,12 @@ _COMMAND = (
     "epochs=range(25,40)",
     "optimizer.lr=interval(1e-4,1e-3)",
     f"search.num_trials={_NUM_TRIALS}",
+    "confirm.num_seeds=6",
+    "confirm.budget_fraction=null",
 )
 """Trials of a second or so that end one after the other, so that there is time to end the study in the middle of them; on a busy machine
-some reach the target, too, so that there is something to confirm."""
+some reach the target, too, so that there is something to confirm, in so many runs that there is time to end the study among them, too."""
+_NUM_CONFIRMATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,9 @@ def test_an_interrupt_says_what_goes_on(long: Long) -> None:
 
 
 def test_confirmation_goes_on_where_it_stood(long: Long) -> None:
-    assert "confirmation run 1 of 4" not in long.finished.out
+    assert f"confirmation run 1 of {_NUM_CONFIRMATIONS}" not in long.finished.out
     assert "trial " not in long.finished.out.partition("confirmation run")[0].replace("trials", "")
-    assert len(confirmations(read_study("long", long.folder / "outputs/long"))) == 4
+    assert len(confirmations(read_study("long", long.folder / "outputs/long"))) == _NUM_CONFIRMATIONS
     assert (long.folder / "outputs/long/best.json").is_file()
 
 
@@ -207,7 +210,7 @@ def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
         *(f"trial-{row['trial']}" for row in long.finished.rows),
         *(name for name in ended if name.startswith("confirm-")),
     }
-    assert len([name for name in ended if name.startswith("confirm-")]) == 4
+    assert len([name for name in ended if name.startswith("confirm-")]) == _NUM_CONFIRMATIONS
 
 
 def test_no_process_is_left_behind(long: Long) -> None:
