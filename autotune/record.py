@@ -3,16 +3,18 @@
 Exit code 0: the recording was written; 2: bad input.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError
-from autotune.recording import write_recording
+from autotune.recording import read_recording
 from autotune.remote.url import refuse_url
-from autotune.tracking.mlflow_environment import set_environment
+from autotune.tracking.earlier_recordings import fetch_recording
 
 _PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all their learning curves."
 
@@ -40,23 +42,17 @@ def record_command(arguments: Sequence[str]) -> int:
     output = Path(own.output).expanduser()
     if (output / "study.yaml").exists():
         raise ConfigError(f"output={output}: holds a recording already; accepted is another folder")
-    set_environment()
-    from autotune.tracking.mlflow_recording import tracked_study  # noqa: PLC0415  # MLflow takes seconds to import
-
-    study = tracked_study(own.mlflow_run, own.tracking_uri)
-    try:
-        write_recording(
-            output,
-            results=study.results,
-            target=study.target,
-            space=study.space,
-            source=f"autotune study {study.name}",
-            baseline=study.baseline,
-        )
-    except OSError as error:
-        raise ConfigError(f"output={output}: cannot be written: {error.strerror}") from error
-    num_evaluations = sum(len(result.evaluations) for result in study.results)
-    print(f"wrote {output}: study {study.name}, {len(study.results)} trials, {num_evaluations} evaluations")
+    with TemporaryDirectory() as temporary:
+        study, fetched = fetch_recording(own.mlflow_run, own.tracking_uri, Path(temporary))
+        recording = read_recording(fetched)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            for file in fetched.iterdir():
+                shutil.copy(file, output)
+        except OSError as error:
+            raise ConfigError(f"output={output}: cannot be written: {error.strerror}") from error
+    num_evaluations = sum(len(trial.steps) for trial in recording.trials)
+    print(f"wrote {output}: study {study}, {len(recording.trials)} trials, {num_evaluations} evaluations")
     return 0
 
 

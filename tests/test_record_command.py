@@ -1,6 +1,7 @@
 """A study that MLflow keeps, written as a recording: the same as the study's own."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +81,23 @@ RESULTS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with ``mlflow.db``, in which a study of four trials is kept that was interrupted at a fifth."""
-    path = tmp_path_factory.mktemp("tracked")
-    info = StudyInfo(
+def info(tmp_path_factory: pytest.TempPathFactory) -> StudyInfo:
+    return StudyInfo(
         name="cnn-1",
         kind="study",
         workload="simple_cnn-digits",
         experiment="cnn",
-        folder=str(path / "outputs" / "cnn-1"),
+        folder=str(tmp_path_factory.mktemp("outputs") / "cnn-1"),
         settings={},
         tags={},
         files={"study.yaml": {**target_fields(TARGET), "baseline": 0}, "space.yaml": SearchSpace.from_mapping(SPACE, "").as_mapping()},
     )
+
+
+@pytest.fixture(scope="module")
+def folder(info: StudyInfo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with ``mlflow.db``, in which a study of four trials is kept that was interrupted at a fifth."""
+    path = tmp_path_factory.mktemp("tracked")
     tracker = MlflowTracker(info, uri=uri_of(path))
     for each in RESULTS:
         tracker.finish(tracked(each), each, None)
@@ -147,6 +152,37 @@ def test_what_mlflow_kept_is_the_studys_own_recording(folder: Path, tmp_path: Pa
     for name in ("trials.parquet", "curves.parquet"):
         assert str(pq.read_table(output / name).to_pydict()) == str(pq.read_table(folder / "own" / name).to_pydict())  # NaN is NaN
     assert read_recording(output).trials[0].suggestion == Suggestion({})  # a baseline outside the space
+
+
+def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(info: StudyInfo, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "own", tmp_path / "recording")
+    ended = StudyInfo(**{**vars(info), "name": "ended"})
+    MlflowTracker(ended, uri=uri_of(folder)).close(status="FINISHED", metrics={}, tags={}, artifacts=[tmp_path / "recording"])
+    run, output = run_named(folder, "ended"), tmp_path / "output"
+    assert run_command(record_command, [f"mlflow_run={run}", f"tracking.uri={uri_of(folder)}", f"output={output}"]) == 0
+    assert {file.name: file.read_bytes() for file in output.iterdir()} == {
+        file.name: file.read_bytes() for file in (folder / "own").iterdir()
+    }
+    [(name, recording)] = earlier_recordings([run], tmp_path, uri_of(folder))
+    own = read_recording(folder / "own")
+    assert (name, recording.target, recording.space, str(recording.trials)) == ("ended", own.target, own.space, str(own.trials))
+
+
+def test_a_study_that_was_killed_when_it_went_on_has_the_trials_since_its_recording(info: StudyInfo, folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "mlflow.db", tmp_path)
+    uri, space = uri_of(tmp_path), SearchSpace.from_mapping(SPACE, "").as_mapping()
+    write_recording(tmp_path / "recording", results=RESULTS[:2], target=TARGET, space=space, source="a test", baseline=0)
+    resumed = StudyInfo(**{**vars(info), "name": "resumed"})
+    finished = [(tracked(trial), trial, None) for trial in RESULTS[:2]]
+    tracker = MlflowTracker(resumed, uri=uri)
+    for run in finished:
+        tracker.finish(*run)
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[tmp_path / "recording"])
+    tracker = MlflowTracker(resumed, uri=uri, finished=finished)
+    tracker.finish(tracked(RESULTS[2]), RESULTS[2], None)
+    tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
+    [(_, recording)] = earlier_recordings([run_named(tmp_path, "resumed")], tmp_path, uri)
+    assert [trial.number for trial in recording.trials] == [0, 1, 2]
 
 
 def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(folder: Path, tmp_path: Path) -> None:

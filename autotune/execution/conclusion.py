@@ -130,7 +130,8 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         scale=score_format_of(plan.objective),
         front=front,
     )
-    return [*(path for name in ("best.yaml", "best.json", "trials.csv", "pareto_front.csv") if (path := folder / name).is_file()), *figures]
+    kept = ("best.yaml", "best.json", "trials.csv", "pareto_front.csv", "recording")
+    return [*(path for name in kept if (path := folder / name).exists()), *figures]
 
 
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:

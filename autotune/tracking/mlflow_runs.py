@@ -15,20 +15,18 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
-from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.mlflow_environment import store_uri
 from autotune.tracking.mlflow_fields import INTERRUPTED, Point
-from autotune.tracking.mlflow_store import first_contact, open_experiment
+from autotune.tracking.mlflow_store import first_contact, open_experiment, tagged_runs
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
-_PAGE = 1000
 _DESCRIPTION = "mlflow.note.content"
 """Tag whose Markdown MLflow's page of a run shows first."""
 
@@ -186,19 +184,6 @@ def _description(trial: TrackedTrial) -> dict[str, str]:
     return {name: yaml.safe_dump(fields.plain(part)) for name, part in parts.items()}
 
 
-def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:
-    """All runs of an experiment that have all the given tags; ``experiment`` is its id."""
-    query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
-    runs: list[Run] = []
-    token: str | None = None
-    while True:
-        page = client.search_runs([experiment], query, max_results=_PAGE, page_token=token)
-        runs += page
-        token = page.token
-        if not token:
-            return runs
-
-
 def _is_open(run: Run) -> bool:
     return run.info.status not in ("FINISHED", "FAILED", "KILLED")
 
@@ -210,10 +195,6 @@ def _was_interrupted(run: Run) -> bool:
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for begin in range(0, len(items), size):
         yield items[begin : begin + size]
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"' if "'" in text else f"'{text}'"
 
 
 def _user() -> str:

@@ -6,16 +6,17 @@ minutes and a database for two minutes, prints tracebacks of what it retries, an
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import sqlalchemy
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from autotune.errors import ConfigError
+from autotune.errors import AutotuneError, ConfigError
 from autotune.remote.url import check_listens, kind_of_database, without_password
 
 LOGGER = logging.getLogger("autotune.tracking")
@@ -27,11 +28,12 @@ _QUIET_LOGGERS = {
     "urllib3.connectionpool": logging.ERROR,
 }
 _DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
+_RUNS_PER_PAGE = 1000
 
 
 @contextmanager
 def first_contact(uri: str) -> Iterator[None]:
-    """Context manager that quiets MLflow's loggers and turns any error of the store into a one-line error.
+    """Context manager that quiets MLflow's loggers and turns any error that is not autotune's own into a one-line error.
 
     Raises:
         ConfigError: the store does not answer, is not an MLflow store, or refuses.
@@ -42,6 +44,8 @@ def first_contact(uri: str) -> Iterator[None]:
         with warnings.catch_warnings():  # caused by MLflow's use of SQLAlchemy, which our users cannot change
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
+    except AutotuneError:
+        raise
     except Exception as error:  # each kind of store raises its own client's errors
         raise ConfigError(f"tracking.uri: {without_password(uri)}: cannot be used ({_reason(error)}); accepted is {ACCEPTED}") from error
 
@@ -64,6 +68,33 @@ def open_store(uri: str) -> MlflowClient:
         raise FileNotFoundError(f"there is no file {database}")
     _check_database(uri)
     return MlflowClient(uri)
+
+
+def find_run(client: MlflowClient, run_id: str) -> Run | None:
+    """The run of that id; None if there is none."""
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:
+    """All runs of an experiment that have all the given tags; ``experiment`` is its id."""
+    query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs([experiment], query, max_results=_RUNS_PER_PAGE, page_token=token)
+        runs += page
+        token = page.token
+        if not token:
+            return runs
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if "'" in text else f"'{text}'"
 
 
 def _check_database(uri: str) -> None:

@@ -218,7 +218,7 @@ def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
         assert run.data.tags["autotune.phase"] == "confirm" or outcomes[run.data.tags["autotune.trial"]] == outcome
         assert {each.path for each in study.client.list_artifacts(run.info.run_id)} >= {"config.yaml", "overrides.yaml", "fingerprint.json"}
     kept = {each.path for each in study.client.list_artifacts(parent.info.run_id)}
-    assert kept >= {"best.yaml", "best.json", "trials.csv", "machine.yaml"}
+    assert kept >= {"best.yaml", "best.json", "trials.csv", "machine.yaml", "recording"}
     assert kept >= _FIGURES or "figures" in kept
 
 
