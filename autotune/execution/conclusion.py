@@ -27,7 +27,7 @@ from autotune.reporting.study_files import Front, TrialsTable, arm_json, describ
 from autotune.reporting.terminal import Summary, format_metric, print_summary
 from autotune.search.importances import MIN_REACHED, importances
 from autotune.search.policy import SearchPolicy
-from autotune.tracking.mlflow_environment import browse_command
+from autotune.tracking.tracker import browse_command
 from autotune.training.device import versions
 
 

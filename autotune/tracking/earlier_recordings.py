@@ -23,8 +23,8 @@ from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, target_of, write_recording
 from autotune.remote.url import refuse_url
 from autotune.space import Choice, Parameter, SearchSpace
-from autotune.tracking.mlflow_environment import set_environment, store_uri
 from autotune.tracking.mlflow_fields import param_text, plain_key
+from autotune.tracking.mlflow_tracker import preload
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,10 +78,10 @@ def fetch_recording(run_id: str, uri: str | None, folder: Path) -> tuple[str, Pa
         ConfigError: the store cannot be read, or the run does not exist or is not the study's own.
         DataError: the run's files or params are not what a study writes.
     """
-    set_environment()
+    preload()
     from autotune.tracking import mlflow_store  # noqa: PLC0415  # MLflow takes seconds to import
 
-    uri, where = store_uri(uri), f"mlflow_run={run_id}"
+    uri, where = mlflow_store.store_uri(uri), f"mlflow_run={run_id}"
     with mlflow_store.first_contact(uri):
         client = mlflow_store.open_store(uri)
         run = mlflow_store.find_run(client, run_id)

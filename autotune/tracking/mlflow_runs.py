@@ -19,9 +19,8 @@ from mlflow.entities import Metric, Param, Run, RunTag
 
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.mlflow_environment import store_uri
 from autotune.tracking.mlflow_fields import INTERRUPTED, Point
-from autotune.tracking.mlflow_store import first_contact, open_experiment, tagged_runs
+from autotune.tracking.mlflow_store import first_contact, open_experiment, store_uri, tagged_runs
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch

@@ -5,6 +5,7 @@ minutes and a database for two minutes, prints tracebacks of what it retries, an
 """
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,11 @@ _QUIET_LOGGERS = {
 }
 _DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 _RUNS_PER_PAGE = 1000
+
+
+def store_uri(uri: str | None) -> str:
+    """The URI of the store: ``uri`` if given, else MLFLOW_TRACKING_URI, else a SQLite file in the working folder."""
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """Writes a study to MLflow: an MLflow experiment for each experiment, a parent run per study, a child run per trial or confirmation run.
 
-One thread does all the writing, fed by a queue, so that the driver never waits for the store. Data that is not written yet stays
-in memory: a store that fails for a while costs only delay, and one that fails for good costs its own record but never the study.
-Resuming the study writes what is missing.
+Data that is not written yet stays in memory: a store that fails for a while costs only delay, and one that fails for good costs its own
+record but never the study. Resuming the study writes what is missing.
 """
 
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.mlflow_environment import set_environment
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
@@ -25,11 +24,20 @@ WRITE_EVERY_SECONDS = 5.0
 """Least seconds between writes of a running trial; a trial that ends before its first write is written all at once."""
 RETRY_AFTER_SECONDS = 30.0
 _MAX_FAILURES_AT_CLOSE = 2
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""Defaults of MLflow's environment variables: short timeouts, since failed writes are tried again, no telemetry and less output."""
 
 
 def preload() -> None:
-    """Import MLflow and what else the tracker needs, which takes seconds."""
-    set_environment()
+    """Import MLflow, which takes seconds, with defaults for those of its environment variables that the user did not set."""
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415  # MLflow reads its environment while it is imported
 
 
@@ -45,8 +53,8 @@ class MlflowTracker:
     """
 
     def __init__(self, info: StudyInfo, *, uri: str | None = None, finished: Sequence[FinishedRun] = ()) -> None:
-        set_environment()
-        from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # takes seconds, and MLflow reads its environment
+        preload()
+        from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # MLflow takes seconds to import
 
         self._store = MlflowRuns(info, uri, {trial.name for trial, _, _ in finished})
         self._runs = _unwritten_runs(finished, self._store.left)

@@ -2,14 +2,18 @@
 
 A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. A
 tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before the study was resumed,
-so that it can fill in what it missed.
+so that it can fill in what it missed. Two more functions are called where there are any: ``preload`` of the tracker's module, before all
+else, and the tracker's ``write_due``, about once a second while there is nothing to tell it.
 """
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.database_url import without_password
 from autotune.measurement import Evaluation, TrialResult
 
 
@@ -59,7 +63,7 @@ FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
 
 
 class Tracker(Protocol):
-    """Contract of ``tracking:`` in the configuration. All methods but ``close`` return at once, since a training may be waiting."""
+    """Contract of ``tracking:`` in the configuration. They are called in the tracker's own process: no training waits."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Called when a run is handed to a worker."""
@@ -98,3 +102,21 @@ class NoTracker:
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Do nothing."""
+
+
+def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
+    """The command or the server address that shows the tracked runs; None for a tracker that is not part of autotune.
+
+    Args:
+        tracking: the ``tracking`` node of the configuration.
+        studies: folder that contains the studies' folders.
+    """
+    if tracking["_target_"].endswith(".TensorBoardTracker"):
+        return f"tensorboard --logdir {shlex.quote(studies)}"
+    if "uri" not in tracking:
+        return None
+    uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return "mlflow ui"
+    shown_uri = without_password(uri)
+    return shown_uri if uri.startswith(("http://", "https://")) else f"mlflow ui --backend-store-uri {shlex.quote(shown_uri)}"

@@ -8,9 +8,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.tracking.mlflow_environment import browse_command
 from autotune.tracking.tensorboard_tracker import TensorBoardTracker
-from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from autotune.tracking.tracker import StudyInfo, TrackedTrial, browse_command
 from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
 
 
