@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from autotune.remote.url import without_password
 from autotune.errors import ConfigError, DataError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, target_of, write_recording
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, without_password
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_fields import param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.database_url import without_password
 from autotune.measurement import Evaluation, TrialResult
+from autotune.remote.url import without_password
 
 
 @dataclass(frozen=True, kw_only=True)
