@@ -4,6 +4,7 @@ It writes the function and the settings that YAML files would hold into a folder
 ``python -m autotune --config-dir ...`` does: the same search, the same files, and the same commands go on with the study.
 """
 
+import contextlib
 import difflib
 import inspect
 import json
@@ -235,10 +236,9 @@ def tune(
         raise ConfigError("tune: accepted is a training function, or experiment=NAME")
     name = name or f"{_function_name(training) if training is not None else experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
     study_folder = Path(folder).expanduser() / name
-    settings = {"study.name": name, "study.folder": str(folder), "study.seed": seed, "search.num_trials": trials}
-    arguments = [
-        f"{key}={value}" for key, value in (settings | {"search.time_budget_seconds": time_budget_seconds}).items() if value is not None
-    ]
+    study = {"name": name, "folder": str(folder), "seed": seed}
+    budget = {"num_trials": trials, "time_budget_seconds": time_budget_seconds}
+    arguments = [*_as_overrides("study", study), *_as_overrides("search", budget)]
     if trials is None and time_budget_seconds is not None:
         arguments.append("search.num_trials=null")
     for key, value in groups.items():
@@ -432,7 +432,15 @@ def _as_overrides(key: str, value: Any) -> list[str]:
 def _values_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Values by key of ``key=value`` settings, without the ``training.`` that a function's arguments have there."""
     pairs = (override.partition("=") for override in overrides)
-    return {key.lstrip("+").removeprefix("training."): yaml.safe_load(value) for key, _, value in pairs}
+    return {key.lstrip("+").removeprefix("training."): _value_of(text) for key, _, text in pairs}
+
+
+def _value_of(text: str) -> Any:
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):  # YAML takes 1e-05, without a dot, for text
+            return float(value)
+    return value
 
 
 def _function_name(training: Callable[..., Any]) -> str:
