@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -160,6 +161,8 @@ class Connection:
     def start(self) -> None:
         """Begin to connect, unless that has begun already."""
         if self._thread is None:
+            # requests, which Ray imports, ignores this itself, but a catch_warnings() of another thread (Hydra's) may undo that
+            warnings.filterwarnings("ignore", message="SOCKS support in urllib3")
             self._thread = threading.Thread(target=self._hold, name="ray", daemon=True)
             self._thread.start()
 

@@ -98,8 +98,7 @@ def test_a_training_of_two_nodes_that_loses_one_is_run_again(far: FarCluster) ->
     study = far.start(
         "gang", "experiment=cnn", "parallelism=ddp", "cluster.placement=strict_spread", "search.num_trials=1", *_LONG
     )  # fmt: skip
-    wait_until(lambda: len(_others(far)) == 1, process=study)
-    time.sleep(3)
+    wait_until(lambda: len(_others_for(3, far)) == 1, process=study, said=(far.folder / "gang.txt").read_text)
     (cut,) = _others(far)
     cut.pull()
     try:
@@ -136,6 +135,14 @@ def _nothing_is_lost(far: FarCluster, name: str, num_trials: int) -> None:
 def _others(far: FarCluster) -> list[Host]:
     """Hosts on which a worker trains that is not its trial's first."""
     return [host for host in far.nodes if any("_Other.follow" in each for each in _command_lines(host))]
+
+
+def _others_for(seconds: float, far: FarCluster) -> list[Host]:
+    """The hosts that are others now and still are some seconds later: a training that was lost meanwhile is begun again."""
+    others = _others(far)
+    if others:
+        time.sleep(seconds)
+    return others if _others(far) == others else []
 
 
 def _trains(host: Host) -> bool:

@@ -1,11 +1,13 @@
-"""Whether a cluster has room for another trial."""
+"""Connecting to Ray, and whether a cluster has room for another trial."""
 
+import warnings
 from typing import Any
 
 import pytest
 import ray
 
-from autotune.execution.cluster import Room
+from autotune.config.schema import ClusterConfig
+from autotune.execution.cluster import Connection, Room
 
 
 class Task:
@@ -36,3 +38,13 @@ def test_as_many_as_fit_or_as_were_asked_for(
     monkeypatch.setattr(ray, "nodes", lambda: machines)
     room = Room(num_cpus=2, num_gpus=1, **{"accelerator_type": None, **settings})
     assert room([Task()] * num_running) is has_room  # type: ignore[list-item]  # it has what is asked
+
+
+def test_what_ray_imports_warns_of_no_missing_socks_while_hydra_catches_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "_hold", lambda self: None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        Connection(ClusterConfig()).start()
+        warnings.warn("SOCKS support in urllib3 requires the installation of optional dependencies: PySocks", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    assert [str(each.message) for each in caught] == ["another"]
