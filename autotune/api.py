@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
@@ -52,9 +52,17 @@ class TargetSpec:
     value: float
     mode: str
     max_train_seconds: float
+    constraints: Mapping[str, Mapping[str, float]]
 
 
-def target(metric: str, *, at_least: float | None = None, at_most: float | None = None, max_seconds: float) -> TargetSpec:
+def target(
+    metric: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    max_seconds: float,
+    constraints: Mapping[str, Mapping[str, float]] | None = None,
+) -> TargetSpec:
     """Say what counts as trained: ``target("val_f1", at_least=0.93, max_seconds=60)``.
 
     Args:
@@ -62,6 +70,8 @@ def target(metric: str, *, at_least: float | None = None, at_most: float | None 
         at_least: value to reach, of a metric that is better the higher it is.
         at_most: value to reach, of a metric that is better the lower it is.
         max_seconds: seconds of training after which a trial has missed the target.
+        constraints: bounds of further metrics that are reported, which the same evaluation must keep:
+            ``{"latency_ms": {"at_most": 20}}``.
 
     Raises:
         ConfigError: both or none of ``at_least`` and ``at_most`` are given.
@@ -70,7 +80,7 @@ def target(metric: str, *, at_least: float | None = None, at_most: float | None 
         raise ConfigError(f"target({metric!r}): accepted is one of at_least and at_most")
     value, mode = (at_least, "max") if at_most is None else (at_most, "min")
     assert value is not None
-    return TargetSpec(metric, float(value), mode, float(max_seconds))
+    return TargetSpec(metric, float(value), mode, float(max_seconds), constraints or {})
 
 
 def uniform(low: float, high: float, *, step: float | None = None) -> dict[str, Any]:
@@ -322,7 +332,7 @@ def _write_function(
             **_baseline(training, name, space, baseline),
             **({} if getattr(training, "may_warm_up", True) else {"_warm_up_": False}),
         },
-        "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
+        "target": {**asdict(target), "constraints": {key: dict(limits) for key, limits in target.constraints.items()}},
         "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],
     }
     try:

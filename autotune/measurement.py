@@ -39,23 +39,47 @@ PAUSED = "PAUSED"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Quality that a training must reach: ``metric`` at or past ``value``, within ``max_train_seconds`` of training."""
+    """Quality that a training must reach: ``metric`` at or past ``value``, within ``max_train_seconds`` of training.
+
+    ``str`` of it says it in words, such as ``val_loss <= 0.5, latency <= 20``.
+    """
 
     metric: str
     value: float
     mode: str
     """``max`` if higher is better, ``min`` if lower is."""
     max_train_seconds: float
+    constraints: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Bounds of further metrics by name, ``at_most`` and ``at_least``, which the same evaluation must keep."""
+
+    def __str__(self) -> str:
+        bounds = [f"{self.metric} {'>=' if self.mode == 'max' else '<='} {self.value:g}"]
+        for name, limits in self.constraints.items():
+            bounds += [f"{name} {'>=' if side == 'at_least' else '<='} {limit:g}" for side, limit in limits.items()]
+        return ", ".join(bounds)
 
     def reached_by(self, metric: float) -> bool:
-        """Whether a metric value is at or past the target; False for a value that is not finite."""
+        """Whether a metric value is at or past ``value``; False for a value that is not finite."""
         if not math.isfinite(metric):
             return False
         return metric >= self.value if self.mode == "max" else metric <= self.value
 
-    def shortfall(self, metric: float) -> float:
-        """Distance of a metric value from the target, in the metric's unit: positive while the target is not reached."""
-        return self.value - metric if self.mode == "max" else metric - self.value
+    def violation(self, metrics: Mapping[str, float]) -> float:
+        """How far the worst of the further metrics is past its bound, as a fraction of the bound; 0 if all are within, 1 if not finite."""
+        worst = 0.0
+        for name, limits in self.constraints.items():
+            for side, limit in limits.items():
+                past = (metrics[name] - limit) / (abs(limit) or 1.0) * (1 if side == "at_most" else -1)
+                worst = max(worst, past if math.isfinite(past) else 1.0)
+        return worst
+
+    def shortfall(self, metric: float, violation: float = 0.0) -> float:
+        """Distance of an evaluation from the target, in the metric's unit: positive while the target is not reached.
+
+        A violated constraint counts as a metric that is short by the same fraction.
+        """
+        own = self.value - metric if self.mode == "max" else metric - self.value
+        return max(own, violation * (abs(self.value) or 1.0)) if violation > 0 else own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +117,21 @@ class Evaluation:
     contention: Contention | None = None
     """What else used the machine since the process began to train; None if it was not observed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further metrics that a training function of the user's reported, by name; nothing is decided by them."""
+    """Further metrics that a training function of the user's reported, by name; a target may bound them."""
 
     @property
     def warm_seconds(self) -> float:
         """Seconds of prepare and train so far."""
         return self.prepare_seconds + self.train_seconds
+
+    def shortfall(self, target: Target) -> float:
+        """Distance from the target, in the metric's unit."""
+        return target.shortfall(self.metric, target.violation(self.measured))
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """What a target may bound: the loss and the further metrics, by name."""
+        return {"loss": self.loss, **self.metrics}
 
     def extrapolated(self, train_seconds: float) -> Self:
         """Copy of the evaluation moved to another time of training, with energy used at the same rate."""

@@ -177,7 +177,7 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
         numbers = {field: float(study[names[field]]) for field in ("value", "max_train_seconds")}
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}; accepted are numbers for target and max_train_seconds") from error
-    return Target(metric=str(study["metric"]), mode=study["mode"], **numbers)
+    return Target(metric=str(study["metric"]), mode=study["mode"], value=numbers["value"], max_train_seconds=numbers["max_train_seconds"])
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:

@@ -28,13 +28,12 @@ import psutil
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.session import ADDRESS, SEED, Clock
+from autotune.session import ADDRESS, SEED, Clock, misspelt
 
 _NUM_LINES = 20
 """Lines of a failed script's output that its error tells."""
 _END_SECONDS = 5.0
 """Seconds that a script may take to end after SIGTERM."""
-_VALUES = ("loss", "step", "epoch", "samples")
 
 
 class Command:
@@ -162,7 +161,8 @@ def _reported(line: bytes, metric: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
         found = json.loads(line)
         if isinstance(found, dict) and metric in found:
-            return {"metric": found[metric], **{name: found[name] for name in _VALUES if name in found}}
+            numbers = {name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+            return {**{name: value for name, value in numbers.items() if name != metric and not misspelt(name)}, "metric": found[metric]}
     return None
 
 

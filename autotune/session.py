@@ -5,11 +5,12 @@ command (``autotune.command``) finds its trial by an environment variable, and r
 """
 
 import contextlib
+import difflib
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,6 +88,8 @@ class Session:
     seed: int
     thread: int = field(default_factory=threading.get_ident)
     """Identifier of the thread that trains, the only one that may report."""
+    refused: list[ConfigError] = field(default_factory=list)
+    """Errors of reports from other threads, where nobody may see them."""
 
 
 _active: Session | None = None
@@ -132,8 +135,8 @@ class _Client:
         self._socket.connect(address)
         self._lines = self._socket.makefile("r", encoding="utf-8")
 
-    def report(self, metric: Any, **values: Any) -> None:
-        self._send({"metric": float(metric), **{name: float(value) for name, value in values.items()}})
+    def report(self, **values: Any) -> None:
+        self._send({name: float(value) for name, value in values.items()})
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         return self._within("build")
@@ -159,28 +162,60 @@ class _Client:
             raise SystemExit(0)
 
 
-def report(metric: Any, **values: Any) -> None:
+def report(*metric: Any, **values: Any) -> None:
     """Report an evaluation of the trial that this code runs in; outside a trial this does nothing.
+
+    ``report(0.93, epoch=2)``, ``report(accuracy=0.93, epoch=2)`` and ``report({"accuracy": 0.93, "epoch": 2})`` say the same.
 
     The call returns when the training is to go on. Where it is to end, it raises an exception that is no ``Exception``.
 
     Args:
-        metric: value of the target's metric, a number or a tensor of one element.
-        values: any of ``loss``, ``step``, ``epoch`` and ``samples``, counted since the training began, and further metrics by name,
-            which are tracked and decide nothing.
+        metric: value of the target's metric, a number or a tensor of one element; or all values in a mapping.
+        values: the target's metric by its own name, any of ``loss``, ``step``, ``epoch`` and ``samples``, counted since the training
+            began, and further metrics by name, which are tracked, and decide nothing that ``target.constraints`` does not ask of them.
 
     Raises:
-        ConfigError: another thread than the one that trains called this.
+        ConfigError: another thread than the one that trains called this, or more than the metric was given by position.
     """
+    reported = as_reported(metric, values)
     session = current()
     if session is None:
         return
     if threading.get_ident() != session.thread:
-        raise ConfigError(
+        error = ConfigError(
             f"autotune.report: was called in the thread {threading.current_thread().name!r}, accepted is the thread that trains, "
             f"since a training stands still while its report is decided upon"
         )
-    session.report(metric, **values)
+        session.refused.append(error)
+        raise error
+    session.report(**reported)
+
+
+REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
+"""Names of reported values that are no further metrics."""
+
+
+def misspelt(name: str) -> str | None:
+    """The name of ``REPORTED`` that a further metric's name was probably meant to be; None if it is a name of its own."""
+    close = [] if name in REPORTED else difflib.get_close_matches(name, REPORTED, n=1, cutoff=0.8)
+    return close[0] if close else None
+
+
+def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a ``report`` by name; the value given by position is ``metric``.
+
+    Raises:
+        ConfigError: more than one argument is given by position.
+    """
+    if len(metric) > 1:
+        found = ", ".join(str(value)[:40] for value in metric)
+        raise ConfigError(
+            f"autotune.report: found {len(metric)} arguments by position ({found}), accepted is the metric alone; the others go by name, "
+            f"such as step=100"
+        )
+    if metric and isinstance(metric[0], Mapping):
+        return {**{str(name): value for name, value in metric[0].items()}, **values}
+    return {"metric": metric[0], **values} if metric else dict(values)
 
 
 def building() -> contextlib.AbstractContextManager[None]:

@@ -62,7 +62,7 @@ def train_command(arguments: Sequence[str]) -> int:
         stopped_at=0.0,
         fingerprint={},
     )
-    print(f"outcome {outcome}: {config.target.metric} {'>=' if config.target.mode == 'max' else '<='} {config.target.value}")
+    print(f"outcome {outcome}: {config.target}")
     if last is not None:
         print(
             f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, "

@@ -77,6 +77,7 @@ def test_a_script_reports(own: MakeConfig, script: str) -> None:
     evaluations = list(start_training(config))
     assert [(evaluation.metric, evaluation.epoch) for evaluation in evaluations] == [(0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)]
     assert evaluations[-1].outcome is None
+    assert evaluations[-1].metrics == ({"lr": 1} if script == PRINTING else {})
 
 
 @pytest.mark.parametrize("script", [PRINTING, REPORTING])

@@ -23,6 +23,7 @@ class TargetConfig:
     value: float = MISSING
     mode: str = MISSING
     max_train_seconds: float = MISSING
+    constraints: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -236,6 +237,10 @@ class TrialConfig:
             raise ConfigError(f"max_grad_norm: found {self.max_grad_norm}, accepted is above 0, or null")
         if not self.target.max_train_seconds > 0:
             raise ConfigError(f"target.max_train_seconds: found {self.target.max_train_seconds}, accepted is above 0")
+        for name, limits in self.target.constraints.items():
+            _check_limits(f"target.constraints.{name}", limits)
+            if self.training is None and name != "loss":
+                raise ConfigError(f"target.constraints: found {name}, accepted without a training function of one's own is loss")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -287,6 +292,13 @@ class TrialConfig:
 def _check_at_least(key: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key}: found {value}, accepted is a whole number from {least}")
+
+
+def _check_limits(key: str, limits: Any) -> None:
+    numbers = limits.values() if isinstance(limits, Mapping) else ()
+    is_known = isinstance(limits, Mapping) and limits and set(limits) <= {"at_most", "at_least"}
+    if not is_known or not all(isinstance(limit, int | float) and math.isfinite(limit) for limit in numbers):
+        raise ConfigError(f"{key}: found {limits}, accepted is at_most, at_least or both, with a number: {{at_most: 20}}")
 
 
 def _check_one_of(key: str, value: Any, accepted: tuple[Any, ...]) -> None:

@@ -228,8 +228,7 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
     target, capabilities = plan.target, plan.capabilities
     lines = [
         f"{plan.kind:<10} {plan.name} -> {plan.folder}",
-        f"target     {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}, "
-        f"at most {target.max_train_seconds:g} s of training a run",
+        f"target     {target}, at most {target.max_train_seconds:g} s of training a run",
     ]
     for side in plan.sides:
         cpus, gpus = plan.resources(side.trial)

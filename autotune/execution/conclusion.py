@@ -84,7 +84,7 @@ def _description(plan: StudyPlan, confirmation: Confirmation) -> str:
     """The result in a few lines of Markdown, for a tracker's page of the study."""
     best, target, speed_up = confirmation.best, plan.trial.target, confirmation.speed_up
     scale, baseline = score_format_of(plan.objective), confirmation.scores[confirmation.arms[0].trial]
-    lines = [f"**{plan.experiment}** to {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}"]
+    lines = [f"**{plan.experiment}** to {target}"]
     if best is None:
         return "\n\n".join([*lines, "Nothing reached the target again on fresh seeds."])
     if confirmation.is_baseline_best or speed_up is None:
@@ -181,7 +181,7 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     exported = {"seed": seed, **values}
     scores, speed_up = confirmation.scores[best.trial], None if confirmation.is_baseline_best else confirmation.speed_up
     comments = [
-        f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target.metric} {plan.trial.target.value:g} in "
+        f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target} in "
         f"{', '.join(f'{score:.3g}' for score, reached in scores.scored_runs if reached)} {scores.scale.unit}".rstrip()
         + f" on fresh seeds, {describe_reached(scores)}.",
         *([f"{scores.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
@@ -269,7 +269,14 @@ def _notes(runs: Sequence[TrialResult]) -> list[tuple[str, str]]:
     contentions = [run.contention for run in runs if run.contention is not None]
     if contentions:
         notes.append(("marked", f"{len(contentions)} of {len(runs)} runs, such as: {contentions[-1]}"))
+    seconds = sum(run.last.train_seconds for run in runs if run.last is not None)
+    if (num_evaluations := sum(len(run.evaluations) for run in runs)) * _REPORT_SECONDS > seconds:
+        notes.append(("reports", f"one every {seconds / num_evaluations * 1e3:.2g} ms of training: rarer ones make the search faster"))
     return notes
+
+
+_REPORT_SECONDS = 0.02
+"""Seconds between two evaluations below which handling them takes longer than the training between them."""
 
 
 _ADVICE = (
@@ -295,7 +302,7 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
     target = live.plan.trial.target
     sign = 1 if target.mode == "max" else -1
     measured = [(result.last.metric * sign, result) for result in results if result.last is not None and math.isfinite(result.last.metric)]
-    _say(live, f"nothing reached {target.metric} {target.value:g}" + (" again on fresh seeds" if confirmation else ""))
+    _say(live, f"nothing reached {target}" + (" again on fresh seeds" if confirmation else ""))
     if measured and confirmation is None:
         metric, closest = max(measured, key=lambda pair: pair[0])
         _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {' '.join(closest.overrides)}")

@@ -191,8 +191,7 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     config, target = plan.config, plan.trial.target
     lines = [
         f"study     {plan.name} -> {plan.folder}",
-        f"target    {target.metric} {'>=' if target.mode == 'max' else '<='} {target.value}, "
-        f"at most {target.max_train_seconds:g} s of training a trial",
+        f"target    {target}, at most {target.max_train_seconds:g} s of training a trial",
         f"objective {score_format_of(plan.objective).description}",
     ]
     lines += [f"first     {source.experiment} is trained, once, for {source.path}" for source in plan.composer.missing_sources]

@@ -17,7 +17,7 @@ from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.reporting.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
 from autotune.reporting.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_ratio, format_seconds
-from autotune.reporting.terminal import REFRESHES_PER_SECOND, describe_target, format_metric, printable
+from autotune.reporting.terminal import REFRESHES_PER_SECOND, format_metric, printable
 
 
 class ComparisonDisplay:
@@ -39,7 +39,7 @@ class ComparisonDisplay:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        head = f"{self._title}: target {describe_target(self._target)}, {self._num_runs} runs"
+        head = f"{self._title}: target {self._target}, {self._num_runs} runs"
         self._console.print(Text(printable(head), style="bold"), soft_wrap=True)
         for side in self._sides:
             self._console.print(Text(printable(f"  {side}")), soft_wrap=True)
@@ -94,7 +94,7 @@ class ComparisonDisplay:
 def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
     """Print the result of a comparison: a table of both sides with their ratios, notes and the conclusion."""
     lines = [Text(f"\n{comparison.experiment} · {comparison.name}", style="bold")]
-    lines.append(Text.assemble((f"  {'target':<8}", "dim"), describe_target(comparison.target)))
+    lines.append(Text.assemble((f"  {'target':<8}", "dim"), str(comparison.target)))
     lines += [Text.assemble((f"  {side.name:<8}", "dim"), printable(side.label.partition(": ")[2])) for side in comparison.sides]
     lines += _table(comparison)
     lines += [Text(f"  {printable(note)}") for note in _notes(comparison)]

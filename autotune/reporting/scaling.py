@@ -18,7 +18,7 @@ from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide, format_step
 from autotune.reporting.scores import format_ratio, format_seconds
 from autotune.reporting.study_files import write_json
-from autotune.reporting.terminal import describe_target, printable
+from autotune.reporting.terminal import printable
 
 
 class Mode(StrEnum):
@@ -201,7 +201,7 @@ def print_scaling(console: Console, scaling: Scaling, *, folder: str) -> None:
 
 def _table(scaling: Scaling, mode: Mode) -> Table:
     constant = "the same batch for all" if mode is Mode.STRONG else "the same part of a batch for each worker"
-    title = f"{scaling.experiment} · {scaling.strategy} · {mode} scaling ({constant}) to {describe_target(scaling.target)}"
+    title = f"{scaling.experiment} · {scaling.strategy} · {mode} scaling ({constant}) to {scaling.target}"
     table = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("workers", "batch", "reached", "to target", "speed-up", "device time", "a step", "step efficiency", "computing"):
         table.add_column(name, justify="right")

@@ -73,7 +73,7 @@ class StudyDisplay:
             self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_SECOND)
             self._live.start(refresh=True)
         else:
-            self._print(f"{self._title}: target {describe_target(self._target)}, {self._budget()}")
+            self._print(f"{self._title}: target {self._target}, {self._budget()}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -174,7 +174,7 @@ class StudyDisplay:
         for trial, row in running[:room]:
             table.add_row(*map(Text, (str(trial), row.overrides, *row.numbers())))
         head = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
-        head.append(f"  target {describe_target(self._target)}", style="not bold")
+        head.append(f"  target {self._target}", style="not bold")
         lines: list[RenderableType] = [head, table]
         if len(running) > room:
             lines.append(Text(f"and {len(running) - room} more running", style="dim"))
@@ -226,7 +226,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     outcomes = ", ".join(f"{outcome} {count}" for outcome, count in summary.outcomes.items() if count)
     times = f"{format_seconds(summary.train_seconds_spent)} of training in {format_seconds(summary.wall_seconds)} of wall clock"
     rows = [
-        ("target", describe_target(summary.target)),
+        ("target", str(summary.target)),
         *([] if summary.baseline.scale.is_time else [("objective", summary.baseline.scale.description)]),
         *_verdict(summary),
         ("trials", outcomes or "none"),
@@ -244,11 +244,6 @@ def print_summary(console: Console, summary: Summary) -> None:
         lines += [Text(f"\n{printable(purpose)}:"), Text(f"  {command}", style="cyan")]
     for line in lines:
         console.print(line, soft_wrap=True)
-
-
-def describe_target(target: Target) -> str:
-    """A target in words, such as ``accuracy >= 0.94``."""
-    return f"{target.metric} {'>=' if target.mode == 'max' else '<='} {target.value:g}"
 
 
 def format_metric(metric: float) -> str:

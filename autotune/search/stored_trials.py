@@ -67,7 +67,7 @@ def tell_result(study: optuna.Study, trial: optuna.Trial, result: TrialResult, o
     if result.outcome.is_infeasible:
         trial.set_constraint(_INFEASIBLE, 1.0)
     elif result.outcome.is_censored and result.last is not None and math.isfinite(result.last.metric):
-        trial.report(target.shortfall(result.last.metric), step=1)
+        trial.report(result.last.shortfall(target), step=1)
     trial.set_user_attr(_RESULT, result.as_dict())  # if the process dies from here on, end_abandoned_trials tells the result
     _tell(study, trial.number, result, objective)
 

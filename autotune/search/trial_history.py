@@ -164,7 +164,7 @@ class TrialHistory:
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:
                 self._least_gap = min(self._least_gap, seconds / trial.curve[0].seconds - 1)
-            shortfall = self._target.shortfall(evaluation.metric)
+            shortfall = evaluation.shortfall(self._target)
             if evaluation.outcome is not Outcome.REACHED:
                 shortfall = max(shortfall, 0.0)  # at the target, but a model not yet pruned does not count
             if not trial.curve:

@@ -195,7 +195,8 @@ def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock
             clock.seconds(Phase.PREPARE),
             cap_seconds,
             ended=progress.step >= run.total_steps,
-            counts=parts.technique.counts(parts.evaluated_model, progress.step, run.total_steps),
+            counts=parts.technique.counts(parts.evaluated_model, progress.step, run.total_steps)
+            and not run.config.target.violation({"loss": loss}),
         ),
     )
 

@@ -10,7 +10,6 @@ function once before the call that counts, up to its first report, unless ``trai
 """
 
 import contextlib
-import difflib
 import functools
 import inspect
 import logging
@@ -28,7 +27,7 @@ from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
-from autotune.session import Session, in_session
+from autotune.session import REPORTED, Session, as_reported, in_session, misspelt
 from autotune.training.checkpoint import is_kept
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
@@ -49,7 +48,6 @@ _log = logging.getLogger(__name__)
 
 _END_SECONDS = 60.0
 """Longest wait for a training function to clean up after it was ended; nothing could be timed beside one that takes longer."""
-_REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 
 
 class TrainingClock:
@@ -217,8 +215,8 @@ def _reports(
     offered = {"config": config, "seed": config.seed, "device": device, "clock": user_clock, "checkpoint": checkpoint}
     arguments = accepted_arguments(function, offered)
 
-    def session(report: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-        return in_session(Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed))
+    def session(report: Callable[..., None]) -> Session:
+        return Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed)
 
     if inspect.isgeneratorfunction(function.func):
 
@@ -227,14 +225,17 @@ def _reports(
                 f"training: {_name(config)} is a generator function, which yields its evaluations; it cannot call report, too"
             )
 
-        with imports_are_build(clock, paid), session(refused):
+        with imports_are_build(clock, paid), in_session(session(refused)):
             yield from function(**arguments)
         return
     takes_report = "report" in accepted_arguments(function, {"report": None})
 
     def call_with(report: Callable[..., None]) -> None:
-        with imports_are_build(clock, paid), session(report):
+        active = session(report)
+        with imports_are_build(clock, paid), in_session(active):
             function(**arguments, **({"report": report} if takes_report else {}))
+        if active.refused:
+            raise active.refused[0]
 
     yield from _reports_of_function(call_with)
 
@@ -245,10 +246,10 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
     requests: queue.SimpleQueue[None] = queue.SimpleQueue()
     ended = threading.Event()
 
-    def report(metric: Any, **values: Any) -> None:
+    def report(*metric: Any, **values: Any) -> None:
         """Report one evaluation; returns when the training is to continue."""
         if not ended.is_set():
-            reported.put({"metric": metric, **values})
+            reported.put(as_reported(metric, values))
             requests.get()
         if ended.is_set():  # raised again if the function catches the first one and reports again
             raise TrainingEnded
@@ -286,18 +287,28 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
 def _evaluation(
     config: TrialConfig, values: Any, clock: PhaseClock, device: torch.device, cap_seconds: float, previous: Evaluation | None
 ) -> Evaluation:
+    target = config.target
+    if isinstance(values, Mapping) and "metric" not in values and target.metric in values:
+        values = {"metric": values[target.metric], **{key: value for key, value in values.items() if key != target.metric}}
     if not isinstance(values, Mapping) or "metric" not in values or not all(isinstance(key, str) for key in values):
         found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-        optional = ", ".join(sorted(_REPORTED - {"metric"}))
-        raise ConfigError(f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name")
-    for key in set(values) - _REPORTED:
-        if meant := difflib.get_close_matches(key, _REPORTED, n=1, cutoff=0.8):
-            raise ConfigError(f"training: {_name(config)} reported {key} (did you mean {meant[0]}?)")
+        optional = ", ".join(sorted(REPORTED - {"metric"}))
+        raise ConfigError(
+            f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name; metric may "
+            f"be called {target.metric}, too"
+        )
+    for key in values:
+        if meant := misspelt(key):
+            raise ConfigError(f"training: {_name(config)} reported {key} (did you mean {meant}?)")
     numbers = {key: _number(config, key, value) for key, value in values.items()}
     metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
     train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
     samples = int(numbers.get("samples", 0))
     previous_samples, previous_seconds = (previous.samples, previous.train_seconds) if previous else (0, 0.0)
+    further = {key: number for key, number in numbers.items() if key not in REPORTED}
+    bounded = {key: number for key, number in numbers.items() if key not in REPORTED or key == "loss"}
+    if missing := sorted(set(target.constraints) - set(bounded)):
+        raise ConfigError(f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds; accepted is a number")
     return Evaluation(
         step=int(numbers.get("step", previous.step + 1 if previous else 1)),
         epoch=numbers.get("epoch", 0.0),
@@ -313,8 +324,10 @@ def _evaluation(
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
         device_kind=device_kind(device),
-        metrics={key: number for key, number in numbers.items() if key not in _REPORTED},
-        outcome=outcome_of(config.target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False),
+        metrics=further,
+        outcome=outcome_of(
+            target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False, counts=not target.violation(bounded)
+        ),
     )
 
 

@@ -5,11 +5,13 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import autotune
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
@@ -271,6 +273,86 @@ def test_further_metrics_are_kept_and_decide_nothing(own: MakeConfig) -> None:
     restored = Evaluation.from_dict(json.loads(json.dumps(evaluation.as_dict())))
     assert list(restored.metrics) == ["f1"]
     assert run(own(rising, num_evaluations=1))[0].metrics == {}
+
+
+@pytest.mark.parametrize("said", [{"score": 0.5, "f1": 0.1}, {"metric": 0.5, "f1": 0.1}])
+def test_the_metric_goes_by_its_own_name_too(own: MakeConfig, said: dict[str, float]) -> None:
+    for function in (yielding, reporting_by_name, reporting_a_mapping):
+        (evaluation,) = run(own(function, said=said))
+        assert (evaluation.metric, evaluation.metrics, evaluation.outcome) == (0.5, {"f1": 0.1}, Outcome.REACHED)
+
+
+def yielding(said: Mapping[str, float]) -> Iterator[Mapping[str, float]]:
+    yield said
+
+
+def reporting_by_name(said: Mapping[str, float]) -> None:
+    autotune.report(**said)
+
+
+def reporting_a_mapping(report: Report, said: Mapping[str, float]) -> None:
+    report(dict(said))
+
+
+def test_more_than_the_metric_by_position_is_refused_in_one_line_outside_a_trial_too(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"found 2 arguments by position \(3, 0.5\), accepted is the metric alone") as refused:
+        autotune.report(3, 0.5)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"found 2 arguments by position \(0, 0.5\)"):
+        run(own(reporting_by_position))
+
+
+def reporting_by_position(report: Report) -> None:
+    report(0, 0.5)
+
+
+def test_a_report_from_another_thread_is_told_where_the_thread_does_not_tell_it(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="accepted is the thread that trains"):
+        run(own(reporting_aside))
+
+
+def reporting_aside() -> None:
+    def report() -> None:
+        with contextlib.suppress(ConfigError):
+            autotune.report(0.5)
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("limits", "reached"),
+    [({"at_most": 20}, 3), ({"at_least": 35}, 0), ({"at_most": 30, "at_least": 25}, 2), ({"at_most": 5}, None)],
+)
+def test_an_evaluation_reaches_the_target_only_where_it_keeps_the_constraints(
+    own: MakeConfig, limits: dict[str, float], reached: int | None
+) -> None:
+    config = own(getting_lighter)
+    target = Target(metric="accuracy", value=0.5, mode="max", max_train_seconds=1e9, constraints={"latency": limits})
+    evaluations = run(replace(config, target=target))
+    outcomes = [evaluation.outcome for evaluation in evaluations]
+    assert outcomes == [None] * (3 if reached is None else reached) + [Outcome.REACHED if reached is not None else None]
+    shortfalls = [evaluation.shortfall(target) for evaluation in evaluations]
+    assert all(shortfall > 0 for shortfall, outcome in zip(shortfalls, outcomes, strict=True) if outcome is None)
+
+
+def getting_lighter() -> Iterator[Mapping[str, float]]:
+    for latency in (50, 40, 30, 20):
+        yield {"accuracy": 0.6, "latency": latency}
+
+
+def test_a_constraint_of_what_is_not_reported_is_one_line(own: MakeConfig) -> None:
+    target = Target(metric="accuracy", value=0.5, mode="max", max_train_seconds=1e9, constraints={"memory": {"at_most": 20}})
+    with pytest.raises(ConfigError, match=r"getting_lighter reported no memory, which target\.constraints bounds"):
+        run(replace(own(getting_lighter), target=target))
+
+
+@pytest.mark.parametrize("limits", [20, {}, {"below": 20}, {"at_most": "20"}, {"at_most": float("nan")}, [1]])
+def test_a_constraint_that_is_no_bound_is_one_line(own: MakeConfig, limits: Any) -> None:
+    target = Target(metric="accuracy", value=0.5, mode="max", max_train_seconds=1e9, constraints={"latency": limits})
+    with pytest.raises(ConfigError, match=r"target.constraints.latency: found .*, accepted is at_most, at_least or both"):
+        replace(own(getting_lighter), target=target)
 
 
 def test_a_tensor_of_one_number_is_a_number(own: MakeConfig) -> None:
