@@ -165,10 +165,10 @@ def _train(config: TrialConfig, seed: int) -> RunScore:
     return RunScore(last.warm_seconds, last.outcome is Outcome.REACHED)
 
 
-def ratio(studies: Sequence[Study]) -> tuple[float, float, float]:
-    """Plain Optuna's expected time over autotune's: the geometric mean over pairs of studies, with a 95% interval."""
-    by_side = {side: np.log([study.seconds for study in studies if study.side == side]) for side in (OWN, PLAIN)}
-    differences = by_side[PLAIN] - by_side[OWN]
+def ratio(studies: Sequence[Study], own: str = OWN, other: str = PLAIN) -> tuple[float, float, float]:
+    """The other side's expected time over the own one's: the geometric mean over pairs of studies, with a 95% interval."""
+    by_side = {side: np.log([study.seconds for study in studies if study.side == side]) for side in (own, other)}
+    differences = by_side[other] - by_side[own]
     count, mean = len(differences), float(differences.mean())
     reach = float(stdtrit(count - 1, 0.975)) * float(differences.std(ddof=1)) / math.sqrt(count) if count > 1 else math.inf
     return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach) if reach < math.inf else math.inf
