@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -277,6 +277,10 @@ def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
     path = Path(module)
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     given = pickle.loads(path.with_suffix(".pkl").read_bytes())  # noqa: S301  # the user's own code, which the user's own process wrote
+    if isinstance(given, tuple):
+        given, names = given
+        for name in names.keys() - given.__globals__.keys():
+            given.__globals__[name] = names[name]
     function = _copied(given) if isinstance(given, FunctionType) else _wrapped(given)
     function.__module__ = path.stem
     return function
@@ -336,7 +340,7 @@ def _write_function(
         "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],
     }
     try:
-        pickled = cloudpickle.dumps(training)
+        pickled = cloudpickle.dumps((training, _names_in_classes(training)) if isinstance(training, FunctionType) else training)
     except Exception as error:  # whatever the function refers to may refuse
         raise ConfigError(f"tune({name}): cannot be sent to other processes: {' '.join(str(error).split())}") from error
     path, source = folder / f"{module}.py", _source(training)
@@ -359,6 +363,28 @@ def _write_function(
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
     return [f"experiment={name}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
+
+
+def _names_in_classes(function: FunctionType) -> dict[str, Any]:
+    """Globals that bodies of classes within functions read, by name, such as their annotations: cloudpickle does not see these.
+
+    Looked through are the function, and the functions and classes of its own module that it reaches.
+    """
+    found, seen = {}, set()
+    waiting: list[CodeType] = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        waiting += [item for item in code.co_consts if isinstance(item, CodeType)]
+        for name in set(code.co_names) & function.__globals__.keys():
+            value = function.__globals__[name]
+            if not code.co_flags & inspect.CO_OPTIMIZED:  # a class body
+                found[name] = value
+            members = vars(value).values() if isinstance(value, type) and value.__module__ == function.__module__ else [value]
+            waiting += [item.__code__ for item in members if isinstance(item, FunctionType) and item.__globals__ is function.__globals__]
+    return found
 
 
 def _source(training: Callable[..., Any]) -> str:

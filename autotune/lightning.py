@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
-from autotune.session import Session, current
+from autotune.session import Session, current, further_metrics
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,8 +20,8 @@ _FILE = "lightning.ckpt"
 class ReportCallback(Callback):
     """Reports the metric of each validation, so that a training ends at its target, at its cap, or when it is paused.
 
-    A paused training goes on from Lightning's own checkpoint. Validation and sanity checks are not timed. Outside a trial this callback
-    does nothing.
+    A paused training goes on from Lightning's own checkpoint. Validation and sanity checks are not timed. What else was logged is
+    reported by name. Outside a trial this callback does nothing.
 
     Example:
         >>> Trainer(max_epochs=10, callbacks=[autotune.lightning.ReportCallback(monitor="val_f1")]).fit(model, data)
@@ -78,7 +78,8 @@ class ReportCallback(Callback):
         if trainer.fit_loop.epoch_loop._is_training_done:  # noqa: SLF001  # within an epoch the data's order could not go on
             session.checkpoint.save({}, weights=pl_module.state_dict(), write_files=_saver(trainer))
         try:
-            session.report(metrics[self._monitor], step=trainer.global_step, epoch=trainer.current_epoch + 1)
+            further = further_metrics(metrics, self._monitor)
+            session.report(metrics[self._monitor], step=trainer.global_step, epoch=trainer.current_epoch + 1, **further)
         finally:
             self._evaluating.close()
 

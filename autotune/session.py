@@ -201,6 +201,11 @@ def misspelt(name: str) -> str | None:
     return close[0] if close else None
 
 
+def further_metrics(metrics: Mapping[str, Any], monitor: str) -> dict[str, Any]:
+    """What a trainer measured beside the metric that it is monitored by, as ``report`` takes it by name."""
+    return {name: value for name, value in metrics.items() if name != monitor and name not in REPORTED and not misspelt(name)}
+
+
 def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a ``report`` by name; the value given by position is ``metric``.
 

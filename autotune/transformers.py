@@ -10,13 +10,17 @@ from typing import Any, cast
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from autotune.errors import ConfigError
-from autotune.session import current
+from autotune.session import current, further_metrics
+
+_SPEEDS = ("_runtime", "_per_second")
+"""Ends of the names of what ``Trainer.evaluate`` tells of its own speed."""
 
 
 class ReportCallback(TrainerCallback):
     """Reports the metric of each evaluation, so that a training ends at its target, at its cap, or when it is paused.
 
-    A paused training goes on from the ``Trainer``'s own checkpoint. Evaluations are not timed. Outside a trial this callback does nothing.
+    A paused training goes on from the ``Trainer``'s own checkpoint. Evaluations are not timed. What else they
+    compute is reported by name. Outside a trial this callback does nothing.
 
     Example:
         >>> Trainer(model, arguments, ..., callbacks=[autotune.transformers.ReportCallback(monitor="eval_accuracy")]).train()
@@ -75,7 +79,8 @@ class ReportCallback(TrainerCallback):
             )
         session.checkpoint.save({}, weights=kwargs["model"].state_dict(), write_files=self._saver())
         try:
-            session.report(metrics[self._monitor], step=state.global_step, epoch=state.epoch)
+            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and not name.endswith(_SPEEDS)}
+            session.report(metrics[self._monitor], step=state.global_step, epoch=state.epoch, **further_metrics(numbers, self._monitor))
         finally:
             self._evaluating.close()
 

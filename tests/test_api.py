@@ -20,13 +20,19 @@ from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.space import Suggestion
 
 SCRIPT = """
+from typing import Any
+
 import torch
 import autotune
 
 
 def draw(num):
+    class Line:
+        def __call__(self, inputs: Any) -> Any:
+            return inputs @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+
     inputs = torch.randn(num, 4)
-    return inputs, inputs @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+    return inputs, Line()(inputs)
 
 
 def fit(lr, batch_size=16, num_epochs=200):

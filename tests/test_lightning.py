@@ -47,6 +47,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
     def validation_step(self, batch: Any, index: int) -> None:
         inputs, targets = batch
         self.log("val_loss", nn.functional.cross_entropy(self.layers(inputs), targets))
+        self.log("val_accuracy", (self.layers(inputs).argmax(1) == targets).float().mean())
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
@@ -95,6 +96,7 @@ def test_each_validation_is_an_evaluation(own: MakeConfig) -> None:
     assert [evaluation.step for evaluation in evaluations] == [6, 12, 18, 24, 30, 36]
     assert evaluations[-1].metric < evaluations[0].metric
     assert all(evaluation.evaluate_seconds > 0 for evaluation in evaluations)
+    assert all(set(evaluation.metrics) == {"val_accuracy"} for evaluation in evaluations)
 
 
 @pytest.mark.parametrize("num_before", [1, 4])

@@ -108,6 +108,7 @@ def test_a_paused_training_has_the_same_curve(own: MakeConfig, tmp_path: Path, e
     seconds = [evaluation.train_seconds for evaluation in parts]
     assert seconds == sorted(seconds)
     assert all(evaluation.evaluate_seconds > 0 for evaluation in parts)
+    assert all(set(evaluation.metrics) == {"eval_accuracy"} for evaluation in whole)
 
 
 def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path) -> None:
