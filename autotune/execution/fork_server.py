@@ -7,6 +7,9 @@ CUDA context, which is why its children may train on a GPU.
 A client gets a process by connecting to the fork server's address: the forked process answers on that connection, and the fork server
 reports there how the process ended. A forked process is ended when its connection closes, or by the kernel when the fork server ends;
 the processes that it has started end with it, as one process group. The fork server ends when its owner is gone, however that ended.
+
+What a training function of the user's imports from libraries, the fork server imports, too, once a process has told it: later processes
+then need not.
 """
 
 import contextlib
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
@@ -32,7 +35,8 @@ from typing import Any
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, outcome_of_death
-from autotune.training.preload import fork_fault, one_blas_thread, preload, usual_blas_threads
+from autotune.files import replacing
+from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
 
 POLL_SECONDS = 0.2
 """Seconds between two looks for an interrupt while waiting for a training."""
@@ -46,6 +50,10 @@ from multiprocessing.connection import Connection
 from autotune.execution.fork_server import serve
 serve(Connection(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))
 """
+_NOTES = "libraries-*.json"
+"""Files beside the fork server's socket with the names of libraries that trainings imported."""
+_IMPORT_SECONDS = 120.0
+"""Longest wait for a process that tries to import them."""
 CAN_FORK = sys.platform == "linux"
 """Whether fork servers work on this system: outside Linux torch does not survive a fork, and no process can be tied to its parent."""
 
@@ -110,12 +118,20 @@ class ForkServer:
         Once ``interrupt`` returns true, the process is ended and no further report comes.
         """
         try:
+            self._import_libraries(interrupt)
             process = ForkedProcess(self.address, resource_environment(task))
-        except OSError:
+        except (EOFError, OSError):
             yield Died(reason=f"the worker died: its fork server {_ended_by(self._process.wait())}")
             return
         with contextlib.closing(process):
             yield from process.train(task, interrupt)
+
+    def _import_libraries(self, interrupt: Callable[[], bool]) -> None:
+        """Wait until the fork server has imported what earlier trainings imported."""
+        if self.fault(interrupt) is None and self._is_ready:
+            self._connection.send(None)
+            self._is_ready = False
+            self.fault(interrupt)
 
     def check(self, config: TrialConfig) -> None:
         """Run ``training.run.check_training``, in a forked process where possible: the driver then need not import what trainings import.
@@ -284,6 +300,9 @@ class _Children:
 
     def __init__(self, owner: Connection, listener: socket.socket) -> None:
         self._owner, self._listener = owner, listener
+        self._notes = Path(listener.getsockname()).parent
+        self._tried = set(sys.modules)
+        """Names of modules that are imported, or could not be."""
         self._children: dict[int, _Child] = {}
         """Each child twice, by both of its file descriptors: that of its connection and its pidfd."""
         self._poll = select.poll()
@@ -295,21 +314,42 @@ class _Children:
         try:
             while True:
                 for fd, _ in self._poll.poll():
-                    if fd == self._owner.fileno():  # the owner sends nothing, so it is gone
-                        return
+                    if fd == self._owner.fileno():
+                        self._owner.recv()  # EOFError: it is gone
+                        self._import_libraries()
+                        self._owner.send(None)
                     if fd == self._listener.fileno():
                         self._fork()
                     elif (child := self._children.get(fd)) is not None:
                         self._end(child, is_gone=fd == child.gone)
+        except (EOFError, OSError):
+            pass  # the owner is gone
         finally:
             for child in set(self._children.values()):
                 _kill(child.process)
+
+    def _import_libraries(self) -> None:
+        """Import what trainings have noted, unless a process that tries it could then not be forked: libraries may start threads."""
+        names: dict[str, None] = {}
+        for note in self._notes.glob(_NOTES):
+            names |= dict.fromkeys(name for name in json.loads(note.read_text(encoding="utf-8")) if name not in self._tried)
+            note.unlink()
+        if not names:
+            return
+        self._tried |= names.keys()
+        attempt = multiprocessing.get_context("fork").Process(target=_try_to_import, args=([*names], os.getpid()))
+        attempt.start()
+        attempt.join(_IMPORT_SECONDS)
+        if attempt.exitcode == 0:
+            preload([*names])
+        elif attempt.exitcode is None:
+            _kill(attempt)
 
     def _fork(self) -> None:
         connection = Connection(self._listener.accept()[0].detach())
         others = [self._owner, self._listener, *(child.connection for child in self._children.values())]
         num_killed = _num_killed_for_memory()
-        process = multiprocessing.get_context("fork").Process(target=_serve_trainings, args=(connection, others, os.getpid()))
+        process = multiprocessing.get_context("fork").Process(target=_serve_trainings, args=(connection, others, os.getpid(), self._notes))
         process.start()
         assert process.pid is not None, "it was started"
         _lead_a_group(process.pid)
@@ -337,7 +377,15 @@ class _Children:
         os.close(child.gone)
 
 
-def _serve_trainings(connection: Connection, others: list[Connection | socket.socket], parent: int) -> None:
+def _try_to_import(names: Sequence[str], parent: int) -> None:
+    """Import libraries in a forked process, which ends with 0 if it could be forked afterwards."""
+    _lead_a_group(0)
+    _die_with(parent)
+    preload(names)
+    os._exit(0 if fork_fault() is None else 1)
+
+
+def _serve_trainings(connection: Connection, others: list[Connection | socket.socket], parent: int, notes: Path) -> None:
     """Carry out the requests on a connection; runs in the process that was forked for that connection."""
     _lead_a_group(0)
     _die_with(parent)
@@ -346,7 +394,7 @@ def _serve_trainings(connection: Connection, others: list[Connection | socket.so
     share: Mapping[str, str] = connection.recv()
     os.environ.update(share)
     usual_blas_threads()
-    trials = _Trials()
+    trials = _Trials(notes)
     with contextlib.suppress(EOFError, OSError):
         while True:
             method, *arguments = connection.recv()
@@ -374,18 +422,29 @@ def check_in_this_process(config: TrialConfig) -> None:
 class _Trials:
     """The trainings of a forked process, one after another; its methods are called by ``ForkedProcess.call``."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Path) -> None:
         self._run: TaskRun | None = None
+        self._note: Path | None = notes / _NOTES.replace("*", str(os.getpid()))
+        """File for the names of the libraries that a training function imports; None once it is written."""
+        self._imported = frozenset(sys.modules)
+        self._is_own = False
+        """Whether the training is a function of the user's own."""
 
     def check(self, config: TrialConfig) -> None:
         check_in_this_process(config)
 
     def begin(self, task: TrialTask) -> None:
+        self._is_own = task.config.training is not None
         self._run = TaskRun(task)
 
     def next_report(self) -> WorkerReport:
         assert self._run is not None, "it was begun"
-        return self._run.next_report()
+        report = self._run.next_report()
+        if self._note is not None and self._is_own and report.evaluation is not None:
+            with replacing(self._note) as part:
+                part.write_text(json.dumps(imported_libraries(self._imported)), encoding="utf-8")
+            self._note = None
+        return report
 
     def keep(self) -> None:
         assert self._run is not None, "it was begun"

@@ -6,12 +6,15 @@ context. So nothing is imported here that starts a thread (pyarrow does, for CSV
 is loaded, is loaded with one thread (``one_blas_thread``); a forked process then sets the usual number (``usual_blas_threads``).
 """
 
+import contextlib
 import gc
 import importlib
 import os
 import pkgutil
+import sys
+import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,12 +29,16 @@ _TASKS = Path("/proc/self/task")
 _END_SECONDS = 1.0
 """Longest wait for the kernel to end a thread."""
 _BLAS = "OPENBLAS_NUM_THREADS"
+_ARROW = "JE_ARROW_MALLOC_CONF"
 _WANTED_BLAS = "AUTOTUNE_OPENBLAS_NUM_THREADS"
 """Variable that keeps the user's value of ``OPENBLAS_NUM_THREADS`` for the forked processes; empty if there was none."""
 
 
-def preload() -> None:
+def preload(names: Sequence[str] = ()) -> None:
     """Import what trainings import, so that forked processes need not; the garbage collector then ignores the imported objects.
+
+    Args:
+        names: modules to import, in this order; one that cannot be imported is left out. Empty for all that autotune's own loop needs.
 
     A thread does the imports, and has ended when this returns: the imports' memory is then in that thread's own part of the heap (a
     glibc arena), and the main thread's part stays as compact as in a new process. Otherwise a forked process would train in the gaps
@@ -40,7 +47,7 @@ def preload() -> None:
     gc.disable()  # it would walk the imported objects again and again
     try:
         with ThreadPoolExecutor(1) as threads:
-            threads.submit(_import_all).result()
+            threads.submit(_import_each, names).result() if names else threads.submit(_import_all).result()
     finally:
         gc.enable()
     gc.freeze()  # else a collection in a forked process would copy every memory page of the imported objects
@@ -55,6 +62,19 @@ def _import_all() -> None:
     for name in (*_MODULES, *names):
         if name not in _WITH_THREADS:
             importlib.import_module(name)
+
+
+def _import_each(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # an optional part of a library that is not there
+            importlib.import_module(name)
+
+
+def imported_libraries(before: Collection[str]) -> list[str]:
+    """Modules of installed libraries, and of Python's own, that were imported since ``before``, the names of those that had been."""
+    folders = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    specs = [getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if name not in before]
+    return [spec.name for spec in specs if spec is not None and str(spec.origin).startswith(folders)]
 
 
 def fork_fault() -> str | None:
@@ -77,8 +97,8 @@ def _open_files() -> list[str]:
 
 
 def one_blas_thread(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment for a process that trainings will be forked from: OpenBLAS starts no threads in it."""
-    return {**environment, _BLAS: "1", _WANTED_BLAS: environment.get(_BLAS, "")}
+    """Environment for a process that trainings will be forked from: OpenBLAS and pyarrow's memory allocator start no threads in it."""
+    return {_ARROW: "background_thread:false", **environment, _BLAS: "1", _WANTED_BLAS: environment.get(_BLAS, "")}
 
 
 def usual_blas_threads() -> None:

@@ -17,6 +17,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death
+from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from tests.patience import wait_until
 
@@ -48,6 +49,11 @@ def wait_for_what_never_comes():
     note("helper", helper.pid)
     note("trains", os.getpid())
     time.sleep(600)
+
+def imports():
+    known = "wave" in sys.modules
+    import wave
+    yield {"metric": float(known), "threads": float("starts_a_thread" in sys.modules)}
 
 def works():
     note("process", os.getpid())
@@ -120,6 +126,31 @@ def test_what_ended_a_process_is_said_and_the_next_one_trains(server: ForkServer
     [report, *_] = server.train(make_task("works"))
     assert isinstance(report, WorkerReport)
     assert report.outcome is Outcome.REACHED
+
+
+def first_evaluation(server: ForkServer, task: TrialTask) -> Evaluation:
+    report, *_ = server.train(task)
+    assert isinstance(report, WorkerReport)
+    assert report.evaluation is not None
+    return report.evaluation
+
+
+def test_what_a_training_imports_later_processes_have(server: ForkServer, make_task: Any) -> None:
+    assert [first_evaluation(server, make_task("imports")).metric for _ in range(3)] == [0.0, 1.0, 1.0]
+
+
+def test_a_library_that_starts_a_thread_is_left_to_each_process(make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(999,), daemon=True).start()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ForkServer(is_quiet=True)
+    try:
+        Path(server.address).with_name("libraries-0.json").write_text('["starts_a_thread"]')
+        metrics = [first_evaluation(server, make_task("imports")).metrics["threads"] for _ in range(2)]
+        assert metrics == [0.0, 0.0]
+    finally:
+        server.close()
 
 
 def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
