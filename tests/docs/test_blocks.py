@@ -1,0 +1,95 @@
+"""The blocks of the pages: every command is taken by autotune, every YAML file and Python block is read by what reads it."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import autotune
+from autotune.__main__ import autotune_command
+from autotune.config.compose import Composer
+from autotune.config.own_keys import read_own_keys
+from autotune.config.space_files import read_search_space
+from autotune.export import ExportKeys
+from autotune.record import RecordKeys
+from autotune.replay.__main__ import ReplayKeys
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_OWN_KEYS: dict[str, type[Any]] = {"export": ExportKeys, "record": RecordKeys, "replay": ReplayKeys}
+"""Keys of the commands that compose no configuration."""
+_MADE_ELSEWHERE = {"<study>": "study", "s3://bucket/cifar10": "cifar10", "s3://bucket/run1": "run1", "cnn-20261120-101500": "study"}
+"""What stands in the pages for something that is not there, and what the tests take for it."""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Page and text of each block of a language."""
+    found = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page.name, block) for page in PAGES for block in found.findall(page.read_text())]
+
+
+def commands() -> list[tuple[str, tuple[str, ...]]]:
+    """Page and arguments of every ``autotune ...`` and ``python -m autotune ...`` in the pages."""
+    lines = [(page, line) for page, block in blocks("bash") for line in re.findall(r"^(?:python -m )?autotune (.*)", block, re.MULTILINE)]
+    placeholders = re.compile("|".join(map(re.escape, _MADE_ELSEWHERE)))
+    return [
+        (page, tuple(shlex.split(placeholders.sub(lambda found: _MADE_ELSEWHERE[found[0]], line), comments=True))) for page, line in lines
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages say to write or to export."""
+    folder = tmp_path_factory.mktemp("pages")
+    text = "\n".join(page.read_text() for page in PAGES)
+    files = re.findall(r"^`(my_\S+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    files += re.findall(r"```yaml\n# (my_conf/\S+?),.*?\n(.*?)```", text, re.DOTALL)
+    files.append(("my_conf/experiment/cnn_best.yaml", "# @package _global_\n# Exported.\ndefaults: [cnn]\noptimizer: {lr: 0.05}\n"))
+    for path, content in files:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(("page", "arguments"), commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value))
+def test_autotune_takes_every_command(
+    page: str, arguments: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    if arguments == ("--help",):
+        with pytest.raises(SystemExit) as ended:
+            autotune_command(arguments)
+        assert ended.value.code == 0
+    elif arguments[0] in _OWN_KEYS:
+        words = [word for word in arguments[1:] if "=" in word]
+        read_own_keys(_OWN_KEYS[arguments[0]], words)
+    else:
+        assert autotune_command([*arguments, "--cfg", "job"]) == 0
+        assert yaml.safe_load_all(capsys.readouterr().out)
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    assert {arguments[0] for _, arguments in commands() if "=" not in arguments[0]} >= {
+        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay"
+    }  # fmt: skip
+    assert len(commands()) > 30
+
+
+@pytest.mark.parametrize("block", [block for _, block in blocks("yaml")])
+def test_every_yaml_block_is_read(block: str) -> None:
+    content = yaml.safe_load(block)
+    assert isinstance(content, dict)
+    if isinstance(content.get("optimizer"), dict):  # a search space
+        space = read_search_space([content], Composer(["experiment=cnn"]))
+        assert set(space.parameters) == set(content)
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("python"))
+def test_every_python_block_is_python(page: str, block: str) -> None:
+    code = compile(block, page, "exec")
+    if page == "evaluations.md":
+        exec(code, {"autotune": autotune, "accuracy": 0.9, "latency": 3.0})  # nothing but calls of report and target
