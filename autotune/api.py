@@ -66,7 +66,7 @@ def target(
     """Say what counts as trained: ``target("val_f1", at_least=0.93, max_seconds=60)``.
 
     Args:
-        metric: name of what ``report`` is called with, for people.
+        metric: name of the metric; ``report`` takes its value by position or by this name.
         at_least: value to reach, of a metric that is better the higher it is.
         at_most: value to reach, of a metric that is better the lower it is.
         max_seconds: seconds of training after which a trial has missed the target.
@@ -209,7 +209,7 @@ def tune(
 ) -> TuneResult:
     """Find the configuration that reaches a target in the least time, and confirm it on fresh seeds.
 
-    Example:
+    Examples:
         >>> result = autotune.tune(
         ...     fit,
         ...     space={"lr": autotune.log(1e-3, 1e-1), "batch_size": [32, 64]},

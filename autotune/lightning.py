@@ -23,7 +23,7 @@ class ReportCallback(Callback):
     A paused training goes on from Lightning's own checkpoint. Validation and sanity checks are not timed. What else was logged is
     reported by name. Outside a trial this callback does nothing.
 
-    Example:
+    Examples:
         >>> Trainer(max_epochs=10, callbacks=[autotune.lightning.ReportCallback(monitor="val_f1")]).fit(model, data)
 
     Args:

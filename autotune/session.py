@@ -33,7 +33,7 @@ class Checkpoint:
 
     This class is what code outside a trial gets: nothing was saved, and nothing is kept.
 
-    Example:
+    Examples:
         >>> state = checkpoint.load({"model": model, "optimizer": optimizer})
         >>> for epoch in range(state.get("epoch", 0), num_epochs):
         ...     train_one_epoch(model, optimizer)

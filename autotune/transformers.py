@@ -22,7 +22,7 @@ class ReportCallback(TrainerCallback):
     A paused training goes on from the ``Trainer``'s own checkpoint. Evaluations are not timed. What else they
     compute is reported by name. Outside a trial this callback does nothing.
 
-    Example:
+    Examples:
         >>> Trainer(model, arguments, ..., callbacks=[autotune.transformers.ReportCallback(monitor="eval_accuracy")]).train()
 
     Args:
