@@ -135,8 +135,8 @@ class _Client:
         self._socket.connect(address)
         self._lines = self._socket.makefile("r", encoding="utf-8")
 
-    def report(self, **values: Any) -> None:
-        self._send({name: float(value) for name, value in values.items()})
+    def report(self, *metric: Any, **values: Any) -> None:
+        self._send({name: float(value) for name, value in as_reported(metric, values).items()})
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         return self._within("build")
