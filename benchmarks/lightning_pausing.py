@@ -26,7 +26,7 @@ from benchmarks.plain_optuna import REPOSITORY, Study, on_fresh_seeds, ratio
 PAUSING, WHOLE = "pausing", "whole_trainings"
 _SPACE = {"lr": autotune.log(1e-4, 1e-1), "width": [8, 16, 32], "batch_size": autotune.power_of_two(16, 256), "dropout": [0.0, 0.2, 0.4]}
 _TARGET = autotune.target("val_accuracy", at_least=0.985, max_seconds=30)
-_BASELINE = {"lr": 1e-3, "width": 16, "batch_size": 64, "dropout": 0.2}
+_BASELINE = {"lr": 3e-3, "width": 16, "batch_size": 64, "dropout": 0.2}
 
 
 def fit(lr: float, width: int, batch_size: int, dropout: float) -> None:
@@ -125,7 +125,7 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lightning_pausing", description=__doc__.partition("\n")[0])
     parser.add_argument("--studies", type=int, default=10, help="pairs of studies (10)")
-    parser.add_argument("--seconds", type=float, default=20, help="of search (20)")
+    parser.add_argument("--seconds", type=float, default=30, help="of search (30)")
     parser.add_argument("--runs", type=int, default=6, help="on fresh seeds, of what a study found (6)")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)

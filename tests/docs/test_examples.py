@@ -1,11 +1,15 @@
 """The programs of docs/examples, run with fewer trials: each is tuned to a confirmed result, and those that can be are paused."""
 
 import csv
+import gzip
+import importlib
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotune.training.checkpoint import read_weights
@@ -38,3 +42,15 @@ def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, 
     if is_paused:
         weights, _ = read_weights(best.with_name("best.safetensors"))
         assert weights
+
+
+def test_the_script_of_the_case_study_trains_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    for name, header, content in (
+        ("train-images-idx3-ubyte.gz", struct.pack(">IIII", 2051, 240, 28, 28), random.integers(0, 256, 240 * 784, np.uint8)),
+        ("train-labels-idx1-ubyte.gz", struct.pack(">II", 2049, 240), random.integers(0, 10, 240, np.uint8)),
+    ):
+        (tmp_path / name).write_bytes(gzip.compress(header + content.tobytes()))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    accuracy = importlib.import_module("fashion_mnist").train(tmp_path, num_epochs=1, width=4, batch_size=11)
+    assert 0 <= accuracy <= 1
