@@ -28,7 +28,7 @@ from autotune.training.techniques.technique import Technique
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Views = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
-_INITIALISE_SAMPLES = 5_000
+INITIALISE_SAMPLES = 5_000
 """Upper limit on the training samples that are passed to a model's ``initialise_from``."""
 
 
@@ -111,7 +111,7 @@ def make_components(
         if ranks is not None and ranks.size > 1:
             shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
     else:
-        _reset_model(reuse.model, model)
+        reset_model(reuse.model, model)
         model, technique, loss, shared = reuse.model, reuse.technique, reuse.loss, reuse.shared
     optimizer = _make_optimizer(config, shared, len(data.train), total_steps)
     return Components(
@@ -156,7 +156,7 @@ def _make_model(
     if config.runtime.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     if callable(initialise_from := getattr(model, "initialise_from", None)):
-        inputs = data.train.inputs[:: max(1, len(data.train) // _INITIALISE_SAMPLES)][:_INITIALISE_SAMPLES].to(device)
+        inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][:INITIALISE_SAMPLES].to(device)
         initialise_from(data.transform(inputs))
     return model
 
@@ -180,7 +180,7 @@ def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Mo
                 )
 
 
-def _reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
+def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
     """Give a trained model, in place, the state of a fresh model of the same configuration."""
     trained.load_state_dict(fresh.state_dict())
     for parameter, fresh_parameter in zip(trained.parameters(), fresh.parameters(), strict=True):
@@ -191,7 +191,7 @@ def _reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
 def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int) -> torch.optim.Optimizer:
     factory = build_partial(config.optimizer, config.allowed_targets, "optimizer")
     offered = {"model": shared.model, "batch_size": min(config.batch_size, num_samples), "total_steps": total_steps}
-    arguments = accepted_arguments(factory, offered) | _kernel_arguments(config, factory)
+    arguments = accepted_arguments(factory, offered) | kernel_arguments(config, factory)
     if shared.mixes_tensors and "foreach" in inspect.signature(factory.func).parameters:
         arguments["foreach"] = False
     positional = () if "model" in arguments else ([parameter for parameter in shared.model.parameters() if not parameter.is_meta],)
@@ -201,7 +201,7 @@ def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, 
     return optimizer
 
 
-def _kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, bool]:
+def kernel_arguments(config: TrialConfig, factory: "partial[Any]") -> dict[str, bool]:
     """The optimizer's arguments ``fused`` and ``foreach`` as ``runtime.optimizer_kernels`` sets them."""
     kernels = config.runtime.optimizer_kernels
     wanted = {None: {}, "fused": {"fused": True}, "foreach": {"foreach": True}, "for_loop": {"foreach": False}}[kernels]

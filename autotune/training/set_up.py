@@ -21,7 +21,7 @@ from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
-_EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
+EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
 """Batch size of evaluations, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
 _NUM_PROBED_STEPS = 16
 """Steps of the schedule that are probed for shapes to warm up, if the augmentation has no ``new_shapes_at``."""
@@ -98,7 +98,7 @@ class Run:
             shapes.setdefault(step.augmented(batch, first_step).shape, first_step)
         for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
             step.warm_up(batch, list(shapes.values()))
-        size = _EVALUATION_BATCH[self.device.type]
+        size = EVALUATION_BATCH[self.device.type]
         self.evaluate(step.parts, Split(self.validation.inputs[:size], self.validation.targets[:size]))
         return step
 
@@ -137,7 +137,7 @@ class Run:
         """Mean metric and mean loss over a split, which may be in host memory; every rank must call this and scores a part."""
         model = parts.evaluated_model
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
-        size, (index, num_parts) = _EVALUATION_BATCH[self.device.type], self.part
+        size, (index, num_parts) = EVALUATION_BATCH[self.device.type], self.part
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.inference_mode if self.ranks.size == 1 else torch.no_grad
         with _evaluating(model, parts.optimizer), parts.shared.scoring(model), without_gradients():

@@ -1,0 +1,268 @@
+"""A configuration's training as a plain PyTorch program that does not need autotune.
+
+The program's parts (data set, model, optimizer, schedule and others) are autotune's own source text (``source_code.py``); its loop is
+``standalone.py.jinja``, which says the few things that one configuration does instead of asking for each. With the same seed it draws
+the same numbers in the same order as ``autotune train``, so its evaluations are the same. What the program cannot say is refused.
+"""
+
+import ast
+import inspect
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from ruff.__main__ import find_ruff_bin
+
+from autotune.config.build import SHIPPED, build_partial, resolve_target
+from autotune.config.schema import TrialConfig
+from autotune.errors import ConfigError
+from autotune.remote.url import is_url
+from autotune.training import averaging, components, data, runtime, schedules, views
+from autotune.training.set_up import EVALUATION_BATCH
+from autotune.training.source_code import SourceCode
+from autotune.training.techniques.technique import NoTechnique
+from autotune.workloads.memory_mapped import memory_mapped
+from autotune.workloads.splits import scikit_learn_file
+
+_TEMPLATE = Path(__file__).with_suffix(".py.jinja")
+_IMPORTS = ("argparse", "math", "sys", "time", "torch", "warnings")
+_GLOBALS = (
+    "SEED", "DEVICE", "BATCH_SIZE", "EPOCHS", "TARGET", "MAX_TRAIN_SECONDS", "EVALUATION_BATCH", "LOSS", "METRIC", "Training", "now",
+    "read_data", "make_model", "main", "Tensor", "nn", "np", "partial", "Any", *_IMPORTS,
+)  # fmt: skip
+"""Names that the template defines or imports."""
+_NEEDS = "PACKAGES_THAT_ARE_NEEDED"
+_PACKAGES = {"sklearn": "scikit-learn"}
+"""Names of packages that differ from the module's."""
+
+
+def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequence[str] = ()) -> str:
+    """Write a configuration's training as a Python program, formatted, that needs torch and what its data set needs.
+
+    Args:
+        config: configuration of the training.
+        num_threads: number of CPU threads, unless the configuration sets one.
+        comments: lines on where the configuration comes from.
+
+    Raises:
+        ConfigError: the program cannot express the configuration; names the key.
+    """
+    _refuse_what_cannot_be_said(config)
+    code = SourceCode(_GLOBALS)
+    writer = _Writer(config, code)
+    data_call = writer.call("data")
+    has_transform = '"transform"' in str(code)
+    own = {name: code.add(module.__name__, name) for module, name in ((data, "Split"), (data, "sample_order"), *_own_parts(config))}
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701  # no HTML
+    environment.filters["literal"] = _literal
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    is_resident, metric = _is_resident(config), re.sub(r"[^\w .-]", "_", config.target.metric)  # it stands in texts of the program
+    context = {
+        "title": f"Train {_short(config.model)} on {_short(config.data)} until {metric} is {config.target.value:g}.",
+        "comments": comments,
+        "needs": _NEEDS,
+        "metric_name": metric,
+        "config": config,
+        "runtime": config.runtime,
+        "data_path": config.data_path,
+        "num_threads": config.runtime.num_threads or num_threads,
+        "device": '"cuda" if torch.cuda.is_available() else "cpu"' if config.device == "auto" else repr(config.device),
+        "evaluation_batch": EVALUATION_BATCH,
+        "tf32": config.precision.float32_precision == "tf32",
+        "autocast": config.precision.autocast_dtype,
+        "weights_dtype": config.precision.weights_dtype,
+        "micro_batch_size": config.runtime.micro_batch_size,
+        "is_bound": config.runtime.compile is not None or config.runtime.cuda_graph,
+        "is_resident": is_resident,
+        "has_transform": has_transform,
+        "prepares": has_transform or config.runtime.channels_last or config.precision.weights_dtype != "float32",
+        "initialise_samples": components.INITIALISE_SAMPLES,
+        "as_tensor": own.get("_tensor"),
+        "constraints": "".join(
+            f" and loss {'<=' if side == 'at_most' else '>='} {limit!r}"
+            for limits in config.target.constraints.values()
+            for side, limit in limits.items()
+        ),
+        **writer.parts(data_call),
+        "sample_order": own["sample_order"],
+        "batches": own["resident_batches" if is_resident else "host_batches"],
+        **{name: own.get(name) for name in ("checkpoint_activations", "reset_model")},
+        "graphed_gradients": own.get("GraphedGradients"),
+    }
+    code.imports |= {f"import {name}" for name in _IMPORTS} | {"from torch import Tensor, nn", "from typing import Any"}
+    code.imports.add("from functools import partial")
+    text = _formatted(template.render(context, imports="\n".join(sorted(code.imports)), sources=str(code)))
+    return text.replace(_NEEDS, _needed_packages(text, needs_scikit_learn=scikit_learn_file.__name__ in text))
+
+
+def _refuse_what_cannot_be_said(config: TrialConfig) -> None:
+    def refuse(key: str, found: object, accepted: str) -> None:
+        raise ConfigError(f"{key}: found {found}; accepted in a stand-alone script is {accepted}")
+
+    if config.training is not None:
+        refuse("training", config.training["_target_"], "autotune's own loop; the arguments of a function are exported by arguments=FILE")
+    if config.num_workers > 1:
+        refuse("parallelism.num_workers", config.num_workers, "1")
+    if config.technique["_target_"] != f"{NoTechnique.__module__}.{NoTechnique.__name__}":
+        refuse("technique", _short(config.technique), "none")
+    if config.precision.float8:
+        refuse("precision.float8", "true", "false")
+    for key, node in _nodes(config).items():
+        if not any(node["_target_"].startswith(f"{package}.") for package in SHIPPED):
+            refuse(f"{key}._target_", node["_target_"], "a part of autotune's or torch's")
+        for name, value in node.items():
+            if isinstance(value, str) and is_url(value):
+                refuse(f"{key}.{name}", "a URL", "a path of this machine")
+
+
+def _nodes(config: TrialConfig) -> dict[str, Mapping[str, Any]]:
+    """The components of a configuration that a script is made of, by key."""
+    keys = ("data", "model", "loss", "metric", "optimizer", "lr_schedule", "averaging", "augmentation", "views")
+    return {key: getattr(config, key) for key in keys}
+
+
+def _own_parts(config: TrialConfig) -> list[tuple[Any, str]]:
+    """Modules and names of the parts of autotune's loop that only some configurations need."""
+    wanted = [(data, "resident_batches" if _is_resident(config) else "host_batches")]
+    if config.data["_target_"] == _name_of(memory_mapped):
+        wanted.append((data, "_tensor"))
+    if config.runtime.activation_checkpointing:
+        wanted.append((runtime, "checkpoint_activations"))
+    if config.runtime.cuda_graph:
+        wanted.append((runtime, "GraphedGradients"))
+    if config.runtime.cuda_graph or config.runtime.compile is not None:
+        wanted.append((components, "reset_model"))
+    return wanted
+
+
+def _is_resident(config: TrialConfig) -> bool:
+    """Whether the training split is on the device; one that nobody chose a place for is, unless it is mapped from a file."""
+    on_device = config.data_path.on_device
+    return bool(config.data["_target_"] != _name_of(memory_mapped)) if on_device is None else on_device
+
+
+class _Writer:
+    """Writes the calls that make a configuration's components, and collects their source."""
+
+    def __init__(self, config: TrialConfig, code: SourceCode) -> None:
+        self._config, self._code = config, code
+        self._nodes = _nodes(config)
+
+    def parts(self, data_call: str) -> dict[str, Any]:
+        """The components as the template takes them: expressions, or None for a component that does nothing."""
+        config = self._config
+        is_constant = config.lr_schedule["_target_"] == _name_of(schedules.constant) and "whitening_bias_fraction" not in config.optimizer
+        is_averaged = config.averaging["_target_"] != _name_of(averaging.none)
+        taken = inspect.signature(self._callable("model")).parameters
+        return {
+            "data": data_call,
+            "model": self.call("model", input_shape="input_shape", num_classes="num_classes"),
+            "uses_input_shape": "input_shape" in taken,
+            "uses_num_classes": "num_classes" in taken,
+            "initialises": hasattr(self._callable("model"), "initialise_from"),
+            "optimizer": self._optimizer(),
+            "schedule_free": "schedule_free" in config.optimizer["_target_"].lower(),
+            "schedule": None if is_constant else self.call("lr_schedule", "self.optimizer", "self.total_steps"),
+            "average": self.call("averaging", "model", "self.total_steps") if is_averaged else None,
+            "augment": self._augmentation(),
+            "loss": self._part("loss"),
+            "metric": self._part("metric"),
+            "scored_outputs": self._scored_outputs(),
+        }
+
+    def _optimizer(self) -> str:
+        kernels = components.kernel_arguments(
+            self._config, build_partial(self._config.optimizer, self._config.allowed_targets, "optimizer")
+        )
+        offered = {"model": "model", "batch_size": "self.batch_size", "total_steps": "self.total_steps"}
+        positional = () if "model" in inspect.signature(self._callable("optimizer")).parameters else ("model.parameters()",)
+        return self.call("optimizer", *positional, **offered, **{name: repr(value) for name, value in kernels.items()})
+
+    def call(self, key: str, *positional: str, **offered: str) -> str:
+        """The call of a component's target with the configuration's values, and with what is offered and its signature names."""
+        node, taken = self._nodes[key], inspect.signature(self._callable(key)).parameters
+        arguments = {name: self._value(value) for name, value in node.items() if name != "_target_"}
+        arguments |= {name: value for name, value in offered.items() if name in taken and name not in node}
+        return f"{self._name(node['_target_'])}({', '.join([*positional, *(f'{name}={value}' for name, value in arguments.items())])})"
+
+    def _callable(self, key: str) -> Callable[..., Any]:
+        return resolve_target(self._nodes[key]["_target_"], self._config.allowed_targets, f"{key}._target_")
+
+    def _part(self, key: str, **offered: str) -> str:
+        """A component that the training calls: an object of a class, or a function with the configuration's values bound."""
+        node = self._nodes[key]
+        if inspect.isclass(self._callable(key)):
+            return self.call(key, **offered)
+        name = self._name(node["_target_"])
+        values = [f"{argument}={self._value(value)}" for argument, value in node.items() if argument != "_target_"]
+        return f"partial({', '.join([name, *values])})" if values else name
+
+    def _augmentation(self) -> str | None:
+        if self._config.augmentation["_target_"].endswith(".augmentation.unchanged"):
+            return None
+        return self._part("augmentation", num_samples="self.num_samples", device="DEVICE")
+
+    def _scored_outputs(self) -> str:
+        """The model's outputs for ``inputs``, as an evaluation scores them."""
+        is_plain, inputs = self._config.views["_target_"] == _name_of(views.plain), "inputs"
+        outputs = f"model({inputs})" if is_plain else f"{self._part('views')}(model, {inputs})"
+        return outputs + (".float()" if self._config.precision.weights_dtype != "float32" else "")
+
+    def _name(self, target: str) -> str:
+        """The name of a target in the script, after collecting its source or its import."""
+        if target.startswith("autotune."):
+            found = resolve_target(target, (), "_target_")
+            return self._code.add(found.__module__, found.__qualname__)
+        self._code.imports.add(f"import {target.partition('.')[0]}")
+        return target
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, Mapping) and "_target_" in value:
+            raise ConfigError(f"_target_: found {value['_target_']} in a component; accepted in a stand-alone script are plain values")
+        return _literal(value)
+
+
+def _literal(value: Any) -> str:
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _short(node: Mapping[str, Any]) -> str:
+    return str(node["_target_"]).rpartition(".")[2]
+
+
+def _formatted(text: str) -> str:
+    """The program without imports that it does not use, in ruff's format.
+
+    Raises:
+        ConfigError: ruff cannot be run.
+    """
+    for arguments in (("check", "--fix", "--select=F401,I"), ("format",)):
+        try:
+            command = [find_ruff_bin(), *arguments, "--isolated", "--quiet", "--target-version=py311", "-"]
+            ran = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", check=True)  # noqa: S603  # ruff's own program
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ConfigError(f"script: ruff, which formats it, failed: {error}; accepted is an installed ruff") from error
+        text = ran.stdout
+    return text
+
+
+def _needed_packages(text: str, *, needs_scikit_learn: bool) -> str:
+    """The packages that a program imports, in words."""
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    }
+    needed = {"torch"} | (modules - sys.stdlib_module_names) | ({"scikit-learn"} if needs_scikit_learn else set())
+    *others, last = sorted(_PACKAGES.get(name, name) for name in needed)
+    return f"{', '.join(others)} and {last}" if others else last
