@@ -159,15 +159,16 @@ class TuneResult:
         best = self.best
         if best is None or self._best_json is None:
             raise StudyError(f"study {self.name} has nothing confirmed to export")
+        from autotune.config.experiment_file import arguments_yaml  # noqa: PLC0415  # importing autotune is to be quick
+
         path = Path(path).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         if not self._function_arguments:
             shutil.copyfile(self.folder / "best.yaml", path)
             return path
         name = self._settings["training"]["_target_"].rpartition(".")[2]
-        call = ", ".join(f"{key}={value!r}" for key, value in best.items())
         with replacing(path) as part:
-            part.write_text(f"# Best of study {self.name}: {name}({call})\n{yaml.safe_dump(best, sort_keys=False)}", encoding="utf-8")
+            part.write_text(arguments_yaml(name, best, study=self.name), encoding="utf-8")
         return path
 
     def _ratio(self, field: str) -> float | None:

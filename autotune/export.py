@@ -1,14 +1,17 @@
 """Write the best configuration of a study as an experiment: ``autotune export study=NAME as=NAME --config-dir DIR``.
 
 The weights of the winner's first confirmation run that reached the target are copied beside the experiment, if workers could keep them.
+``script=FILE`` writes a plain PyTorch program that needs no autotune, and ``arguments=FILE`` the arguments of one's own training function.
 """
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.experiment_file import train_command
@@ -18,7 +21,7 @@ from autotune.execution.study_folder import shown_path
 from autotune.files import replacing
 from autotune.remote.url import refuse_url
 
-_PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name."
+_PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name, or as a plain PyTorch program."
 
 
 @dataclass(kw_only=True)
@@ -26,42 +29,88 @@ class ExportKeys:
     """Keys of ``autotune export``."""
 
     study: str = own_key(..., "a study of the folder", shown="NAME")
-    experiment: str = own_key(..., "the name that the experiment gets", name="as", shown="EXPERIMENT")
+    experiment: str | None = own_key(None, "the name that the experiment gets", name="as", shown="EXPERIMENT")
+    script: str | None = own_key(None, "the file of a program that trains it without autotune", shown="FILE.py")
+    arguments: str | None = own_key(None, "the file of the arguments of one's own training function", shown="FILE.yaml")
     folder: str = own_key("outputs", "where studies are kept")
-    overwrite: bool = own_key(False, "true replaces an experiment of that name", shown="true")
+    overwrite: bool = own_key(False, "true replaces what has that name", shown="true")
 
 
 def export_command(arguments: Sequence[str]) -> int:
     """Run ``autotune export`` with command-line arguments and return its exit code."""
     line = parse_command_line(
-        "autotune export", _PURPOSE, own_keys_help(ExportKeys), arguments, takes="study=NAME as=NAME --config-dir DIR"
+        "autotune export", _PURPOSE, own_keys_help(ExportKeys), arguments, takes="study=NAME [as=NAME --config-dir DIR] [script=FILE]"
     )
     own, others = read_own_keys(ExportKeys, line.overrides)
     refuse_other_keys(ExportKeys, others)
-    if len(line.config_dirs) != 1:
+    wants_experiment = own.experiment is not None or line.config_dirs or not (own.script or own.arguments)
+    if wants_experiment and own.experiment is None:
+        raise ConfigError("as: missing; accepted is as=EXPERIMENT with --config-dir, or script=FILE.py")
+    if wants_experiment and len(line.config_dirs) != 1:
         raise ConfigError(f"--config-dir: found {len(line.config_dirs)} folders, accepted is one, which the experiment is written to")
-    for key, location in (("folder", own.folder), ("--config-dir", line.config_dirs[0])):
+    for key, location in (("folder", own.folder), *(("--config-dir", folder) for folder in line.config_dirs)):
         refuse_url(location, key)
-    exported, study_folder = own.experiment, Path(own.folder) / own.study
-    if not re.fullmatch(r"[A-Za-z0-9_][\w-]*", exported):
-        raise ConfigError(f"as: found {exported!r}, accepted are letters, digits, '_' and '-'")
+    for key, location in (("script", own.script), ("arguments", own.arguments)):
+        refuse_url(location or "", key, "a file of this machine")
+    if own.experiment is not None and not re.fullmatch(r"[A-Za-z0-9_][\w-]*", own.experiment):
+        raise ConfigError(f"as: found {own.experiment!r}, accepted are letters, digits, '_' and '-'")
+    study_folder = Path(own.folder) / own.study
     text = _best_yaml(study_folder)
+    if own.experiment is not None:
+        _export_experiment(own, line.config_dirs[0], study_folder, text)
+    if own.script or own.arguments:
+        _export_program(own, study_folder, text)
+    return 0
+
+
+def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, text: str) -> None:
+    """Write the experiment file, and the weights beside it."""
+    exported = own.experiment or ""
     base = re.search(r"^defaults:\s*\n-\s*(\S+)|^defaults:\s*\[?\s*([\w-]+)", text, re.MULTILINE)
     if base is not None and exported in base.groups():
         raise ConfigError(f"as: found {exported}, the experiment that the study started from; accepted is another name")
-    path = Path(line.config_dirs[0]).expanduser() / "experiment" / f"{exported}.yaml"
-    if path.exists() and path.read_text(encoding="utf-8") != text and not own.overwrite:
-        raise ConfigError(f"{path}: is there already and says something else; accepted is another name, or overwrite=true")
+    path = Path(config_dir).expanduser() / "experiment" / f"{exported}.yaml"
+    _write(path, text, overwrite=own.overwrite)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
         weights = _copy_weights(study_folder / "best.safetensors", path.with_suffix(".safetensors"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     print(f"wrote {' and '.join(map(str, [path, *weights]))}")
     folders, allowed = _config_dirs_and_targets(study_folder)
-    print(f"run it: {train_command(exported, list(dict.fromkeys([line.config_dirs[0], *folders])), allowed)}")
-    return 0
+    shown_folders = dict.fromkeys([config_dir, *(shown_path(Path(folder)) for folder in folders)])
+    print(f"run it: {train_command(exported, list(shown_folders), allowed)}")
+
+
+def _export_program(own: ExportKeys, study_folder: Path, text: str) -> None:
+    """Write the program that needs no autotune, and the arguments of the user's own function."""
+    from autotune.execution.exported import arguments_text, compose_exported, script_text  # noqa: PLC0415  # after --help
+
+    composed = compose_exported(text, *_config_dirs_and_targets(study_folder))
+    if own.script:
+        num_threads = _best_json(study_folder).get("num_threads", composed.config.cluster.cpus_per_worker)
+        path = Path(own.script).expanduser()
+        _write(path, script_text(composed.trial, text, num_threads=num_threads), overwrite=own.overwrite)
+        print(f"wrote {path}\nrun it: python {shlex.quote(str(path))}")
+    if own.arguments:
+        path = Path(own.arguments).expanduser()
+        content = arguments_text(composed.trial, study=own.study)
+        _write(path, content, overwrite=own.overwrite)
+        print(f"wrote {path}\n{content.partition(chr(10))[0].removeprefix('# ')}")
+
+
+def _write(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write a file; what says something else is only replaced if the user said so.
+
+    Raises:
+        ConfigError: the file cannot be written, or is there already.
+    """
+    try:
+        if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
+            raise ConfigError(f"{path}: is there already and says something else; accepted is another name, or overwrite=true")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _copy_weights(source: Path, to: Path) -> list[Path]:
@@ -76,9 +125,13 @@ def _copy_weights(source: Path, to: Path) -> list[Path]:
 
 def _config_dirs_and_targets(study_folder: Path) -> tuple[list[str], list[str]]:
     """The folders of ``--config-dir`` and the ``allowed_targets`` that the study was started with."""
+    known = _best_json(study_folder)
+    return known.get("config_dirs", []), known.get("allowed_targets", [])
+
+
+def _best_json(study_folder: Path) -> dict[str, Any]:
     path = study_folder / "best.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return [shown_path(Path(folder)) for folder in known.get("config_dirs", [])], known.get("allowed_targets", [])
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _best_yaml(folder: Path) -> str:

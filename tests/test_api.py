@@ -89,6 +89,26 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
     assert found["trials"] >= 8
     assert found["optuna"] >= 8
     assert found["exported"].startswith("# Best of study line: fit(lr=")
+    assert (tmp_path / "outputs/line/best_arguments.yaml").read_text() == found["exported"]
+    assert not (tmp_path / "outputs/line/best.py").exists()
+    exported = subprocess.run(
+        [sys.executable, "-m", "autotune", "export", "study=line", "arguments=call.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert exported.stdout == f"wrote call.yaml\n{found['exported'].splitlines()[0].removeprefix('# ')}\n", exported.stderr
+    assert (tmp_path / "call.yaml").read_text() == found["exported"]
+    refused = subprocess.run(
+        [sys.executable, "-m", "autotune", "export", "study=line", "script=fit.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "training: found study_line.fit; accepted in a stand-alone script is autotune's own loop" in refused.stderr
     assert Path(tmp_path, found["weights"]).is_file()
     assert len(ran.stdout.splitlines()) == 1, "quiet=True prints nothing"
     trace = (tmp_path / "outputs/line/trace.csv").read_text()

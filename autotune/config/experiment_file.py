@@ -37,6 +37,23 @@ def experiment_yaml(
     return f"{header}\n{yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)}"
 
 
+def arguments_yaml(function: str, arguments: Mapping[str, Any], *, study: str) -> str:
+    """YAML of the arguments of a training function of the user's own, with its call in Python as a comment.
+
+    Args:
+        function: name of the function.
+        arguments: its arguments by name.
+        study: name of the study that found them.
+    """
+    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"# Best of study {study}: {function}({call})\n{yaml.safe_dump(dict(arguments), sort_keys=False)}"
+
+
+def function_arguments(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the training function that a node ``training`` names, without the node's own keys."""
+    return {name: value for name, value in training.items() if not name.startswith("_")}
+
+
 def check_exported(exported: TrialConfig, trained: TrialConfig) -> None:
     """Check that an exported experiment, composed again, is the configuration that was trained.
 

@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -10,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.command_line import EXIT_NOT_REACHED
-from autotune.config.compose import Composer, split_overrides
+from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
+from autotune.config.schema import TrialConfig
 from autotune.errors import WorkerError
 from autotune.execution.best_weights import keep_best
 from autotune.execution.confirmation import Arm, Confirmation
+from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
 from autotune.execution.live_study import LiveStudy, busy_seconds
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
@@ -44,7 +45,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     best = confirmation.best if confirmation else None
     results = list(policy.results.values())
     front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
-    artifacts = _write_files(plan, policy, confirmation, front)
+    artifacts, no_script = _write_files(plan, policy, confirmation, front)
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     ratio = {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {}
     expected = {} if confirmation is None else _expected_scores(confirmation)
@@ -69,7 +70,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         best_word, score = "fastest" if scale.is_time else "best", scale.format(policy.scores[number])
         _say(live, f"not confirmed (confirm=none), so nothing is exported; the {best_word} trial was {number}, {score}")
         return 0
-    print_summary(live.console, _summary(live, confirmation))
+    print_summary(live.console, _summary(live, confirmation, no_script))
     return 0
 
 
@@ -98,8 +99,14 @@ def _description(plan: StudyPlan, confirmation: Confirmation) -> str:
     return "\n\n".join(lines)
 
 
-def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
-    """Write all result files into the study's folder, and return those that the tracker keeps."""
+def _write_files(
+    plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None
+) -> tuple[list[Path], str | None]:
+    """Write all result files into the study's folder.
+
+    Returns:
+        The files that the tracker keeps, and why there is no script of what is exported; None if there is one or nothing is exported.
+    """
     folder, results = plan.folder, list(policy.results.values())
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
@@ -111,9 +118,12 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         source=source,
         baseline=policy.baseline_trial,
     )
+    no_script = None
     if confirmation is not None and confirmation.best is not None:
         write_json(folder / "best.json", best_json(plan, policy, confirmation))
-        (folder / "best.yaml").write_text(best_yaml(plan, policy, confirmation), encoding="utf-8")
+        text, trial = best_yaml(plan, policy, confirmation)
+        (folder / "best.yaml").write_text(text, encoding="utf-8")
+        no_script = write_program(folder, trial, text, num_threads=plan.config.cluster.cpus_per_worker)
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
@@ -130,8 +140,8 @@ def _write_files(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmati
         scale=score_format_of(plan.objective),
         front=front,
     )
-    kept = ("best.yaml", "best.json", "trials.csv", "pareto_front.csv", "recording")
-    return [*(path for name in kept if (path := folder / name).exists()), *figures]
+    kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", "trials.csv", "pareto_front.csv", "recording")
+    return [*(path for name in kept if (path := folder / name).exists()), *figures], no_script
 
 
 def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
@@ -152,6 +162,7 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": test_metrics},
         "speed_up": asdict(speed_up) if speed_up else None,
         "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]],
+        "num_threads": plan.config.cluster.cpus_per_worker,
         "config_dirs": [str(Path(folder).absolute()) for folder in plan.composer.config_dirs],
         "allowed_targets": list(plan.composer.allowed_targets),
         "outcomes": _outcomes(policy.results.values()),
@@ -163,8 +174,8 @@ def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     }
 
 
-def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> str:
-    """Content of ``best.yaml``: an experiment file, checked to compose to the configuration of the best trial.
+def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> tuple[str, TrialConfig]:
+    """Content of ``best.yaml``, an experiment file, and what it composes to, which is checked to be the configuration of the best trial.
 
     Raises:
         ConfigError: the configuration cannot be written as an experiment.
@@ -189,14 +200,9 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     ]
     content = composer.files.content("experiment", plan.experiment)
     text = experiment_yaml(base=plan.experiment, base_content=content, groups=groups, values=exported, comments=comments)
-    allowed = [f"allowed_targets={list(composer.allowed_targets)}"] if composer.allowed_targets else []
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        exported_file = Path(folder) / "experiment" / "autotune_exported.yaml"
-        exported_file.parent.mkdir()
-        exported_file.write_text(text, encoding="utf-8")
-        recomposed = Composer([f"experiment={exported_file.stem}", *allowed], [folder, *map(str, composer.config_dirs)]).compose()
+    recomposed = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
     check_exported(recomposed.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
-    return text
+    return text, recomposed.trial
 
 
 def _train_seconds(results: Iterable[TrialResult]) -> float:
@@ -233,7 +239,7 @@ def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
     }
 
 
-def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
+def _summary(live: LiveStudy, confirmation: Confirmation, no_script: str | None) -> Summary:
     plan, policy, chosen = live.plan, live.policy, confirmation.chosen
     is_exported = chosen is not None and confirmation.best is chosen
     browse = browse_command(plan.config.tracking, shown_path(plan.folder.parent))
@@ -257,7 +263,10 @@ def _summary(live: LiveStudy, confirmation: Confirmation) -> Summary:
             *(_export_commands(plan) if is_exported else []),
             ("search further", live.further_command),
         ),
-        notes=_notes([*policy.results.values(), *confirmation.runs.values()]),
+        notes=[
+            *_notes([*policy.results.values(), *confirmation.runs.values()]),
+            *([("script", f"none: {no_script}")] if no_script else []),
+        ],
         advice=None if is_exported else _ADVICE,
     )
 

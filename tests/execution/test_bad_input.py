@@ -170,8 +170,10 @@ def test_exporting_a_study_that_is_not_there_is_one_line(name: str, refusal: Ref
 
 
 @pytest.mark.parametrize(
-    "line", ["study=a", "as=b --config-dir c", "study=a as=../b --config-dir c", "study=a as=b to=d --config-dir c", "study=a as=b"]
-)
+    "line",
+    ["study=a", "as=b --config-dir c", "study=a as=../b --config-dir c", "study=a as=b to=d --config-dir c", "study=a as=b",
+     "script=b.py", "study=a script=b.py --config-dir c", "study=a script=s3://b.py"],
+)  # fmt: skip
 def test_an_export_that_says_too_little_is_one_line(line: str, refusal: Refusal) -> None:
     assert "accepted" in refusal(*line.split(), command=export_command)
 

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from autotune.export import export_command
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
+from autotune.training.loop import train
 from autotune.tune_study import tune_command
 
 pytestmark = [
@@ -110,7 +112,8 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
     best = json.loads((study.folder / "best.json").read_text())["trial"]
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
-        "best.yaml", "best.json", "best.safetensors", f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
+        "best.yaml", "best.py", "best.json", "best.safetensors",
+        f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
         "autotune.log", "machine.yaml",
         *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
     }  # fmt: skip
@@ -266,6 +269,25 @@ def test_the_export_starts_a_study_as_its_baseline(study: Whole, exported: str, 
     assert tune_command(["experiment=found", "--config-dir", exported, "dry_run=true"]) == 0
     [baseline] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("baseline")]
     assert baseline.split()[1:] == study.best["overrides"]
+
+
+def test_the_exported_script_trains_what_the_export_trains(study: Whole, exported: str, tmp_path: Path) -> None:
+    script = tmp_path / "scripts" / "found.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(study.working_folder)
+        assert export_command(["study=whole", f"script={script}"]) == 0
+    assert script.read_text() == (study.folder / "best.py").read_text()
+    assert "# Exported by autotune from study whole, " in script.read_text()
+    ran = subprocess.run([sys.executable, "-I", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    config = Composer(["experiment=found"], [str(study.working_folder / exported)]).compose().trial
+    assert re.findall(r"loss (\S+)", ran.stdout) == [f"{evaluation.loss:.6f}" for evaluation in train(config)]
+
+
+def test_arguments_are_exported_of_a_function_only(study: Whole, commands: Any) -> None:
+    refused = commands.run("study=whole", "arguments=best.yaml", folder=study.working_folder, module="autotune.export")
+    assert refused.returncode == 2
+    assert "arguments: the study tunes no training function of one's own; accepted is script=FILE" in refused.stderr
 
 
 def test_an_export_does_not_replace_another(study: Whole, exported: str, commands: Any) -> None:
