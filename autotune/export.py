@@ -50,8 +50,8 @@ def export_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--config-dir: found {len(line.config_dirs)} folders, accepted is one, which the experiment is written to")
     for key, location in (("folder", own.folder), *(("--config-dir", folder) for folder in line.config_dirs)):
         refuse_url(location, key)
-    for key, location in (("script", own.script), ("arguments", own.arguments)):
-        refuse_url(location or "", key, "a file of this machine")
+    for key, file in (("script", own.script), ("arguments", own.arguments)):
+        refuse_url(file or "", key, "a file of this machine")
     if own.experiment is not None and not re.fullmatch(r"[A-Za-z0-9_][\w-]*", own.experiment):
         raise ConfigError(f"as: found {own.experiment!r}, accepted are letters, digits, '_' and '-'")
     study_folder = Path(own.folder) / own.study

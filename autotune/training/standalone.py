@@ -156,7 +156,8 @@ class _Writer:
     def parts(self, data_call: str) -> dict[str, Any]:
         """The components as the template takes them: expressions, or None for a component that does nothing."""
         config = self._config
-        is_constant = config.lr_schedule["_target_"] == _name_of(schedules.constant) and "whitening_bias_fraction" not in config.optimizer
+        is_constant = config.lr_schedule["_target_"] == _name_of(schedules.constant)
+        has_own_schedules = "whitening_bias_fraction" in config.optimizer  # of some parameters, if the model has these
         is_averaged = config.averaging["_target_"] != _name_of(averaging.none)
         taken = inspect.signature(self._callable("model")).parameters
         return {
@@ -167,7 +168,8 @@ class _Writer:
             "initialises": hasattr(self._callable("model"), "initialise_from"),
             "optimizer": self._optimizer(),
             "schedule_free": "schedule_free" in config.optimizer["_target_"].lower(),
-            "schedule": None if is_constant else self.call("lr_schedule", "self.optimizer", "self.total_steps"),
+            "schedule": self.call("lr_schedule", "self.optimizer", "self.total_steps") if has_own_schedules or not is_constant else None,
+            "schedule_may_be_none": is_constant,
             "average": self.call("averaging", "model", "self.total_steps") if is_averaged else None,
             "augment": self._augmentation(),
             "loss": self._part("loss"),

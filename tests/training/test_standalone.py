@@ -34,6 +34,7 @@ TRAINED = {
     "cnn_by_processes": "experiment=cnn data_path.on_device=false data_path.num_workers=1 optimizer=adamw_decoupled epochs=1",
     "cnn_schedule_free": "experiment=cnn optimizer=schedule_free_adamw loss.label_smoothing=0.1 epochs=2",
     "cnn_schedule_free_sgd": "experiment=cnn optimizer=schedule_free_sgd data.classes=[1,2,3] data.num_train=100 epochs=3",
+    "cnn_without_schedules": "experiment=cnn optimizer=muon_sgd optimizer.head_lr=4 optimizer.bias_lr=2 epochs=1",
     "resnet9": "experiment=cnn model=resnet9 model.widths=[4,4,8,8] epochs=1",
     "mlp": "experiment=mlp",
     "mlp_linear": "experiment=mlp model.widths=[] epochs=1.5 batch_size=8",
