@@ -93,9 +93,9 @@ class SourceCode:
     def __str__(self) -> str:
         """The collected definitions, a module's below those of the modules that it uses."""
         sections = []
-        for name in TopologicalSorter(self._used_modules).static_order():
+        for name in TopologicalSorter({name: sorted(used) for name, used in self._used_modules.items()}).static_order():
             texts = self._texts[name]
-            sections.append("\n\n".join([f"# {_read_module(name).purpose}", *(texts[line] for line in sorted(texts))]))
+            sections.append("\n\n".join([f"# {name}: {_read_module(name).purpose}", *(texts[line] for line in sorted(texts))]))
         return "\n\n\n".join(sections)
 
     def _text(self, module: _Module, definition: ast.stmt) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -217,3 +218,17 @@ def test_two_definitions_of_one_name_stay_two() -> None:
 def test_source_that_is_not_at_a_modules_top_level_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not define nothing at its top level"):
         SourceCode([]).add("autotune.workloads.text", "nothing")
+
+
+def test_the_same_configuration_gives_the_same_script_in_every_process() -> None:
+    code = (
+        "import zlib; from autotune.config.compose import Composer; from autotune.training.standalone import standalone_script; "
+        "print(zlib.crc32(standalone_script(Composer(['experiment=speed_digits']).compose().trial, num_threads=1).encode()))"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert made[0] == made[1] == made[2]
