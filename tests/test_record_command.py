@@ -245,7 +245,7 @@ def test_bad_input_is_one_line(line: list[str], message: str, folder: Path, tmp_
         "folder": folder,
         "new": tmp_path / "new",
         "uri": uri_of(folder),
-        "child": run_named(folder, "trial-1"),
+        "child": run_named(folder, "1: optimizer=sgd, momentum=0.333, batch_size=64, depth=2"),
         "old": run_named(folder, "old"),
     }
     assert run_command(record_command, [each.format(**names) for each in line]) == 2

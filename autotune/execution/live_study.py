@@ -264,6 +264,7 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tra
         folder=str(plan.folder),
         settings=_settings(plan),
         tags={"autotune.device": plan.capabilities.device_name},
+        baseline=plan.baseline.values if plan.baseline is not None else {},
         files={
             "study.yaml": {**target_fields(plan.trial.target), "baseline": policy.baseline_trial},
             "space.yaml": plan.space.as_mapping(),

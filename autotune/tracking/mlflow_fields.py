@@ -71,6 +71,7 @@ def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
     return plain_tags(
         {
             "autotune.study": study,
+            "autotune.run": trial.name,
             "autotune.trial": str(trial.trial),
             "autotune.phase": trial.phase,
             "autotune.seed": str(trial.seed),

@@ -21,7 +21,7 @@ from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.mlflow_fields import INTERRUPTED, Point
 from autotune.tracking.mlflow_store import first_contact, open_experiment, store_uri, tagged_runs
-from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
@@ -39,7 +39,7 @@ class MlflowRuns:
 
     def __init__(self, info: StudyInfo, uri: str | None, finished: Collection[str]) -> None:
         uri = store_uri(uri)
-        self._study = info.name
+        self._study, self._baseline = info.name, info.baseline
         self._origin = {"mlflow.user": _user(), "mlflow.source.name": "autotune", "mlflow.source.type": "LOCAL"}
         with first_contact(uri):
             self._client, self._experiment = open_experiment(uri, info.experiment)
@@ -80,7 +80,7 @@ class MlflowRuns:
         """Find the child runs that earlier processes left, as in ``left``; an open one whose result is not known is interrupted."""
         left: dict[str, str | None] = {}
         for run in self._search({"mlflow.parentRunId": self.parent}):
-            name = str(run.info.run_name)
+            name = run.data.tags.get("autotune.run", run.info.run_name)  # without that tag, the run is of a version that named runs so
             if _is_open(run):
                 if name in finished and name not in left:
                     left[name] = str(run.info.run_id)
@@ -93,7 +93,7 @@ class MlflowRuns:
     def start(self, trial: TrackedTrial) -> str:
         """Create the run of a trial and return its id."""
         tags = fields.trial_tags(trial, self._study) | {"mlflow.parentRunId": self.parent}
-        return self._create(trial.name, tags, trial.started_at)
+        return self._create(display_name(trial, self._baseline), tags, trial.started_at)
 
     def describe(self, run_id: str, trial: TrackedTrial) -> None:
         """Write a run's params, configuration and overrides."""

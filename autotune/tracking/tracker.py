@@ -8,13 +8,14 @@ else, and the tracker's ``write_due``, about once a second while there is nothin
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.remote.url import without_password
+from autotune.space import override_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class StudyInfo:
     settings: Mapping[str, Any]
     """The study's settings as a flat mapping: target, sampler, number of trials, ..."""
     tags: Mapping[str, str]
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the baseline by config key, as ``TrackedTrial.values``; empty if the search space does not contain it."""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Plain data to keep as YAML files, by file name: the content of a study's recording besides its trials."""
 
@@ -56,6 +59,39 @@ class TrackedTrial:
     """Unix time at which the run started."""
     retry_of: int | None = None
     """Number of an earlier, lost or interrupted trial of the same configuration that this one repeats; else None."""
+
+
+_MAX_NAME_CHARACTERS = 60
+
+
+def display_name(trial: TrackedTrial, baseline: Mapping[str, Any]) -> str:
+    """A name that tells a study's runs apart at a glance: the run, and which of its values are not the baseline's.
+
+    Keys lose the leading parts that tell none of the run's keys apart: ``12: optimizer=adamw, lr=0.003``. Values that would make the name
+    longer than 60 characters are only counted. Runs of a comparison or a scaling measurement have their plain names, which say their side.
+    """
+    if trial.phase not in ("search", "confirm"):
+        return trial.name
+    different = {key: value for key, value in trial.values.items() if key not in baseline or value != baseline[key]}
+    parts = [f"{_short_key(key, trial.values)}={_short_value(value)}" for key, value in different.items()] or ["baseline"]
+    begin = trial.name.removeprefix("trial-")
+    for num_shown in range(len(parts), -1, -1):
+        rest = [f"+{len(parts) - num_shown}"] if num_shown < len(parts) else []
+        name = f"{begin}: {', '.join([*parts[:num_shown], *rest])}"
+        if len(name) <= _MAX_NAME_CHARACTERS:
+            break
+    return name
+
+
+def _short_key(key: str, keys: Collection[str]) -> str:
+    """The last parts of a dotted key, as few as no other key ends with."""
+    parts = key.split(".")
+    endings = (".".join(parts[begin:]) for begin in range(len(parts) - 1, 0, -1))
+    return next((ending for ending in endings if not any(f".{other}".endswith(f".{ending}") for other in keys if other != key)), key)
+
+
+def _short_value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else override_text(value)
 
 
 FinishedRun = tuple[TrackedTrial, TrialResult, float | None]

@@ -80,7 +80,7 @@ def _statuses(folder: Path) -> dict[str, str]:
     found = {}
     for run in runs:
         tag = run.data.tags.get("autotune.outcome")
-        found[f"{run.info.run_name}:{run.info.run_id}"] = f"{run.info.status} {tag}"
+        found[f"{run.data.tags.get('autotune.run', run.info.run_name)}:{run.info.run_id}"] = f"{run.info.status} {tag}"
     return found
 
 

@@ -132,8 +132,8 @@ def parent_of(uri: str) -> Run:
 
 def children_of(uri: str) -> dict[str, Run]:
     children = [run for run in runs_of(uri) if "mlflow.parentRunId" in run.data.tags]
-    assert len({run.info.run_name for run in children}) == len(children)
-    return {run.info.run_name: run for run in children}
+    assert len({run.data.tags["autotune.run"] for run in children}) == len(children)
+    return {run.data.tags["autotune.run"]: run for run in children}
 
 
 def steps_of(uri: str, run: Run, key: str = "metric") -> list[int]:
@@ -199,6 +199,7 @@ def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri:
     tell(tracker, make_run(7, test_metric=0.97))
     close(tracker)
     run = children_of(uri)["trial-7"]
+    assert run.info.run_name == "7: optimizer=sgd, lr=0.8"
     assert run.data.params == {"optimizer": "sgd", "optimizer.lr": "0.8"}
     expected = {
         "mlflow.parentRunId": parent_of(uri).info.run_id,
@@ -390,6 +391,21 @@ def test_resuming_twice_writes_nothing_twice(info: StudyInfo, uri: str) -> None:
     assert steps_of(uri, children_of(uri)["trial-0"]) == [1, 2, 3]
 
 
+def test_a_study_goes_on_whose_runs_were_renamed_or_named_by_an_earlier_version(info: StudyInfo, uri: str) -> None:
+    runs = [make_run(number) for number in range(2)]
+    first = MlflowTracker(info, uri=uri)
+    for run in runs:
+        tell(first, run)
+    close(first)
+    renamed, earlier = (children_of(uri)[f"trial-{number}"].info.run_id for number in range(2))
+    client = MlflowClient(uri)
+    client.update_run(renamed, name="my favourite")
+    client.update_run(earlier, name="trial-1")
+    client.delete_tag(earlier, "autotune.run")
+    close(MlflowTracker(info, uri=uri, finished=runs))
+    assert sorted(run.info.run_name for run in runs_of(uri)) == ["cnn-1", "my favourite", "trial-1"]
+
+
 def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: str) -> None:
     first = MlflowTracker(info, uri=uri)
     tell(first, make_run())
@@ -437,7 +453,7 @@ def test_runs_that_the_store_refuses_do_not_hold_up_the_others(info: StudyInfo, 
     create_run = MlflowClient.create_run
 
     def refuse(self: MlflowClient, *args: Any, **rest: Any) -> Run:
-        if rest["run_name"] in ("trial-0", "trial-1"):
+        if args[2].get("autotune.run") in ("trial-0", "trial-1"):
             raise MlflowException("no")
         return create_run(self, *args, **rest)
 
