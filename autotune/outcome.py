@@ -24,7 +24,7 @@ class OutcomeTraits(NamedTuple):
     optuna_state: str
     """Name of the ``optuna.trial.TrialState`` with which the trial is told to Optuna."""
     mlflow_status: str
-    """Status of the trial's run in MLflow; only a FINISHED run has a time to target."""
+    """Status of the trial's run in MLflow: FINISHED if its time says something, since MLflow's pages mark KILLED as red as FAILED."""
     terminal_style: str
     """Rich style of the outcome's name in the terminal."""
     colour: str
@@ -54,13 +54,13 @@ class Outcome(StrEnum):
 
     REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "o", 7)
     """An evaluation was at or past the target."""
-    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "yellow", "#E69F00", "diamond", 20)
+    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "yellow", "#E69F00", "diamond", 20)
     """Trained to the end of the configuration's schedule without reaching the target."""
-    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "blue", "#0072B2", "circle", 20)
+    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "blue", "#0072B2", "circle", 20)
     """Stopped because the trial took longer than the incumbent is expected to need."""
-    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "cyan", "#56B4E9", "square", 20)
+    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "cyan", "#56B4E9", "square", 20)
     """Stopped by a stopping rule, or because the study's budget ended."""
-    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "KILLED", "magenta", "#CC79A7", "triangle", 20)
+    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "magenta", "#CC79A7", "triangle", 20)
     """Passed the target's max_train_seconds, or hung past its hard deadline."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "s", 6, needs_new_worker=True)
     """The device or the machine had too little memory for the training."""
