@@ -6,10 +6,13 @@ callbacks that a configuration names.
 
 import argparse
 import importlib.metadata
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from autotune.collector import spare_imports
@@ -92,6 +95,8 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         from autotune.config.completion import shell_completion  # noqa: PLC0415  # loads Hydra's plug-ins
 
         sys.exit(shell_completion(parsed.shell_completion, [*parsed.overrides], parsed.config_dir))
+    if parsed.multirun:
+        print("autotune: --multirun is not needed: sweeps are read without it, as the search space of one study", file=sys.stderr)
     from autotune.remote.cache import say_what_is_fetched  # noqa: PLC0415  # after --help
 
     say_what_is_fetched()
@@ -140,9 +145,30 @@ def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
 
 
 def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run a command with the process's arguments, and end the process with the command's exit code."""
+    """Run a command with the process's arguments, and end the process with the command's exit code.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does.
+    """
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)  # in a process that was forked
+        signal.raise_signal(number)
+
+    for number in ending_signals():
+        if number is not signal.SIGINT:
+            signal.signal(number, end)
     spare_imports()
     sys.exit(run_command(command, sys.argv[1:]))
+
+
+def ending_signals() -> list[signal.Signals]:
+    """The signals that end a command: SIGINT, SIGTERM and SIGHUP, without SIGHUP where it is ignored, as ``nohup`` asks."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
+    return [number for number in numbers if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -93,6 +93,8 @@ class Composer:
         self.sweeps = {
             override.key_or_group: str(override.input_line).split("=", 1)[1] for override in parsed if override.is_sweep_override()
         }
+        if "experiment" in self.sweeps:
+            raise ConfigError(f"experiment={self.sweeps['experiment']}: accepted is one NAME; for a study of each, run the command twice")
         self.allowed_targets = _allowed_targets(parsed)
         self.overrides = tuple(
             text

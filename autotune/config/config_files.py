@@ -86,14 +86,27 @@ class ConfigFiles:
         return self._composed[key]
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
         try:
             with hydra_set_up():
-                return compose("config", [*overrides, *([f"hydra.searchpath=[{paths}]"] if paths else [])], return_hydra_config=True)
+                return compose("config", [*overrides, *self._search_path], return_hydra_config=True)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self._file_that_is_not_text()}: is not text; accepted is YAML in UTF-8") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
-            raise ConfigError(composing_message(error, _default_keys)) from error
+            raise ConfigError(composing_message(error, lambda: self._known_keys(overrides))) from error
+
+    @property
+    def _search_path(self) -> list[str]:
+        """Override that has Hydra look for files in the user's folders, too; none if there are none."""
+        paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
+        return [f"hydra.searchpath=[{paths}]"] if paths else []
+
+    def _known_keys(self, overrides: Sequence[str]) -> list[str]:
+        """Every key of the chosen options, groups included; of the shipped default configuration where they cannot be composed."""
+        options = [text for text in overrides if any((folder / text.partition("=")[0].lstrip("+")).is_dir() for folder in self._folders)]
+        try:
+            return _keys_of((*options, *self._search_path))
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
+            return _keys_of(())
 
     def _check_choice(self, override: Override) -> None:
         """Refuse an override of a config group that is no name; Hydra would merge the options of a list into one of no meaning."""
@@ -141,10 +154,10 @@ def hydra_set_up() -> Iterator[None]:
 
 
 @cache
-def _default_keys() -> list[str]:
-    """Every key of the shipped default configuration, groups included."""
+def _keys_of(overrides: tuple[str, ...]) -> list[str]:
+    """Every key of what Hydra composes for these overrides, groups included."""
     with hydra_set_up():
-        return list(_flat_keys(OmegaConf.to_container(compose("config", []))))
+        return list(_flat_keys(OmegaConf.to_container(compose("config", [*overrides]))))
 
 
 def _flat_keys(value: Any, prefix: str = "") -> Iterator[str]:

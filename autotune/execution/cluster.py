@@ -1,6 +1,7 @@
 """Connecting to Ray: to a local instance started for the study, or to a running cluster."""
 
 import contextlib
+import ctypes
 import logging
 import math
 import os
@@ -12,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,11 @@ class Room:
 
 
 _ASK_AGAIN_SECONDS = 2.0
+_POLL_SECONDS = 0.2
+_SIGACTION_BYTES = 512
+"""Room for C's ``struct sigaction``, which takes 152 bytes on Linux."""
+_START_PATIENCE_SECONDS = 8.0
+"""Seconds that an interrupted driver waits for a Ray that is still starting."""
 
 
 def cluster_capabilities(config: ClusterConfig) -> "Capabilities":
@@ -123,7 +129,7 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     _log_to_autotune("ray")
     options = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
-        with _kept_handler(signal.SIGTERM):
+        with _kept_handler(signal.SIGTERM), _in_own_process_groups():
             if address is None:
                 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets timed workers wait for all other processes
                 for name in ("authentication", "worker"):  # mute: our own Ray wants a token, and its SIGTERM handler is not installed
@@ -131,8 +137,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
                 ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
             else:
                 ray.init(address=address, **options)
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
-        raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}") from error
+    except Exception as error:  # Ray raises plain Exception where it does not start in time
+        raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{_advice(error, address)}") from error
     try:
         _check_has(config.accelerator_type)
         size = _size_of(_machines(config.accelerator_type))
@@ -166,23 +172,31 @@ class Connection:
             self._thread = threading.Thread(target=self._hold, name="ray", daemon=True)
             self._thread.start()
 
-    def size(self) -> ClusterSize:
+    def size(self, interrupt: threading.Event) -> ClusterSize:
         """Wait for the connection and return the cluster's resources.
 
         Raises:
             ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
+            KeyboardInterrupt: ``interrupt`` was set meanwhile.
         """
         self.start()
+        while not wait([self._size], timeout=_POLL_SECONDS).done:
+            if interrupt.is_set():
+                raise KeyboardInterrupt
         size = self._size.result()
         if threading.current_thread() is threading.main_thread():  # Ray's own handler, in C++, has replaced Python's
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         return size
 
     def close(self) -> None:
-        """Disconnect and wait until that is done: Ray ends a process that frees a Ray object meanwhile."""
+        """Disconnect and wait until that is done: Ray ends a process that frees a Ray object meanwhile.
+
+        A Ray that is still starting is waited for some seconds only; the kernel ends its processes together with this one.
+        """
         self._is_over.set()
-        if self._thread is not None:
-            self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(None if self._size.done() else _START_PATIENCE_SECONDS)
 
     def _hold(self) -> None:
         try:
@@ -198,13 +212,16 @@ class Connection:
 
 @contextlib.contextmanager
 def _kept_handler(number: signal.Signals) -> Iterator[None]:
-    """Restore a signal's handler after the context: ``ray.init`` installs one of its own, which ends the process at once."""
-    handler = signal.getsignal(number)
+    """Restore a signal's handler after the context: ``ray.init`` installs some of its own, which end the process at once."""
+    handler, libc, action = signal.getsignal(number), ctypes.CDLL(None), ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(number, None, action)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # in other threads neither Ray nor we may set a handler
+        if threading.current_thread() is threading.main_thread():
             signal.signal(number, handler)
+        else:  # Python sets handlers in the main thread only
+            libc.sigaction(number, action, None)
 
 
 def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
@@ -289,6 +306,31 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
     except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
         reason = getattr(error, "strerror", None) or error
         raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}") from error
+
+
+@contextlib.contextmanager
+def _in_own_process_groups() -> Iterator[None]:
+    """Let Ray start its processes in process groups of their own: signals to the driver's group are for the driver, which ends Ray."""
+    from ray._private import services  # noqa: PLC0415  # only after connected() has set the environment
+
+    popen = services.ConsolePopen
+
+    class PopenInOwnGroup(popen):  # type: ignore[misc,valid-type]  # ray has no types
+        def __init__(self, *arguments: object, **named: object) -> None:
+            super().__init__(*arguments, **named, process_group=0)
+
+    services.ConsolePopen = PopenInOwnGroup
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def _advice(error: Exception, address: str | None) -> str:
+    """What to do where Ray did not start, as the end of a message; empty where a setting is wrong, or a running cluster's answer."""
+    if address is not None or isinstance(error, ValueError):
+        return ""
+    return "; try again when this machine is less busy, or start Ray with `ray start --head` and add cluster.address=auto"
 
 
 def _log_to_autotune(name: str) -> None:

@@ -1,28 +1,53 @@
-"""Handling of Ctrl-C and SIGTERM: the first one ends a study in good order, the second one at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first one ends a study in good order, the second one at once."""
 
+import os
 import signal
+import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from autotune.config.command_line import ending_signals
+
+_SAME_SECONDS = 1.0
+"""Seconds within which signals count as one: ``timeout`` sends one to the process and one to its group; a closed terminal may, too."""
+
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C or SIGTERM sets; the second one raises KeyboardInterrupt."""
-    event = threading.Event()
+    """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets; the second one raises KeyboardInterrupt."""
+    event, first_at = threading.Event(), 0.0
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
+        nonlocal first_at
+        _leave_lost_terminal()
+        if not event.is_set():
+            first_at = time.monotonic()
+            event.set()
+        elif time.monotonic() - first_at > _SAME_SECONDS:
             raise KeyboardInterrupt
-        event.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield event  # only the main thread may handle signals
         return
-    previous_handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, interrupt) for number in ending_signals()}
     try:
         yield event
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
+
+
+def _leave_lost_terminal() -> None:
+    """Send output to the null device if its terminal is gone: what is still printed would fail, and the study with it."""
+    for output in (1, 2):
+        try:
+            is_lost = stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output)
+        except OSError:  # closed
+            continue
+        if is_lost:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, output)
+            os.close(nowhere)

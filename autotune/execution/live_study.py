@@ -17,6 +17,7 @@ from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
+from autotune.execution.webhook import Webhook
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
@@ -160,7 +161,13 @@ class LiveStudy:
 
 @contextlib.contextmanager
 def opened(
-    plan: StudyPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console, tracker_process: TrackerProcess
+    plan: StudyPlan,
+    *,
+    command: Sequence[str],
+    code_folders: Sequence[str],
+    console: Console,
+    tracker_process: TrackerProcess,
+    webhook: Webhook | None = None,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
 
@@ -177,7 +184,7 @@ def opened(
             study=study,
             policy=policy,
             tracker=tracker,
-            display=_display(plan, policy, console),
+            display=_display(plan, policy, console, webhook or Webhook(None, {})),
             console=console,
             code_folders=tuple(code_folders),
             command=tuple(command),
@@ -317,7 +324,10 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     )
 
 
-def _display(plan: StudyPlan, policy: SearchPolicy, console: Console) -> StudyDisplay:
+def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, webhook: Webhook) -> StudyDisplay:
+    def on_best(result: TrialResult, score: float, line: str) -> None:
+        webhook.tell("best", line, trial=result.trial, score=score, overrides=list(result.overrides), num_trials=len(policy.results))
+
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
     budget = plan.config.search.time_budget_seconds
@@ -330,4 +340,5 @@ def _display(plan: StudyPlan, policy: SearchPolicy, console: Console) -> StudyDi
         console=console,
         best=(best, scores[best]) if best is not None else None,
         scale=score_format_of(plan.objective),
+        on_best=on_best,
     )

@@ -4,6 +4,7 @@ Everything that must outlive the process is in the study's storage, and every fi
 the same command resumes a study wherever an earlier process stopped.
 """
 
+import json
 import logging
 import math
 import shutil
@@ -25,8 +26,9 @@ from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
+from autotune.execution.webhook import Webhook, told_end
 from autotune.measurement import TrialResult
-from autotune.reporting.scores import score_format_of
+from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.study import confirmations, store_confirmation, told_storage_errors
 from autotune.training.device import unsupported
@@ -61,9 +63,11 @@ def run_study(
         WorkerError: several trials in a row failed in the user's own code.
         ConfigError: a worker did not measure a quantity that the objective needs.
     """
+    webhook = Webhook(plan.config.notify, {"study": plan.name, "experiment": plan.experiment, "folder": str(plan.folder)})
     with (
         interruptible() as interrupt,
-        opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process) as live,
+        told_end(webhook),
+        opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process, webhook=webhook) as live,
         told_storage_errors(live.resume_command),
     ):
         confirmation = None
@@ -72,13 +76,31 @@ def run_study(
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
         if interrupt.is_set():
-            console.print(
-                f"interrupted; the same study goes on with\n  {live.resume_command}", markup=False, highlight=False, soft_wrap=True
-            )
+            said = f"interrupted; the same study goes on with\n  {live.resume_command}"
+            logger.warning(said)  # where the terminal is gone
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
+            webhook.tell("interrupted", said, resume=live.resume_command)
             return EXIT_INTERRUPTED
         if live.policy.error is not None:
             raise live.policy.error
-        return conclude_study(live, confirmation)
+        exit_code = conclude_study(live, confirmation)
+        _tell_end(webhook, live, exit_code, confirmation)
+        return exit_code
+
+
+def _tell_end(webhook: Webhook, live: LiveStudy, exit_code: int, confirmation: Confirmation | None) -> None:
+    """Tell the webhook how a study ended, with the main figures of ``best.json``."""
+    if confirmation is None or confirmation.best is None:
+        webhook.tell("finished", "finished: nothing reached the target" if exit_code else "finished, not confirmed", exit_code=exit_code)
+        return
+    found = json.loads((live.plan.folder / "best.json").read_text(encoding="utf-8"))
+    gain = f"{score_format_of(live.plan.objective).gain} {describe_ratio(confirmation.speed_up)}: {' '.join(found['overrides'])}"
+    text = f"finished: {'the baseline is best' if confirmation.is_baseline_best else gain}"
+    webhook.tell("finished", text, exit_code=exit_code, **{key: found[key] for key in _MAIN_FIGURES})
+
+
+_MAIN_FIGURES = ("target", "objective", "trial", "overrides", "baseline", "best", "speed_up", "num_trials", "wall_seconds")
+"""Keys of ``best.json`` that a webhook gets."""
 
 
 def _search_and_confirm(
@@ -93,7 +115,7 @@ def _search_and_confirm(
         with live.console.status("starting Ray"):
             import autotune.execution.search  # noqa: F401, PLC0415  # imports ray.tune while Ray starts
 
-            size = connection.size()
+            size = connection.size(interrupt)
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
             for line in plan.dropped:

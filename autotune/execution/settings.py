@@ -39,6 +39,9 @@ def check_settings(composer: Composer) -> StudySettings:
             "search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)"
         )
     _check_budget(config)
+    _check_target(config)
+    if config.notify is not None and not re.match(r"https?://[^/]", config.notify):
+        raise ConfigError("notify: found what is no URL, accepted is one that begins with http:// or https://, or null")
     name = study_name(config, composed.choices["experiment"])
     space = read_search_space(config.search_space, composer)
     folder = (Path(config.study.folder) / name).absolute()
@@ -62,6 +65,17 @@ def check_cluster(cluster: ClusterConfig) -> None:
 
 
 _PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")
+
+
+def _check_target(config: Config) -> None:
+    target, metric = config.target, str(config.metric.get("_target_", "")).rpartition(".")[2]
+    if config.training is None and metric in _FRACTIONS and not 0 <= target.value <= 1:
+        meant = f" (did you mean {target.value / 100:g}?)" if 1 < target.value <= 100 else ""
+        raise ConfigError(f"target.value: found {target.value:g}, accepted is 0 to 1: {metric} is a fraction{meant}")
+
+
+_FRACTIONS = ("accuracy",)
+"""Metrics of autotune's own whose values lie in 0 to 1."""
 
 
 def _check_budget(config: Config) -> None:

@@ -35,8 +35,8 @@ def shown(url: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """The text with the password in every URL hidden."""
-    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
+    """The text with the password in every URL hidden; of ``notify``'s URL, all that follows the host."""
+    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", re.sub(r"(^\+*notify=\W*https?://)(\S*@)?([^\s/?@]+).*", r"\1\3/***", text))
 
 
 def kind_of_database(url: str) -> str:

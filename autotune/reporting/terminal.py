@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -37,7 +37,8 @@ class StudyDisplay:
     """Context manager that shows a study while it runs.
 
     ``num_done`` counts the trials of earlier sessions of the same study; ``best`` is the number and the score of the best of them,
-    in the unit of ``scale``. The methods are called from one thread; the live table is redrawn from another one.
+    in the unit of ``scale``. ``on_best`` is called with the result of each new best trial, its score and its printed line.
+    The methods are called from one thread; the live table is redrawn from another one.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class StudyDisplay:
         console: Console | None = None,
         best: tuple[int, float] | None = None,
         scale: ScoreFormat = SECONDS,
+        on_best: Callable[[TrialResult, float, str], None] = lambda result, score, line: None,
     ) -> None:
         self._title = title
+        self._on_best = on_best
         self._target = target
         self._num_trials = num_trials
         self._time_budget_seconds = time_budget_seconds
@@ -117,6 +120,7 @@ class StudyDisplay:
         improved = score is not None and math.isfinite(score) and (self._best is None or score < self._best[1])
         if improved and score is not None:
             self._best = (result.trial, score)
+            self._on_best(result, score, self._line(result, score))
         if self._live is None or improved or result.outcome is Outcome.ERRORED:
             self._print(self._line(result, score))
         if result.contention is not None:

@@ -83,6 +83,7 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("optimizer=sdg", f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"),
         ("optimiser=sgd", "optimiser: no such key (did you mean optimizer?); accepted keys are shown by --cfg job"),
         ("epocs=3", "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job"),
+        ("experiment=cnn,mlp", "experiment=cnn,mlp: accepted is one NAME; for a study of each, run the command twice"),
         (
             "search.sampler.num_candidates=64",
             "search.sampler.num_candidates: no such key; accepted keys are shown by --cfg job; another argument is added with a plus: "
@@ -180,6 +181,14 @@ def test_a_file_that_may_not_be_read_is_one_line(write_experiment: WriteExperime
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert refusal("experiment=cnn", config_dirs=(f"{tmp_path}/nope",)) == f"--config-dir {tmp_path}/nope: no such folder"
+
+
+def test_an_argument_of_ones_own_function_is_suggested(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/mine.yaml", HEADER + "training: {_target_: my_module.fit, hidden: 3, lr: 0.1}\n")
+    said = refusal("experiment=mine", "training.hiden=3", config_dirs=(folder,))
+    assert said == "training.hiden: no such key (did you mean training.hidden?); accepted keys are shown by --cfg job"
+    said = refusal("experiment=mine", "training.accumulation_steps=3", config_dirs=(folder,))
+    assert said.endswith("; another argument is added with a plus: +training.accumulation_steps=VALUE")
 
 
 def test_an_experiment_of_ones_own_runs_by_name_beside_the_shipped_ones(write_experiment: WriteExperiment) -> None:

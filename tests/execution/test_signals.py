@@ -1,0 +1,172 @@
+"""Signals that end a command: SIGTERM and SIGHUP do what Ctrl-C does, whoever gets them."""
+
+import os
+import pty
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.config.compose import Composer
+from autotune.errors import ClusterError
+from autotune.execution.cluster import Connection
+from autotune.execution.interrupt import interruptible
+from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
+
+_COMMAND = (
+    "experiment=cnn_smoke",
+    "study.name=ended",
+    "search=tpe",
+    "stopping=none",
+    "target.value=0.999",
+    "target.max_train_seconds=60",
+    "epochs=200",
+    "optimizer.lr=interval(1e-4,1e-3)",
+    "search.num_trials=16",
+    "tracking=none",
+)
+_WAITS = """
+import sys, time
+from autotune.config.command_line import run_main
+def command(arguments):
+    print("ready", flush=True)
+    time.sleep(60)
+run_main(command)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_sets_the_event_and_a_later_one_raises(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(number)
+    with interruptible() as interrupt:
+        signal.raise_signal(number)
+        assert interrupt.is_set()
+        signal.raise_signal(number)  # as timeout(1) does: once to the process, once to its group
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 5)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_nohup_is_heeded() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert not interrupt.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_a_signal_ends_says_so_in_one_line(number: signal.Signals, commands: Any) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WAITS], env=commands.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (130, "autotune: interrupted\n")
+
+
+def _never(self: Connection) -> None:
+    threading.Event().wait()
+
+
+def test_a_ray_that_starts_and_starts_is_waited_for_no_longer_once_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "_hold", _never)
+    monkeypatch.setattr("autotune.execution.cluster._START_PATIENCE_SECONDS", 0.1)
+    connection, interrupt = Connection(None), threading.Event()  # type: ignore[arg-type]  # never read
+    threading.Timer(0.3, interrupt.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        connection.size(interrupt)
+    connection.close()
+    connection.close()
+
+
+def test_a_ray_that_does_not_start_in_time_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def init(**options: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because some of the raylet failed to startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterError, match=r"^cluster.address: local: The current node timed out.*; try again .* cluster.address=auto$"):
+        Connection(Composer(["experiment=cnn_smoke"]).compose().config.cluster).size(threading.Event())
+
+
+_PLANNING = """
+import os, signal, sys, time
+from autotune.config.compose import Composer
+from autotune.execution.cluster import Connection
+heard = []
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+connection = Connection(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
+connection.start()
+connection._size.result()  # Ray runs, and the driver does not yet wait for it
+import ray
+nodes = ray._private.worker._global_node.all_processes.values()
+groups = {os.getpgid(info.process.pid) for infos in nodes for info in infos}
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+connection.close()
+print(heard == [signal.SIGTERM], os.getpgrp() in groups)
+"""
+
+
+@pytest.mark.slow
+def test_while_ray_starts_in_the_background_signals_stay_the_drivers(commands: Any, tmp_path: Path) -> None:
+    done = commands.python("-c", _PLANNING, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True False\n", "")
+
+
+def _assert_resumable(said: str) -> None:
+    line = said.splitlines()[-1]
+    assert sorted(shlex.split(line)) == sorted(["python", "-m", "autotune", *_COMMAND])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_study_ends_in_good_order_whoever_gets_the_signal(commands: Any, tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
+    process = commands.start(*_COMMAND, folder=tmp_path)
+    try:
+        wait_until((tmp_path / "outputs/ended/trace.csv").is_file, process=process)
+        time.sleep(5)
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        assert exit_code(process) == 130
+        assert (tmp_path / "err.txt").read_text() == ""
+        _assert_resumable((tmp_path / "out.txt").read_text())
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_study_whose_terminal_is_closed_ends_in_good_order(commands: Any, tmp_path: Path) -> None:
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "-m", "autotune", *_COMMAND], commands.environment)
+
+    def has_begun(file: Path = tmp_path / "outputs/ended/trace.csv") -> bool:
+        while select.select([terminal], [], [], 0)[0]:
+            os.read(terminal, 1 << 16)
+        return file.is_file() and time.time() - file.stat().st_ctime > 5
+
+    wait_until(has_begun)
+    os.kill(process, signal.SIGSTOP)  # until the terminal is gone
+    os.close(terminal)
+    os.kill(process, signal.SIGCONT)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    _assert_resumable((tmp_path / "outputs/ended/autotune.log").read_text())
