@@ -36,6 +36,8 @@ class OutcomeTraits(NamedTuple):
     """Matplotlib marker; for a censored outcome the shape to which an arrow is added (``autotune.reporting.drawing``)."""
     size: float
     """Size of the marker, in points."""
+    meaning: str
+    """What the outcome says of a trial, in a sentence for people."""
     needs_new_worker: bool = False
     """Whether the process that ran the trial must not run another one."""
 
@@ -52,28 +54,30 @@ class Outcome(StrEnum):
         member.traits = traits
         return member
 
-    REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "o", 7)
-    """An evaluation was at or past the target."""
-    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "yellow", "#E69F00", "diamond", 20)
-    """Trained to the end of the configuration's schedule without reaching the target."""
-    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "blue", "#0072B2", "circle", 20)
-    """Stopped because the trial took longer than the incumbent is expected to need."""
-    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "cyan", "#56B4E9", "square", 20)
-    """Stopped by a stopping rule, or because the study's budget ended."""
-    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "magenta", "#CC79A7", "triangle", 20)
-    """Passed the target's max_train_seconds, or hung past its hard deadline."""
-    OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "s", 6, needs_new_worker=True)
-    """The device or the machine had too little memory for the training."""
-    DIVERGED = "DIVERGED", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#D55E00", "X", 7.5)
-    """The loss or the metric was no longer finite."""
-    INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "v", 7)
-    """A component refused the configuration's values, so nothing was trained."""
-    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "yellow", "#888888", "1", 7)
-    """Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again."""
-    LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x", 7, needs_new_worker=True)
-    """A worker was lost with its machine, which says nothing about the configuration."""
-    ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "P", 7.5, needs_new_worker=True)
-    """A fault in the code that was trained, or a worker that died."""
+    # fmt: off
+    REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "o", 7,
+        "An evaluation was at or past the target.")
+    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "yellow", "#E69F00", "diamond", 20,
+        "Trained to the end of the configuration's schedule without reaching the target.")
+    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "blue", "#0072B2", "circle", 20,
+        "Stopped because the trial took longer than the incumbent is expected to need.")
+    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "cyan", "#56B4E9", "square", 20,
+        "Stopped by a stopping rule, or because the study's budget ended.")
+    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "magenta", "#CC79A7", "triangle", 20,
+        "Passed the target's max_train_seconds, or hung past its hard deadline.")
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "s", 6,
+        "The device or the machine had too little memory for the training.", needs_new_worker=True)
+    DIVERGED = "DIVERGED", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#D55E00", "X", 7.5,
+        "The loss or the metric was no longer finite.")
+    INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "v", 7,
+        "A component refused the configuration's values, so nothing was trained.")
+    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "yellow", "#888888", "1", 7,
+        "Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again.")
+    LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x", 7,
+        "A worker was lost with its machine, which says nothing about the configuration.", needs_new_worker=True)
+    ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "P", 7.5,
+        "A fault in the code that was trained, or a worker that died.", needs_new_worker=True)
+    # fmt: on
 
     @property
     def is_censored(self) -> bool:

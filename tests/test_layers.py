@@ -10,11 +10,11 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("errors", "collector", "contention", "outcome", "files", "ranges"),
-    ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine"),
+    ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine", "effects"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
     ("execution", "replay"),
-    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "scale"),
+    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "scale", "report_command"),
     ("__main__", "api", "lightning", "script", "transformers"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""

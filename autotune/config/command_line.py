@@ -34,6 +34,7 @@ COMMANDS = {
     "profile": ("autotune.profile", "say where a step's time goes, and which key to try"),
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),
+    "report": ("autotune.report_command", "write the HTML report of a study"),
     "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
     "replay": ("autotune.replay.__main__", "replay a search over a recording"),
 }

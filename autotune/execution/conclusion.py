@@ -1,5 +1,6 @@
-"""The end of a study: its result files, its printed summary and the experiment file that it exports."""
+"""The end of a study: its result files, its report, its printed summary and the experiment file that it exports."""
 
+import logging
 import math
 import shlex
 from collections import Counter
@@ -12,22 +13,34 @@ from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
+from autotune.effects import Effects
 from autotune.errors import WorkerError
 from autotune.execution.best_weights import keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
-from autotune.execution.live_study import LiveStudy, busy_seconds
+from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
-from autotune.recording import write_recording
+from autotune.recording import read_recording, write_recording
 from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_arm, describe_ratio, describe_reached, score_format_of
-from autotune.reporting.study_files import Front, TrialsTable, arm_json, describe_front, make_front, write_front, write_json
+from autotune.reporting.study_files import (
+    REPORT,
+    SUMMARY,
+    Front,
+    TrialsTable,
+    arm_json,
+    describe_front,
+    make_front,
+    write_front,
+    write_json,
+)
 from autotune.reporting.terminal import Summary, format_metric, print_summary
-from autotune.search.importances import MIN_REACHED, importances
+from autotune.search.importances import time_effects
 from autotune.search.policy import SearchPolicy
+from autotune.space import Suggestion
 from autotune.tracking.tracker import browse_command
 from autotune.training.device import versions
 
@@ -45,7 +58,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     best = confirmation.best if confirmation else None
     results = list(policy.results.values())
     front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
-    artifacts, no_script = _write_files(plan, policy, confirmation, front)
+    artifacts, no_script = _write_files(live, confirmation, front)
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     ratio = {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {}
     expected = {} if confirmation is None else _expected_scores(confirmation)
@@ -99,14 +112,13 @@ def _description(plan: StudyPlan, confirmation: Confirmation) -> str:
     return "\n\n".join(lines)
 
 
-def _write_files(
-    plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None, front: Front | None
-) -> tuple[list[Path], str | None]:
+def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Front | None) -> tuple[list[Path], str | None]:
     """Write all result files into the study's folder.
 
     Returns:
         The files that the tracker keeps, and why there is no script of what is exported; None if there is one or nothing is exported.
     """
+    plan, policy = live.plan, live.policy
     folder, results = plan.folder, list(policy.results.values())
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
@@ -118,15 +130,17 @@ def _write_files(
         source=source,
         baseline=policy.baseline_trial,
     )
-    no_script = None
+    summary, no_script = summary_json(live, confirmation), None
+    write_json(folder / SUMMARY, summary)
     if confirmation is not None and confirmation.best is not None:
-        write_json(folder / "best.json", best_json(plan, policy, confirmation))
+        write_json(folder / "best.json", summary)
         text, trial = best_yaml(plan, policy, confirmation)
         (folder / "best.yaml").write_text(text, encoding="utf-8")
         no_script = write_program(folder, trial, text, num_threads=plan.config.cluster.cpus_per_worker)
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
+    effects = time_effects(read_recording(folder / "recording"))
     from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
     figures = write_figures(
@@ -134,44 +148,76 @@ def _write_files(
         results=results,
         scores=policy.scores,
         target=plan.trial.target,
-        importances=importances(results, policy.scores, plan.space),
+        effects=effects,
         confirmation=_confirmation_figures(confirmation) if confirmation else None,
-        num_reached_needed=MIN_REACHED,
         scale=score_format_of(plan.objective),
         front=front,
     )
-    kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", "trials.csv", "pareto_front.csv", "recording")
+    kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
+    _write_report(live, effects)
     return [*(path for name in kept if (path := folder / name).exists()), *figures], no_script
 
 
-def best_json(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> dict[str, Any]:
-    """Content of ``best.json``: the study's result as plain data, for programs."""
-    assert confirmation.best is not None
-    best, speed_up = confirmation.best, None if confirmation.is_baseline_best else confirmation.speed_up
-    best_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if trial == best.trial]
+def _write_report(live: LiveStudy, effects: Sequence[Effects]) -> None:
+    """Write the HTML report; one that cannot be written is told in a line, since the study's result is complete without it."""
+    from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
+    from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
+
+    (live.plan.folder / REPORT).unlink(missing_ok=True)  # that of an earlier end of the study
+    try:
+        write_report(read_concluded_study(live.plan.folder), effects)
+    except Exception as error:  # whatever it is, hours of training must not end in it
+        logging.getLogger(__name__).exception("the report was not written")
+        _say(live, f"no {REPORT}: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str, Any]:
+    """Content of ``summary.json`` and ``best.json``: the study's result as plain data, for programs and for the report."""
+    plan, policy = live.plan, live.policy
+    best = confirmation.best if confirmation else None
+    runs = dict(sorted(confirmation.runs.items())) if confirmation else {}
+    best_runs = [run for (trial, _), run in runs.items() if best is not None and trial == best.trial]
     test_metrics = [run.test_metric for run in best_runs if run.test_metric is not None]
-    target, scale = plan.trial.target, score_format_of(plan.objective)
+    target, scale, everything = plan.trial.target, score_format_of(plan.objective), [*policy.results.values(), *runs.values()]
+    speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     return {
         "study": plan.name,
         "experiment": plan.experiment,
         "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
-        "trial": best.trial,
-        "overrides": best.suggestion.as_overrides(),
+        "trial": best.trial if best else None,
+        "overrides": best.suggestion.as_overrides() if best else None,
+        "changes": _changes(plan, policy, confirmation),
         "objective": {"quantity": scale.quantity, "unit": scale.unit},
-        "baseline": arm_json(confirmation.scores[confirmation.arms[0].trial]),
-        "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": test_metrics},
+        "baseline": arm_json(confirmation.scores[confirmation.arms[0].trial]) if confirmation else None,
+        "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": test_metrics} if confirmation and best else None,
         "speed_up": asdict(speed_up) if speed_up else None,
-        "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]],
+        "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]] if confirmation else [],
         "num_threads": plan.config.cluster.cpus_per_worker,
         "config_dirs": [str(Path(folder).absolute()) for folder in plan.composer.config_dirs],
         "allowed_targets": list(plan.composer.allowed_targets),
         "outcomes": _outcomes(policy.results.values()),
         "num_trials": len(policy.results),
         "train_seconds_spent": _train_seconds(policy.results.values()),
-        "wall_seconds": busy_seconds([*policy.results.values(), *confirmation.runs.values()]),
-        "device": best_runs[0].fingerprint.get("device"),
+        "wall_seconds": busy_seconds(everything),
+        "stopped_at": max((run.stopped_at for run in everything), default=None),
+        "device": next((run.fingerprint["device"] for run in [*best_runs, *everything] if "device" in run.fingerprint), None),
         "versions": versions(),
+        "command": live.resume_command,
+        "settings": study_settings(plan),
+        "seeds": {"study": plan.config.study.seed, "confirmation": list(dict.fromkeys(run.seed for run in runs.values()))},
     }
+
+
+def _changes(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation | None) -> list[dict[str, Any]]:
+    """The baseline's value and the best configuration's of each key of the space that either sets; empty without a configuration."""
+    trial = (
+        confirmation.best.trial if confirmation and confirmation.best else min(policy.scores, key=policy.scores.__getitem__, default=None)
+    )
+    if trial is None or trial == policy.baseline_trial:
+        return []
+    best = plan.composer.compose_suggestion(Suggestion(policy.results[trial].values), seed=policy.results[trial].seed)
+    rows = [(key, plan.composed.lookup(key), best.lookup(key)) for key in dict.fromkeys(key for _, key, _ in plan.space.items())]
+    return [{"key": key, "baseline": before, "best": after} for key, before, after in rows if (before, after) != (None, None)]
 
 
 def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation) -> tuple[str, TrialConfig]:
@@ -203,6 +249,10 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     recomposed = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
     check_exported(recomposed.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
     return text, recomposed.trial
+
+
+def _report_note(folder: Path) -> list[tuple[str, str]]:
+    return [("report", shown_path(folder / REPORT))] if (folder / REPORT).is_file() else []
 
 
 def _train_seconds(results: Iterable[TrialResult]) -> float:
@@ -266,6 +316,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation, no_script: str | None)
         notes=[
             *_notes([*policy.results.values(), *confirmation.runs.values()]),
             *([("script", f"none: {no_script}")] if no_script else []),
+            *_report_note(plan.folder),
         ],
         advice=None if is_exported else _ADVICE,
     )

@@ -269,7 +269,7 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tra
         workload=plan.workload,
         experiment=plan.experiment,
         folder=str(plan.folder),
-        settings=_settings(plan),
+        settings=study_settings(plan),
         tags={"autotune.device": plan.capabilities.device_name},
         baseline=plan.baseline.values if plan.baseline is not None else {},
         files={
@@ -294,7 +294,8 @@ def _kept_machine(folder: Path) -> Mapping[str, object]:
     return machine
 
 
-def _settings(plan: StudyPlan) -> Mapping[str, object]:
+def study_settings(plan: StudyPlan) -> Mapping[str, object]:
+    """What a study searches for and how, in a few words for people."""
     config, target = plan.config, plan.trial.target
     return {
         "experiment": plan.experiment,

@@ -28,6 +28,8 @@ LOG_SPAN = 30
 MAX_LABEL = 56
 INK = "#222222"
 BASELINE_COLOUR = "#666666"
+PART_COLOURS = ("#009E73", "#0072B2", "#E69F00")
+"""Colours of the time to target, the steps to target and the seconds a step."""
 
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from autotune.effects import MIN_TRIALS, Effects
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.drawing import (
@@ -24,6 +25,7 @@ from autotune.reporting.drawing import (
     CIRCLE,
     INK,
     MARKS,
+    PART_COLOURS,
     Mark,
     add_legend,
     add_title,
@@ -57,9 +59,8 @@ def write_figures(
     results: Sequence[TrialResult],
     scores: Mapping[int, float],
     target: Target,
-    importances: Mapping[str, float],
+    effects: Sequence[Effects],
     confirmation: ConfirmationFigures | None,
-    num_reached_needed: int = 10,
     scale: ScoreFormat = SECONDS,
     front: Front | None = None,
 ) -> list[Path]:
@@ -67,16 +68,14 @@ def write_figures(
 
     Args:
         scores: by trial number, in the unit of ``scale``, of the trials that REACHED the target only.
-        importances: share of each parameter; if empty, the figure says why, such as fewer than ``num_reached_needed`` trials that REACHED.
+        effects: what the parameters do to the time to target and to its parts; if empty, the figure says why.
         confirmation: drawn as a figure of its own unless None, and so is ``front``.
     """
     finite_scores = {trial: score for trial, score in scores.items() if math.isfinite(score)}
     figures = {
         "best_over_search": lambda: draw_best_over_search(results, finite_scores, target, scale),
         "curves": lambda: draw_curves(results, finite_scores, target),
-        "importance": lambda: draw_importance(
-            importances, num_reached=len(finite_scores), num_reached_needed=num_reached_needed, scale=scale
-        ),
+        "importance": lambda: draw_importance(effects, num_trials=sum(result.last is not None for result in results)),
     }
     if front is not None:
         figures["pareto_front"] = lambda: draw_front(front, target)
@@ -178,29 +177,31 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
     return add_title(figure, headline, detail + (f"; {counted(without, 'trial')} without a curve" if without else ""))
 
 
-def draw_importance(importances: Mapping[str, float], *, num_reached: int, num_reached_needed: int, scale: ScoreFormat = SECONDS) -> Figure:
-    """A bar for the importance of each parameter for the score, the most important one on top."""
-    headline = f"Which parameters matter for the {scale.quantity}"
-    finite = sorted(((share, name) for name, share in importances.items() if math.isfinite(share)), reverse=True)
-    if not finite:
+def draw_importance(effects: Sequence[Effects], *, num_trials: int) -> Figure:
+    """Bars for the importance of each parameter for the time to target and for its two parts, the most important one on top."""
+    headline = "Which parameters matter for the time to target"
+    if not effects or not effects[0].effects:
         figure = Figure(figsize=(9, 3), layout="constrained")
-        if num_reached < num_reached_needed:
-            return say(
-                figure,
-                headline,
-                f"Needs at least {num_reached_needed} trials that reached the target; there are {num_reached}.",
-            )
-        return say(figure, headline, f"The {num_reached} trials that reached the target do not tell the parameters apart.")
-    shown = finite[:_MAX_BARS]
-    figure = Figure(figsize=(9, 1.6 + 0.32 * len(shown)), layout="constrained")
+        if not effects:
+            return say(figure, headline, f"Needs at least {MIN_TRIALS} trials that were evaluated; there are {num_trials}.")
+        return say(figure, headline, "No parameter varied among the trials.")
+    names = [effect.name for effect in effects[0].effects]
+    shown = names[:_MAX_BARS]
+    figure = Figure(figsize=(9, 1.8 + 0.5 * len(shown)), layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.barh(range(len(shown)), [share for share, _ in shown], color=MARKS[Outcome.CAPPED].colour, height=0.7)
-    axes.bar_label(bars, labels=[f"{share:.2f}" for share, _ in shown], padding=4, fontsize=9)
-    set_rows(axes, [shorten(name) for _, name in shown], room=0.6)
-    axes.set_xlim(min(0.0, *(share for share, _ in shown)), 1.12 * max(shown[0][0], 1e-3))
-    axes.set_xlabel("Importance (share, all parameters sum to 1)")
-    detail = f"Estimated from {counted(num_reached, 'trial')} that reached the target"
-    return add_title(figure, headline, detail + (f"; the first {_MAX_BARS} of {len(finite)}" if len(finite) > _MAX_BARS else ""))
+    width = 0.8 / len(effects)
+    for index, (part, colour) in enumerate(zip(effects, PART_COLOURS, strict=False)):
+        shares = {effect.name: effect.share for effect in part.effects}
+        rows = [row + (index - (len(effects) - 1) / 2) * width for row in range(len(shown))]
+        middles = [shares[name].middle for name in shown]
+        errors = [[shares[name].middle - shares[name].low for name in shown], [shares[name].high - shares[name].middle for name in shown]]
+        axes.barh(rows, middles, xerr=errors, color=colour, height=width, label=part.quantity, error_kw={"lw": 0.9, "ecolor": INK})
+    set_rows(axes, [shorten(name) for name in shown], room=0.6)
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel("Share of the variance over the search space")
+    axes.legend(loc="lower right")
+    detail = f"Estimated from {counted(effects[0].num_trials, 'trial')}, those that were stopped among them; lines are 90% intervals"
+    return add_title(figure, headline, detail + (f"; the first {_MAX_BARS} of {len(names)}" if len(names) > _MAX_BARS else ""))
 
 
 def draw_confirmation(confirmation: ConfirmationFigures, target: Target) -> Figure:

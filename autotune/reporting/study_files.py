@@ -1,4 +1,4 @@
-"""The machine-readable files of a study's folder: trials.csv, best.json, pareto_front.csv and trace.csv.
+"""The machine-readable files of a study's folder: trials.csv, summary.json, best.json, pareto_front.csv and trace.csv.
 
 Studies and replays write the same columns to ``trace.csv``, so that a study can be compared with its replay.
 """
@@ -20,6 +20,10 @@ from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
 from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
 from autotune.space import SearchSpace, Suggestion
+
+REPORT = "report.html"
+SUMMARY = "summary.json"
+"""File of a study's folder with its result as plain data; ``best.json`` says the same, and is there only if something was confirmed."""
 
 _MEASURED = (
     "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",

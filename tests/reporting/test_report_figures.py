@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from autotune.comparison import Ratio, RunScore
+from autotune.effects import Effect, Effects, Interval
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.drawing import STYLE
@@ -131,7 +132,7 @@ def test_a_study_gets_its_figures(name: str, tmp_path: Path) -> None:
         results=results,
         scores=scores_of(results),
         target=target,
-        importances={},
+        effects=(),
         confirmation=CONFIRMATIONS["plain"],
     )
     assert [path.name for path in paths] == ["best_over_search.png", "curves.png", "importance.png", "baseline_vs_best.png"]
@@ -154,35 +155,38 @@ def test_every_confirmation_is_drawn(name: str) -> None:
 
 
 def test_no_confirmation_no_figure_of_one(tmp_path: Path) -> None:
-    paths = write_figures(tmp_path, results=crowd(8), scores={}, target=TARGET, importances={}, confirmation=None)
+    paths = write_figures(tmp_path, results=crowd(8), scores={}, target=TARGET, effects=(), confirmation=None)
     assert "baseline_vs_best.png" not in [path.name for path in paths]
 
 
 def test_a_score_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     results = crowd(9)
     scores = {0: math.nan, 8: math.inf}
-    assert len(write_figures(tmp_path, results=results, scores=scores, target=TARGET, importances={}, confirmation=None)) == 3
+    assert len(write_figures(tmp_path, results=results, scores=scores, target=TARGET, effects=(), confirmation=None)) == 3
 
 
 @pytest.mark.parametrize(
-    "importances",
+    "shares",
     [
         {"optimizer=sgd/optimizer.lr": 0.7, "batch_size": 0.3},
         {"one": 0.0},
-        {"$x_{1}$=[a,b]/" + "very.long." * 20: 0.5, "nan": math.nan},
+        {"$x_{1}$=[a,b]/" + "very.long." * 20: 0.5, "one": 0.0},
         {f"parameter.{index}": 1 / 60 for index in range(60)},
     ],
 )
-def test_importances_of_any_number_and_name_fit(importances: Mapping[str, float]) -> None:
+def test_importances_of_any_number_and_name_fit(shares: Mapping[str, float]) -> None:
+    effects = [
+        Effect(name=name, share=Interval(middle=share, low=0.9 * share, high=1.1 * share), values=[], factors=[])
+        for name, share in shares.items()
+    ]
+    parts = [Effects(quantity=quantity, num_trials=12, effects=effects) for quantity in ("time to target", "steps", "seconds a step")]
     with mpl.rc_context(STYLE):
-        assert_inside(draw_importance(importances, num_reached=12, num_reached_needed=10))
+        assert_inside(draw_importance(parts, num_trials=12))
 
 
 def test_missing_importances_say_how_many_trials_they_need() -> None:
-    figure = draw_importance({}, num_reached=3, num_reached_needed=10)
-    assert [text.get_text() for axes in figure.axes for text in axes.texts] == [
-        "Needs at least 10 trials that reached the target; there are 3."
-    ]
+    figure = draw_importance([], num_trials=3)
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["Needs at least 8 trials that were evaluated; there are 3."]
 
 
 def test_the_best_trial_and_the_baseline_are_named() -> None:

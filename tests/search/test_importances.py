@@ -1,17 +1,21 @@
-"""Importances of parameters, from made-up results of which one parameter alone decides."""
+"""Effects of parameters on steps to target and seconds a step, from made-up curves whose steps and seconds are formulas."""
 
 import math
 import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from autotune.measurement import TrialResult
+from autotune.measurement import Target
 from autotune.outcome import Outcome
-from autotune.search.importances import importances
-from autotune.search.samplers import quiet_optuna
-from autotune.space import SearchSpace
+from autotune.recording import RecordedTrial, Recording
+from autotune.search.importances import log_steps_to_target, time_effects
+from autotune.space import SearchSpace, Suggestion
 
+TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=1e6)
 SPACE = SearchSpace.from_mapping(
     {
         "optimizer": {
@@ -28,83 +32,105 @@ SPACE = SearchSpace.from_mapping(
 )
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    quiet_optuna()
+def log_steps(values: dict[str, Any]) -> float:
+    off = abs(math.log10(values["optimizer.lr"] / 0.03)) if values["optimizer"] == "sgd" else 0.8
+    return math.log(50) + 1.5 * off
 
 
-def results_and_scores(num_trials: int = 60) -> tuple[list[TrialResult], dict[int, float]]:
-    """Trials at random points, of which those of sgd with a rate near 0.03 are fast and those far from it miss the target."""
-    draw = random.Random(0)
-    results, scores = [], {}
+def trained(number: int, values: dict[str, Any], num_evaluations: int) -> RecordedTrial:
+    """A trial whose accuracy is 0.9 after ``exp(log_steps)`` steps, ended there or after ``num_evaluations`` of ten steps."""
+    needed = math.exp(log_steps(values))
+    steps = [10.0 * index for index in range(1, num_evaluations + 1)]
+    steps = steps[: next((index + 1 for index, step in enumerate(steps) if step >= needed), len(steps))]
+    seconds = 0.01 * values["batch_size"] * (1.3 if values["model.widths"] == [16, 32] else 1.0)
+    return RecordedTrial(
+        number=number,
+        suggestion=Suggestion(values),
+        steps=tuple(steps),
+        train_seconds=tuple(5.0 + seconds * step for step in steps),
+        prepare_seconds=(5.0,) * len(steps),
+        metrics=tuple(1 - 0.1 ** ((step / needed) ** 0.5) for step in steps),
+    )
+
+
+def recording(num_trials: int = 40, evaluations: Callable[[random.Random], int] = lambda draw: draw.choice([1, 3, 40])) -> Recording:
+    """Trials at random points, most of which were stopped after one evaluation or three."""
+    draw, trials = random.Random(0), []
     for number in range(num_trials):
         values: dict[str, Any] = {"optimizer": draw.choice(["sgd", "adamw"])}
         if values["optimizer"] == "sgd":
             values["optimizer.lr"] = 10 ** draw.uniform(-3, 0)
-            off = abs(math.log10(values["optimizer.lr"] / 0.03))
         else:
             values["optimizer.eps"] = 10 ** draw.uniform(-9, -6)
-            off = 0.8
         values |= {"batch_size": 2 ** draw.randint(4, 9), "model.widths": draw.choice([[8, 16], [16, 32]])}
-        reached = off < 1
-        if reached:
-            scores[number] = 1 + off + 0.01 * draw.random()
-        results.append(
-            TrialResult(
-                trial=number,
-                values=values,
-                overrides=(),
-                seed=0,
-                outcome=Outcome.REACHED if reached else Outcome.MISSED,
-                evaluations=(),
-                started_at=0.0,
-                stopped_at=1.0,
-                fingerprint={},
-            )
-        )
-    return results, scores
+        trials.append(trained(number, values, evaluations(draw)))
+    return Recording(target=TARGET, space=SPACE, trials=tuple(trials))
 
 
-def ending(result: TrialResult, outcome: Outcome, **values: Any) -> TrialResult:
-    return TrialResult.from_dict({**result.as_dict(), "outcome": outcome, **values})
+def order(recorded: Recording) -> dict[str, list[str]]:
+    return {part.quantity: [effect.name for effect in part.effects] for part in time_effects(recorded)}
 
 
-def test_the_parameter_that_decides_comes_first() -> None:
-    found = importances(*results_and_scores(), SPACE)
-    assert next(iter(found)) == "optimizer=sgd/optimizer.lr"
-    assert sum(found.values()) == pytest.approx(1)
-    assert list(found.values()) == sorted(found.values(), reverse=True)
-    assert set(found) <= {name.replace("batch_size", "log2(batch_size)") for name, _, _ in SPACE.items()}
-    assert found["optimizer=sgd/optimizer.lr"] > 2 * found.get("model.widths", 0)
+def test_what_decides_steps_and_what_decides_seconds_a_step_are_told_apart() -> None:
+    time, steps, rate = time_effects(recording())
+    assert [part.quantity for part in (time, steps, rate)] == ["time to target", "steps to target", "seconds a step"]
+    assert steps.effects[0].name == "optimizer=sgd/optimizer.lr"
+    assert [effect.name for effect in rate.effects[:2]] == ["batch_size", "model.widths"]
+    assert steps.num_trials == rate.num_trials == 40
+    for part in (time, steps, rate):
+        assert sum(effect.share.middle for effect in part.effects) == pytest.approx(1)
+        assert all(effect.share.low <= effect.share.middle <= effect.share.high for effect in part.effects)
+    assert next(effect.share.middle for effect in rate.effects if effect.name == "optimizer") < 0.02, "what it opens is not its own"
 
 
-def test_too_few_trials_at_the_target_say_nothing() -> None:
-    results, scores = results_and_scores()
-    few = dict(list(scores.items())[:3])
-    assert importances(results, few, SPACE) == {}
-    assert importances([], {}, SPACE) == {}
+def test_a_value_is_told_by_what_it_multiplies() -> None:
+    _, steps, rate = time_effects(recording())
+    widths = next(effect for effect in rate.effects if effect.name == "model.widths")
+    assert widths.values == [[8, 16], [16, 32]]
+    assert widths.factors[1].middle / widths.factors[0].middle == pytest.approx(1.3, rel=0.02)
+    rates = steps.effects[0]
+    best = rates.values[int(np.argmin([factor.middle for factor in rates.factors]))]
+    assert 0.01 <= best <= 0.1
+    assert all(factor.low <= factor.middle <= factor.high for factor in rates.factors)
+
+
+def test_steps_of_a_stopped_trial_are_estimated_from_how_far_it_came() -> None:
+    trials = recording().trials
+    estimated = log_steps_to_target(trials, TARGET)
+    true = np.array([log_steps(dict(trial.suggestion.values)) for trial in trials])
+    is_stopped = np.array([trial.index_of_target(TARGET) is None for trial in trials])
+    assert is_stopped.sum() > 20
+    assert np.corrcoef(estimated[is_stopped], true[is_stopped])[0, 1] > 0.9
+    assert (estimated >= np.log([trial.steps[-1] for trial in trials]) - 1e-9).all()
+
+
+def test_without_trials_at_the_target_the_best_metric_of_a_few_takes_its_place() -> None:
+    time, steps, rate = time_effects(recording(evaluations=lambda draw: 3))
+    assert (time.quantity, steps.quantity) != ("time to target", "steps to target")
+    assert steps.quantity.startswith("steps to accuracy 0.")
+    assert steps.effects[0].name == "optimizer=sgd/optimizer.lr"
+    assert rate.effects[0].name == "batch_size"
+
+
+def test_too_few_trials_say_nothing() -> None:
+    assert time_effects(recording(7)) == []
+    assert time_effects(replace(recording(), trials=())) == []
 
 
 def test_a_parameter_that_never_varied_is_left_out() -> None:
-    results, scores = results_and_scores()
-    same = [ending(each, each.outcome, values={**each.values, "batch_size": 64}) for each in results]
-    assert "log2(batch_size)" not in importances(same, scores, SPACE)
+    recorded = recording()
+    same = [replace(trial, suggestion=Suggestion({**trial.suggestion.values, "batch_size": 64})) for trial in recorded.trials]
+    assert "batch_size" not in order(replace(recorded, trials=tuple(same)))["seconds a step"]
+    nothing = [replace(trial, suggestion=recorded.trials[0].suggestion) for trial in recorded.trials]
+    assert order(replace(recorded, trials=tuple(nothing)))["time to target"] == []
 
 
 def test_what_could_not_be_trained_and_a_baseline_outside_of_the_space_do_not_count() -> None:
-    results, scores = results_and_scores()
-    expected = importances(results, scores, SPACE)
-    first = max(each.trial for each in results) + 1
-    others = [
-        ending(results[0], Outcome.OUT_OF_MEMORY, trial=first),
-        ending(results[0], Outcome.DIVERGED, trial=first + 1),
-        ending(results[0], Outcome.ERRORED, trial=first + 2),
-        ending(results[0], Outcome.REACHED, trial=first + 3, values={}),
-    ]
-    assert importances([*results, *others], {**scores, first + 3: 1.0}, SPACE) == expected
-
-
-def test_scores_below_zero_rank_censored_trials_last_too() -> None:
-    results, scores = results_and_scores()
-    shifted = {number: score - 100 for number, score in scores.items()}
-    assert importances(results, shifted, SPACE) == pytest.approx(importances(results, scores, SPACE))
+    recorded = recording()
+    last = recorded.trials[0]
+    others: Sequence[RecordedTrial] = (
+        replace(last, number=90, steps=(), train_seconds=(), prepare_seconds=(), metrics=(), outcome=Outcome.OUT_OF_MEMORY),
+        replace(last, number=91, metrics=(*last.metrics[:-1], math.nan), outcome=Outcome.DIVERGED),
+        replace(last, number=92, suggestion=Suggestion({})),
+    )
+    assert time_effects(replace(recorded, trials=(*recorded.trials, *others))) == time_effects(recorded)
