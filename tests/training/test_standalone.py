@@ -201,6 +201,7 @@ def test_what_only_a_gpu_runs_is_in_the_script_too(overrides: str, said: list[st
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch itself says so as it imports its compiler
 def test_a_compiled_script_trains_what_autotune_trains(tmp_path: Path) -> None:
     config = config_of("experiment=mlp runtime.compile=default epochs=2")
     (tmp_path / "compiled.py").write_text(standalone_script(config, num_threads=1), encoding="utf-8")
