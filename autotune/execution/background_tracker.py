@@ -132,6 +132,10 @@ class BackgroundTracker:
         """Pass on ``Tracker.finish`` without waiting for it."""
         self._tell("finish", trial, result, score)
 
+    def log_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
+        """Pass on ``log_model`` to a tracker that has one, without waiting for it; ``make_model`` is called in the tracker's process."""
+        self._tell("log_model", make_model)
+
     def hold(self) -> None:
         """Hold back all messages to the tracker from now on, each for ``MAX_HOLD_SECONDS`` at most, until ``held`` or the tracker ends."""
         self._may_write.clear()
@@ -218,7 +222,8 @@ def serve(connection: Connection, target: str) -> None:
             verb = ""
             while verb != "close":
                 verb, arguments, named = connection.recv()
-                getattr(tracker, verb)(*arguments, **named)
+                if verb != "log_model" or hasattr(tracker, verb):
+                    getattr(tracker, verb)(*arguments, **named)
             connection.send(None)
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
@@ -43,6 +44,18 @@ def keep_best(study_folder: Path, best_trial: int) -> None:
             os.link(kept, best)
         except OSError:  # the file system has no hard links
             shutil.copyfile(kept, best)
+
+
+def best_model(study_folder: Path, allowed_targets: tuple[str, ...]) -> tuple[Any, Any]:
+    """The exported weights in their model, as ``autotune.training.trained_model.scored_model`` makes it; for a tracker's process.
+
+    Raises:
+        ConfigError: the model cannot be made.
+        DataError: there are no weights, or they are those of a training function of the user's own.
+    """
+    from autotune.training.trained_model import scored_model  # noqa: PLC0415  # imports torch, which only the tracker that keeps models needs
+
+    return scored_model(study_folder / BEST_WEIGHTS, allowed_targets)
 
 
 def _arm_path(study_folder: Path, trial: int) -> Path:

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from autotune.config.experiment_file import check_exported, experiment_yaml, tra
 from autotune.config.schema import TrialConfig
 from autotune.effects import Effects
 from autotune.errors import WorkerError
-from autotune.execution.best_weights import keep_best
+from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
 from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
@@ -46,7 +47,7 @@ from autotune.training.device import versions
 
 
 def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
-    """Write the study's result files, close its tracker and print the result.
+    """Write the study's result files, print the result and close its tracker, which may take seconds for the model that it keeps.
 
     Returns:
         The exit code: 0 where a trial reached the target (in confirmation, unless that is off), 3 where none did.
@@ -55,13 +56,23 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         WorkerError: every trial failed in the code that it trains.
     """
     plan, policy = live.plan, live.policy
-    best = confirmation.best if confirmation else None
     results = list(policy.results.values())
     front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
     artifacts, no_script = _write_files(live, confirmation, front)
+    try:
+        return _print_result(live, confirmation, front, no_script)
+    finally:
+        _close_tracker(live, confirmation, artifacts)
+
+
+def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts: Sequence[Path]) -> None:
+    plan, results = live.plan, list(live.policy.results.values())
+    best = confirmation.best if confirmation else None
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     ratio = {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {}
     expected = {} if confirmation is None else _expected_scores(confirmation)
+    if best is not None and (plan.folder / BEST_WEIGHTS).is_file():
+        live.tracker.log_model(partial(best_model, plan.folder, tuple(plan.composer.allowed_targets)))
     live.tracker.close(
         status="FINISHED",
         metrics={**expected, **ratio, "num_trials": len(results), "train_seconds_spent": _train_seconds(results)},
@@ -71,6 +82,12 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         },
         artifacts=artifacts,
     )
+
+
+def _print_result(live: LiveStudy, confirmation: Confirmation | None, front: Front | None, no_script: str | None) -> int:
+    """Print what the study found, and return the exit code; what is raised is that of ``conclude_study``."""
+    plan, policy = live.plan, live.policy
+    best, results = confirmation.best if confirmation else None, list(policy.results.values())
     if results and all(result.outcome is Outcome.ERRORED for result in results):
         raise WorkerError(f"all {len(results)} trials failed in the code they train; the first:", results[0].error or "")
     if best is None and (confirmation is not None or not policy.scores):

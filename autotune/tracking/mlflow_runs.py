@@ -9,13 +9,15 @@ import json
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import yaml
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.models import Model, infer_signature
 
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
@@ -131,6 +133,34 @@ class MlflowRuns:
     def steps(self, run_id: str) -> set[int]:
         """Steps of the evaluations that a run has in the store."""
         return {point.step for point in self._client.get_metric_history(run_id, fields.STEP_METRIC)}
+
+    def log_model(self, model: Any, inputs: Any) -> None:
+        """Log a trained model to the study's run, in place of one that the run had, with its signature and an input example.
+
+        Args:
+            model: a ``torch.nn.Module`` on the CPU, in evaluation mode, whose outputs need no gradients.
+            inputs: a batch of its inputs.
+        """
+        import mlflow.pytorch  # noqa: PLC0415  # imports torch, and takes seconds
+
+        example = inputs.numpy()
+        earlier = self._client.get_run(self.parent).outputs
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model")
+            mlflow.pytorch.save_model(
+                model,
+                path,
+                mlflow_model=Model(run_id=self.parent),
+                signature=infer_signature(example, model(inputs).numpy()),
+                input_example=example,
+                pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "numpy")],
+            )
+            logged = self._client.create_logged_model(self._experiment, name="model", source_run_id=self.parent)
+            self._client.log_model_artifacts(logged.model_id, str(path))
+        self._client.finalize_logged_model(logged.model_id, "READY")
+        self._client.log_outputs(self.parent, [LoggedModelOutput(logged.model_id, 0)])
+        for output in earlier.model_outputs if earlier else ():
+            self._client.delete_logged_model(output.model_id)
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Write the study's metrics, tags and artifacts, and end its run; artifacts that do not exist are left out."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
@@ -46,13 +47,14 @@ class MlflowTracker:
 
     Args:
         uri: of the store; if None, MLFLOW_TRACKING_URI of the environment, else ``mlflow.db`` in the working folder.
+        log_model: whether a study's run gets the trained model of the configuration that it exports, as an MLflow model.
         finished: runs of this study that ended before it was resumed.
 
     Raises:
         ConfigError: the store does not answer.
     """
 
-    def __init__(self, info: StudyInfo, *, uri: str | None = None, finished: Sequence[FinishedRun] = ()) -> None:
+    def __init__(self, info: StudyInfo, *, uri: str | None = None, log_model: bool = True, finished: Sequence[FinishedRun] = ()) -> None:
         preload()
         from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # MLflow takes seconds to import
 
@@ -60,6 +62,7 @@ class MlflowTracker:
         self._runs = _unwritten_runs(finished, self._store.left)
         self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
         self._best_scores = _BestScores(finished)
+        self._logs_model = log_model
         self._retry_at = 0.0
         self._num_failures = 0
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -77,6 +80,11 @@ class MlflowTracker:
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Queue the end of a run: its result and all that is not written of it yet."""
         self._queue.put(partial(self._take_finish, trial, result, score))
+
+    def log_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
+        """Queue the model that the study exports; ``make_model`` returns it, a ``torch.nn.Module``, with a batch of inputs."""
+        if self._logs_model:
+            self._queue.put(partial(self._take_model, make_model))
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Write all that is queued, end every open run and then the study's run; a second call does nothing."""
@@ -114,6 +122,12 @@ class MlflowTracker:
         self._best_scores.add(trial, result, score)
         if trial.name not in self._complete:
             self._runs.setdefault(trial.name, _Run(trial)).end = (result, score)
+
+    def _take_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
+        try:
+            self._store.log_model(*make_model())
+        except Exception as error:  # noqa: BLE001  # a model of any kind, which torch may refuse to export in as many ways
+            LOGGER.warning("MLflow has no model of the best configuration (%s)", " ".join(str(error).split())[:200])
 
     def _take_close(self, write_study: Callable[[], None]) -> None:
         num_failures = 0

@@ -3,7 +3,7 @@
 A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. A
 tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before the study was resumed,
 so that it can fill in what it missed. Two more functions are called where there are any: ``preload`` of the tracker's module, before all
-else, and the tracker's ``write_due``, about once a second while there is nothing to tell it.
+else, and the tracker's ``log_model`` before ``close``, with a function that makes the trained model of the best configuration, and inputs.
 """
 
 import os

@@ -98,6 +98,7 @@ def weights_metadata(
     config: TrialConfig,
     *,
     input_shape: tuple[int, ...],
+    input_dtype: torch.dtype = torch.float32,
     num_classes: int | None,
     evaluation: Evaluation | None,
     versions: Mapping[str, str | None],
@@ -108,6 +109,7 @@ def weights_metadata(
     Args:
         config: configuration of the training.
         input_shape: shape of one input that the model was made for.
+        input_dtype: type of the model's inputs.
         num_classes: number of classes that the model was made for.
         evaluation: last evaluation of the training; None if there was none.
         versions: versions of the software that trained the weights.
@@ -116,6 +118,7 @@ def weights_metadata(
     return {
         "config": config.as_dict(),
         "input_shape": list(input_shape),
+        "input_dtype": str(input_dtype).removeprefix("torch."),
         "num_classes": num_classes,
         "evaluation": None if evaluation is None else evaluation.as_dict(),
         "versions": dict(versions),

@@ -81,6 +81,11 @@ class LoadedData:
         """Shape of one transformed input, without the batch dimension."""
         return tuple(self.transform(self.train.inputs[:1]).shape[1:])
 
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Type of the transformed inputs."""
+        return self.transform(self.train.inputs[:1]).dtype
+
     @cached_property
     def num_classes(self) -> int | None:
         """Number of classes of integer targets; None for floating-point targets. Reads every target, once per data set."""

@@ -262,6 +262,7 @@ def _keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluatio
     metadata = weights_metadata(
         run.config,
         input_shape=run.data.input_shape,
+        input_dtype=run.data.input_dtype,
         num_classes=run.data.num_classes,
         evaluation=evaluation,
         versions=versions(),

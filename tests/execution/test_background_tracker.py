@@ -69,6 +69,12 @@ def told(path: Path) -> list[tuple[float, str]]:
     return [(float(at), what) for at, _, what in (line.partition(" ") for line in path.read_text().splitlines())]
 
 
+def test_a_tracker_that_keeps_no_models_is_not_told_of_one(tracker: BackgroundTracker, path: Path) -> None:
+    tracker.log_model(dict)  # type: ignore[arg-type]  # never called
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+    assert [what for _, what in told(path)] == ["close FINISHED"]
+
+
 def test_what_is_told_while_runs_are_timed_is_written_after_them_and_in_order(tracker: BackgroundTracker, path: Path) -> None:
     with tracker.held():
         tracker.start(run("first"))

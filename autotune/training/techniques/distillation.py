@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from autotune.config.build import accepted_arguments, build_partial, call
 from autotune.errors import ConfigError, DataError
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.technique import Loss, Technique
 from autotune.training.techniques.transfer import checkpoint_path
+from autotune.training.trained_model import trained_model
 
 
 class Distillation(Technique):
@@ -87,16 +87,7 @@ def distillation_loss(outputs: torch.Tensor, teacher_outputs: torch.Tensor, temp
 @lru_cache(maxsize=1)
 def _teacher(path: Path, modified_ns: int, allowed_targets: tuple[str, ...], device: torch.device) -> torch.nn.Module:
     """Build a checkpoint's model with its weights, on a device, in evaluation mode; a changed file is loaded anew."""
-    weights, metadata = read_weights_once(path)
-    where = f"{path}: model"
-    make_model = build_partial(metadata["config"]["model"], allowed_targets, where)
-    arguments = {"input_shape": tuple(metadata["input_shape"]), "num_classes": metadata["num_classes"]}
-    model = call(make_model, where, **accepted_arguments(make_model, arguments))
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise DataError(f"{path}: does not hold the weights of its own model: {' '.join(str(error).split())}") from error
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]  # a module, since it has loaded weights
+    return trained_model(path, allowed_targets).to(device)
 
 
 def _described(input_shape: Sequence[int], num_classes: int | None) -> str:
