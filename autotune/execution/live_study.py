@@ -227,7 +227,7 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
 
 
 def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
-    return open_study(
+    study, pausing = open_study(
         plan.name,
         plan.folder,
         storage_url=plan.config.search.storage,
@@ -235,6 +235,9 @@ def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
         seed=plan.config.study.seed,
         definition=plan.definition(),
     )
+    if not study.metric_names:
+        study.set_metric_names([score_format_of(plan.objective).description])
+    return study, pausing
 
 
 def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> SearchPolicy:

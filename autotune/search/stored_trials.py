@@ -1,9 +1,9 @@
 """What a search policy keeps in the Optuna study: trials with their results, and the points that are next in line.
 
 How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned, with its last metric's distance
-from the target as its only report, because samplers rank pruned trials by it; its seconds are never told as its value,
-since slow configurations would then look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed trials
-and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
+from the target as its only report, because samplers rank pruned trials by it. It has no value: that distance is no score, and with
+its seconds as value slow configurations would look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed
+trials and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
 """
 
 import math
@@ -75,8 +75,23 @@ def tell_result(study: optuna.Study, trial: optuna.Trial, result: TrialResult, o
 def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
     if result.outcome is Outcome.REACHED:
         study.tell(number, objective.score(result))
+    elif (state := TrialState[result.outcome.traits.optuna_state]) is TrialState.PRUNED:
+        _prune(study, number)
     else:
-        study.tell(number, state=TrialState[result.outcome.traits.optuna_state])
+        study.tell(number, state=state)
+
+
+def _prune(study: optuna.Study, number: int) -> None:
+    """End a trial as pruned, without a value.
+
+    ``study.tell`` makes a trial's last report its value, which ``optuna-dashboard`` draws among the scores. Samplers read the report.
+    """
+    storage = study._storage  # noqa: SLF001  # Optuna has no public way to end a trial that has reports but no value
+    trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)  # noqa: SLF001  # likewise
+    try:
+        study.sampler.after_trial(study, storage.get_trial(trial_id), TrialState.PRUNED, None)
+    finally:
+        storage.set_trial_state_values(trial_id, TrialState.PRUNED)
 
 
 def reject_trial(study: optuna.Study, trial: optuna.Trial, reason: str) -> None:

@@ -196,7 +196,9 @@ def test_what_the_machine_is_lies_beside_it(study: Whole) -> None:
 
 
 def test_optuna_reads_the_journal(study: Whole) -> None:
-    trials = read_study("whole", study.folder).trials
+    stored = read_study("whole", study.folder)
+    assert stored.metric_names == ["time to target (s)"]
+    trials = stored.trials
     assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
     scores = {each.number: each.value for each in trials if each.state.name == "COMPLETE"}
     assert scores == {int(row["trial"]): float(row["score"]) for row in study.rows if row["score"]}
@@ -210,6 +212,7 @@ def test_mlflow_has_the_study_and_its_runs(study: Whole) -> None:
     assert parent.data.metrics["speed_up"] == pytest.approx(study.best["speed_up"]["ratio"])
     assert parent.data.metrics["best_expected_score"] == pytest.approx(study.best["best"]["expected_seconds"])
     assert parent.data.metrics["num_trials"] == _NUM_TRIALS
+    assert len(parent.outputs.model_outputs) == 1
     assert "over the baseline" in parent.data.tags["mlflow.note.content"]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     phases = Counter(run.data.tags["autotune.phase"] for run in children)
