@@ -180,8 +180,8 @@ def _write_report(live: LiveStudy, effects: Sequence[Effects]) -> None:
     from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
     from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
 
-    (live.plan.folder / REPORT).unlink(missing_ok=True)  # that of an earlier end of the study
     try:
+        (live.plan.folder / REPORT).unlink(missing_ok=True)  # that of an earlier end of the study
         write_report(read_concluded_study(live.plan.folder), effects)
     except Exception as error:  # whatever it is, hours of training must not end in it
         logging.getLogger(__name__).exception("the report was not written")

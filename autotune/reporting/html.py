@@ -54,7 +54,7 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], output: Path
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     front, sides = _front(study), _sides(study)
-    phases = {label: {phase: side.measured.get(f"{phase}_seconds", 0.0) for phase in Phase} for label, side in sides.items()}
+    phases = {label: {str(phase): side.measured.get(f"{phase}_seconds", 0.0) for phase in Phase} for label, side in sides.items()}
     of_study = (confirmation_chart(study), search_chart(study), curves_chart(study), parameters_chart(study), importance_chart(effects))
     found = [*of_study, phases_chart(phases) if sides else None, front["chart"] if front else None, *effect_charts(effects)]
     charts = {chart.name: chart for chart in found if chart is not None}

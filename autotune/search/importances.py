@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from autotune.effects import MIN_TRIALS, Effect, Effects, Interval
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
+from autotune.search.curve_model import Indices
 from autotune.search.encoding import Array, UnitCube, is_ranked
 from autotune.search.randomness import RandomTrial, num_points, points
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
@@ -87,7 +88,7 @@ def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Arra
     np.maximum.at(farthest, owners, goodness)
     left = common.predict([0.0])[0] - common.predict(farthest)
     last = np.log([trial.steps[-1 if end is None else end] for trial, end in zip(trials, ends, strict=True)])
-    return np.where([end is None for end in ends], last + left, last)  # type: ignore[no-any-return]  # NumPy says Any
+    return np.where([end is None for end in ends], last + left, last)
 
 
 def _records(shortfalls: Array, end: int | None) -> list[int]:
@@ -125,14 +126,16 @@ class _Column:
     name: str
     parameter: Parameter
     index: int
-    opened: list[int]
+    opened: Indices
 
 
 def _varied(space: SearchSpace, encoded: Array) -> list[_Column]:
     """The parameters that have several values among encoded points."""
     items = list(space.items())
     return [
-        _Column(name, parameter, index, [i for i, (other, _, _) in enumerate(items) if i == index or other.startswith(f"{name}=")])
+        _Column(
+            name, parameter, index, np.array([i for i, (other, _, _) in enumerate(items) if i == index or other.startswith(f"{name}=")])
+        )
         for index, (name, _, parameter) in enumerate(items)
         if len(set(encoded[~np.isnan(encoded[:, index]), index])) > 1
     ]

@@ -114,7 +114,7 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
     assert files == {
         "best.yaml", "best.py", "best.json", "best.safetensors",
         f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
-        "autotune.log", "machine.yaml",
+        "autotune.log", "machine.yaml", "summary.json", "report.html",
         *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
     }  # fmt: skip
     assert {path.name for path in study.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns", "my_conf"}
@@ -304,6 +304,21 @@ def test_an_export_does_not_replace_another(study: Whole, exported: str, command
     assert path.read_text() == "# mine\n"
     assert export_command(["study=whole", "as=found", "--config-dir", exported, "overwrite=true"]) == 0
     assert path.read_text() == before
+
+
+def test_a_report_that_cannot_be_written_is_told_in_a_line_of_a_study_that_ends_well(study: Whole, commands: Any) -> None:
+    report = study.folder / "report.html"
+    page = report.read_text()
+    assert "as fast as the baseline" in page or "No configuration is shown to be faster" in page or "Keep the baseline" in page
+    report.unlink()
+    report.mkdir()
+    again = commands.run(*_COMMAND, folder=study.working_folder)
+    report.rmdir()
+    assert again.returncode == 0
+    assert again.stdout.count("no report.html: IsADirectoryError") == 1
+    assert again.stderr == ""
+    assert re.search(r"^  report +outputs/whole/report.html$", study.ended.stdout, re.MULTILINE)
+    assert not re.search(r"^  report ", again.stdout, re.MULTILINE)
 
 
 def test_the_same_command_again_finds_the_same_and_runs_nothing(study: Whole, commands: Any) -> None:
