@@ -156,7 +156,7 @@ def _cost(study: ConcludedStudy) -> Iterator[tuple[str, str, str]]:
     """What the study took, and after how many trainings the best configuration has paid it back."""
     summary, spans = study.summary, [trial.stopped_at for trial in study.trials]
     seconds = summary.get("wall_seconds") or (max(spans) - min(trial.started_at for trial in study.trials) if spans else 0.0)
-    training = math.fsum(trial.spent or 0.0 for trial in study.trials)
+    training = math.fsum(trial.measured.get("train_seconds", 0.0) for trial in study.trials)
     yield "Cost of the study", format_seconds(seconds), f"{format_seconds(training)} of training in the search"
     scores = [arm.expected_score for arm in (study.arms[0][0], study.best_arm) if arm is not None] if study.arms else []
     is_gain = study.scale.is_time and study.speed_up is not None and study.speed_up.low > 1
