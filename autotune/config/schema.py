@@ -72,6 +72,8 @@ class SearchConfig:
     max_errors_in_a_row: int = MISSING
     max_retries: int = MISSING
     max_retakes: int = MISSING
+    stop_when_not_worth: bool = MISSING
+    expected_trainings: int | None = MISSING
     storage: str | None = MISSING
 
 

@@ -333,10 +333,23 @@ def _summary(live: LiveStudy, confirmation: Confirmation, no_script: str | None)
         notes=[
             *_notes([*policy.results.values(), *confirmation.runs.values()]),
             *([("script", f"none: {no_script}")] if no_script else []),
+            *_outlook_note(live, confirmation),
             *_report_note(plan.folder),
         ],
         advice=None if is_exported else _ADVICE,
     )
+
+
+def _outlook_note(live: LiveStudy, confirmation: Confirmation) -> list[tuple[str, str]]:
+    """What further trials are expected to bring, as a note for the summary, with what a training was confirmed to take now."""
+    outlook, best = live.policy.outlook, confirmation.best
+    score = None if best is None else confirmation.scores[best.trial].expected_score
+    if outlook is None or score is None or not math.isfinite(score):
+        return []
+    scale = score_format_of(live.plan.objective)
+    better, trainings = "faster" if scale.is_time else "better", math.ceil(outlook.cost / (outlook.gain * score))
+    text = f"{outlook.num_trials} more trials: expected {outlook.gain:.1%} {better}, {outlook.device_seconds:.3g} device-seconds"
+    return [("further", f"{text}, worth it from {trainings:,} trainings on")]
 
 
 def _notes(runs: Sequence[TrialResult]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -251,6 +252,7 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
         target=plan.trial.target,
         seed=plan.config.study.seed,
         num_trials=plan.config.search.num_trials,
+        expected_trainings=plan.config.search.expected_trainings if plan.config.search.stop_when_not_worth else None,
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
         pausing=pausing,
         is_kept=lambda trial: is_kept(plan.state_folder(trial)),
@@ -334,15 +336,22 @@ def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, webhook: W
 
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
-    budget = plan.config.search.time_budget_seconds
+    budget, confirm, prices = plan.config.search.time_budget_seconds, plan.config.confirm, plan.config.cluster.price_per_hour or {}
+    price = prices.get(plan.capabilities.device_of(plan.trial).kind or "")
     return StudyDisplay(
         title=f"{plan.experiment} · study {plan.name}",
         target=plan.trial.target,
         num_trials=plan.config.search.num_trials,
         time_budget_seconds=None if budget is None else budget - busy_seconds(list(policy.results.values())),
-        num_done=len(policy.results),
+        outcomes=Counter(result.outcome for result in policy.results.values()),
+        paused={
+            trial.number: (trial.suggestion.as_overrides(), evaluations[-1] if evaluations else None)
+            for trial, evaluations in policy.paused
+        },
         console=console,
         best=(best, scores[best]) if best is not None else None,
         scale=score_format_of(plan.objective),
+        confirm_fraction=confirm.budget_fraction if confirm.max_runs > 0 else None,
+        price=None if price is None else (price * plan.trial.num_workers, plan.config.cluster.currency),
         on_best=on_best,
     )

@@ -14,6 +14,7 @@ from autotune.execution.settings import StudySettings, check_settings
 from autotune.objective import Objective, check_measured
 from autotune.reporting.scores import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
+from autotune.search.outlook import SearchHistory
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.space import SearchSpace, Suggestion, override_text
@@ -139,6 +140,11 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
         raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
     space, dropped = _without_unsupported(settings.space, settings.probes, composer, capabilities)
     objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
+    if config.search.stop_when_not_worth and not SearchHistory(objective).has_costs:
+        raise ConfigError(
+            "search.stop_when_not_worth: accepted with an objective that a training spends, such as objective=time: the search's own "
+            "cost is measured in it"
+        )
     devices = dict.fromkeys([trial.device, *(point.values.get("device", trial.device) for _, _, point in space.probes())])
     check_measured(objective, [capabilities.device_of(replace(trial, device=device)) for device in devices])
     plan = StudyPlan(

@@ -175,6 +175,13 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
     )
     plan.state_folder(0).parent.mkdir(exist_ok=True)
     run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt)
+    if policy.is_not_worth_more and policy.outlook is not None:
+        outlook, scale, trainings = policy.outlook, score_format_of(plan.objective), plan.config.search.expected_trainings or 0
+        saved = scale.format(trainings * outlook.saving)
+        live.display.note(
+            f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)} and are expected to save {saved} "
+            f"over {trainings:,} trainings"
+        )
     if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)
     if trial_manager.refusal is not None:

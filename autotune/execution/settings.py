@@ -89,10 +89,16 @@ def _check_budget(config: Config) -> None:
         ("search.max_concurrent_trials", search.max_concurrent_trials),
         ("search.trial_deadline_seconds", search.trial_deadline_seconds),
         ("search.max_errors_in_a_row", search.max_errors_in_a_row),
+        ("search.expected_trainings", search.expected_trainings),
         ("cluster.cpus_per_worker", config.cluster.cpus_per_worker),
     ):
         if value is not None and not value > 0:
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
+    if search.stop_when_not_worth and search.expected_trainings is None:
+        raise ConfigError(
+            "search.expected_trainings: found null, accepted with search.stop_when_not_worth=true is the number of trainings that what is "
+            "found will be used for"
+        )
     if search.max_retries < 0:
         raise ConfigError(f"search.max_retries: found {search.max_retries}, accepted is a whole number from 0")
     if confirm.max_runs:

@@ -64,6 +64,7 @@ def replayed_policy(
         target=recording.target,
         seed=seed,
         num_trials=config.search.num_trials,
+        expected_trainings=config.search.expected_trainings if config.search.stop_when_not_worth else None,
         max_errors_in_a_row=config.search.max_errors_in_a_row,
         pausing=pausing_sampler(sampler),
         place=place,

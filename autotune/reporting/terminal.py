@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -25,10 +25,14 @@ from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_arm, describe_ratio, describe_reached, format_seconds
+from autotune.reporting.time_left import TimeLeft
 
 REFRESHES_PER_SECOND = 2
 LOG_WIDTH = 120
 """Width in columns of output that does not go to a terminal."""
+_TELL_SECONDS = 10.0
+_TELL_SHARE = 0.1
+"""A log gets a line about the time left after so many seconds and this share of the trials."""
 FRAME_LINES = 8
 """Lines of the live display that do not show a trial."""
 
@@ -36,8 +40,14 @@ FRAME_LINES = 8
 class StudyDisplay:
     """Context manager that shows a study while it runs.
 
-    ``num_done`` counts the trials of earlier sessions of the same study; ``best`` is the number and the score of the best of them,
-    in the unit of ``scale``. ``on_best`` is called with the result of each new best trial, its score and its printed line.
+    Args:
+        outcomes: number of trials that earlier processes ended, by outcome.
+        paused: trials that earlier processes paused: for each its overrides and its last evaluation.
+        best: number and score, in the unit of ``scale``, of the best of the earlier trials.
+        confirm_fraction: ``confirm.budget_fraction``; None if no confirmation follows, or if it has no limit of time.
+        price: price of an hour of the devices that a trial has, and its currency; None if it is not known.
+        on_best: called with the result of each new best trial, its score and its printed line.
+
     The methods are called from one thread; the live table is redrawn from another one.
     """
 
@@ -48,35 +58,40 @@ class StudyDisplay:
         target: Target,
         num_trials: int | None,
         time_budget_seconds: float | None,
-        num_done: int,
+        outcomes: Mapping[Outcome, int] = MappingProxyType({}),
+        paused: Mapping[int, tuple[Sequence[str], Evaluation | None]] = MappingProxyType({}),
         console: Console | None = None,
         best: tuple[int, float] | None = None,
         scale: ScoreFormat = SECONDS,
+        confirm_fraction: float | None = None,
+        price: tuple[float, str] | None = None,
         on_best: Callable[[TrialResult, float, str], None] = lambda result, score, line: None,
     ) -> None:
         self._title = title
         self._on_best = on_best
         self._target = target
         self._num_trials = num_trials
-        self._time_budget_seconds = time_budget_seconds
-        self._num_done = num_done
         self._console = console or Console()
         self._best = best
         self._scale = scale
-        self._began = time.monotonic()
+        self._price = price
+        self._seconds_left = time_budget_seconds
         self._running: dict[int, _Running] = {}
-        self._paused: dict[int, _Running] = {}
-        self._outcomes: Counter[Outcome] = Counter()
+        self._paused = {trial: _Running(shorten_overrides(overrides), evaluation) for trial, (overrides, evaluation) in paused.items()}
+        self._outcomes = Counter(outcomes)
+        self._most_running = 1
+        self._told_at = (time.monotonic(), self._num_done)
+        num_left = None if num_trials is None else max(0, num_trials - self._num_done - len(self._paused))
+        self._time_left = TimeLeft(num_trials_left=num_left, seconds_left=time_budget_seconds, confirm_fraction=confirm_fraction)
         self._confirming: str | None = None
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
         if self._console.is_interactive or (self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None):
             self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_SECOND)
             self._live.start(refresh=True)
         else:
-            self._print(f"{self._title}: target {self._target}, {self._budget()}")
+            self._print(f"{self._title}: target {self._target}, {self._num_done_text()}{self._limit()}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -87,12 +102,17 @@ class StudyDisplay:
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
         """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
         earlier = self._paused.pop(trial, None)
-        self._running[trial] = earlier or _Running(overrides=shorten_overrides(overrides), evaluation=None)
+        self._running[trial] = earlier or _Running(shorten_overrides(overrides), None)
+        self._most_running = max(self._most_running, len(self._running))
+        if earlier is None:
+            self._time_left.started()
 
     def evaluated(self, trial: int, evaluation: Evaluation) -> None:
         """Show the latest evaluation of a running trial."""
         if trial in self._running:
-            self._running[trial] = _Running(overrides=self._running[trial].overrides, evaluation=evaluation)
+            before = self._running[trial].evaluation
+            self._time_left.trained(evaluation.train_seconds - (before.train_seconds if before is not None else 0.0))
+            self._running[trial] = _Running(self._running[trial].overrides, evaluation)
 
     def trial_paused(self, trial: int) -> None:
         """Take a paused trial out of the table; it may be resumed later."""
@@ -116,7 +136,6 @@ class StudyDisplay:
         self._running.pop(result.trial, None)
         self._paused.pop(result.trial, None)
         self._outcomes[result.outcome] += 1
-        self._num_done += 1
         improved = score is not None and math.isfinite(score) and (self._best is None or score < self._best[1])
         if improved and score is not None:
             self._best = (result.trial, score)
@@ -125,10 +144,12 @@ class StudyDisplay:
             self._print(self._line(result, score))
         if result.contention is not None:
             self.note(f"trial {result.trial}  marked: {result.contention}")
+        self._tell_progress()
 
     def confirming(self, done: int, total: int, label: str) -> None:
         """Show that confirmation run ``done`` of ``total`` starts; ``label`` names its arm."""
         self._confirming = f"confirmation run {done} of {total}: {label}"
+        self._time_left.confirming(done, total)
         if self._live is None:
             self._print(self._confirming)
 
@@ -157,13 +178,35 @@ class StudyDisplay:
         trial, score = self._best
         return f"best {self._scale.format(score)} (trial {trial})"
 
-    def _budget(self) -> str:
-        """The number of trials done and the seconds left of the study's time budget, in words."""
-        done = f"{self._num_done}" if self._num_trials is None else f"{self._num_done} of {self._num_trials}"
-        if self._time_budget_seconds is None:
-            return f"{done} trials done"
-        left = max(0.0, self._time_budget_seconds - (time.monotonic() - self._began))
-        return f"{done} trials done, {format_seconds(left)} left"
+    def _tell_progress(self) -> None:
+        """Print the time left, where no table shows it: after a tenth of the trials, but not more often than every ten seconds."""
+        seconds, num_done = (time.monotonic() - self._told_at[0], self._num_done - self._told_at[1])
+        is_due = seconds >= _TELL_SECONDS and num_done >= _TELL_SHARE * (self._num_trials or num_done)
+        if self._live is None and is_due and self._time_left.interval is not None:
+            self._told_at = (time.monotonic(), self._num_done)
+            self._print(f"progress: {self._progress()}")
+
+    @property
+    def _num_done(self) -> int:
+        return self._outcomes.total()
+
+    def _num_done_text(self) -> str:
+        return f"{self._num_done} trials done" if self._num_trials is None else f"{self._num_done} of {self._num_trials} trials done"
+
+    def _limit(self) -> str:
+        return "" if self._seconds_left is None else f", at most {format_seconds(max(0.0, self._seconds_left))} of search"
+
+    def _progress(self) -> str:
+        """The number of trials done, and the time and the money that the study still takes, in words."""
+        parts = [self._num_done_text()]
+        interval, search, confirmation = self._time_left.interval, self._time_left.searching, self._time_left.confirmation
+        if interval is not None:
+            parts.append(f"{_between(*interval, format_seconds)} left")
+        if interval is not None and self._price is not None and search is not None and confirmation is not None:
+            hour, currency = self._price
+            money = [(most * self._most_running + runs) * hour / 3600 for most, runs in zip(search, confirmation, strict=True)]
+            parts.append(f"{_between(money[0], money[1], '{:.3g}'.format)} {currency}")
+        return ", ".join(parts)
 
     def _render(self) -> RenderableType:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and removes trials meanwhile.
@@ -185,7 +228,7 @@ class StudyDisplay:
         if self._confirming is not None:
             lines.append(Text(self._confirming))
         lines.append(_outcome_line(self._outcomes, len(self._paused)))
-        lines.append(Text(f"{self._best_so_far()} · {self._budget()}"))
+        lines.append(Text(f"{self._best_so_far()} · {self._progress()}"))
         return Group(*lines)
 
 
@@ -260,7 +303,7 @@ def shorten_overrides(overrides: Sequence[str]) -> str:
     return " ".join(_shorten_override(override) for override in overrides) or "(no overrides)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Running:
     overrides: str
     evaluation: Evaluation | None
@@ -301,6 +344,10 @@ def _verdict(summary: Summary) -> list[tuple[str, str]]:
 
 def _is_resolved_gain(summary: Summary) -> bool:
     return summary.is_exported and summary.speed_up is not None and summary.speed_up.low > 1
+
+
+def _between(low: float, high: float, text: Callable[[float], str]) -> str:
+    return text(high) if text(low) == text(high) else f"{text(low)} to {text(high)}"
 
 
 def _outcome_line(outcomes: Mapping[Outcome, int], num_paused: int) -> Text:

@@ -16,6 +16,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
+from autotune.search.outlook import Outlook, SearchHistory
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import CompleteRule, Decision, StoppingRule
@@ -23,6 +24,8 @@ from autotune.search.stored_trials import (
     ask_trial,
     baseline_number,
     end_abandoned_trials,
+    end_for_trainings,
+    ended_for_trainings,
     enqueue_baseline,
     finished_results,
     interrupt_trial,
@@ -80,6 +83,8 @@ class SearchPolicy:
         is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is proposed again.
         seed: seed of the study, from which every trial's seed is derived.
         num_trials: trials to end in all, earlier ones included; None means no limit.
+        expected_trainings: trainings that the result will be used for: the search ends when further trials are expected to cost more than
+            they save over those; None never ends it so.
         max_errors_in_a_row: ERRORED trials in a row after which no trial is suggested any more and ``error`` is set.
     """
 
@@ -95,6 +100,7 @@ class SearchPolicy:
         seed: int,
         num_trials: int | None,
         max_errors_in_a_row: int,
+        expected_trainings: int | None = None,
         has_baseline: bool = True,
         first: Sequence[Suggestion] = (),
         pausing: PausingSampler | None = None,
@@ -110,6 +116,9 @@ class SearchPolicy:
         self._seed = seed
         self._num_trials = num_trials
         self._max_errors = max_errors_in_a_row
+        self._expected_trainings = expected_trainings
+        self._ended_for = ended_for_trainings(study)
+        self._history = SearchHistory(objective)
         self._pausing = pausing
         self._place = place
         self._running: dict[int, optuna.Trial] = {}
@@ -130,6 +139,9 @@ class SearchPolicy:
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
         """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
+        for trial, evaluations in self.paused:
+            for evaluation in evaluations[-1:]:
+                self._history.evaluated(trial.number, evaluation)
         is_new = not study.get_trials(deepcopy=False)
         if has_baseline and baseline_number(study) is None:
             enqueue_baseline(study, space, baseline)
@@ -139,9 +151,21 @@ class SearchPolicy:
     @property
     def num_trials_left(self) -> int | None:
         """Number of trials that may still be started; None means no limit."""
+        if self.is_not_worth_more:
+            return 0
         if self._num_trials is None:
             return None
         return max(0, self._num_trials - len(self.results) - len(self._running))
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """What further trials are expected to bring and to cost; None while that cannot be told."""
+        return self._history.outlook()
+
+    @property
+    def is_not_worth_more(self) -> bool:
+        """Whether the search has ended because further trials cost more than they save; another process finds the same."""
+        return self._expected_trainings is not None and self._ended_for is not None and self._expected_trainings <= self._ended_for
 
     @property
     def baseline_trial(self) -> int:
@@ -231,6 +255,7 @@ class SearchPolicy:
         """Decide whether a running trial goes on after an evaluation; one that is paused is suggested again when it is resumed."""
         if not self._is_measured(evaluation):
             return Decision.STOP
+        self._history.evaluated(number, evaluation)
         decision = self._stopping.observe(number, evaluation)
         trial = self._handed_out[number]
         if trial.is_baseline:  # all trials are compared with its result, and confirmation is planned by it
@@ -252,7 +277,16 @@ class SearchPolicy:
         del self._handed_out[result.trial]
         tell_result(self._study, trial, result, self._objective, self._target)
         self.results[result.trial] = result
-        return self._learn(result)
+        score = self._learn(result)
+        self._end_if_not_worth_more()
+        return score
+
+    def _end_if_not_worth_more(self) -> None:
+        trainings, outlook = self._expected_trainings, self.outlook
+        is_due = trainings is not None and outlook is not None and len(self.results) >= outlook.num_trials
+        if is_due and trainings is not None and outlook is not None and outlook.num_trainings > trainings and not self.is_not_worth_more:
+            end_for_trainings(self._study, trainings)
+            self._ended_for = trainings
 
     def _is_measured(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation has all that the objective needs; if not, as on another machine of a cluster, the search ends."""
@@ -295,6 +329,10 @@ class SearchPolicy:
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
         self._stopping.finish(result, score)
+        if result.last is not None:
+            self._history.evaluated(result.trial, result.last)
+        if score is not None:
+            self._history.reached(result.trial, score)
         if self._pausing is not None:
             self._pausing.finish(result, score)
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []

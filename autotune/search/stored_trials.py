@@ -28,6 +28,7 @@ _RESULT = "autotune:result"
 _RETRY_OF = "autotune:retry_of"
 _PAUSED = "autotune:paused"
 _NUM_LOST = "autotune:num_lost"
+_ENDED_FOR = "autotune:ended_for_trainings"
 
 
 def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
@@ -37,6 +38,17 @@ def finished_results(study: optuna.Study) -> dict[int, TrialResult]:
         for trial in study.get_trials(deepcopy=False)
         if _RESULT in trial.user_attrs and trial.state.is_finished()
     }
+
+
+def end_for_trainings(study: optuna.Study, num_trainings: int) -> None:
+    """Note in the study that no further trial is worth its cost, if what was found is trained so many times."""
+    study.set_user_attr(_ENDED_FOR, num_trainings)
+
+
+def ended_for_trainings(study: optuna.Study) -> int | None:
+    """The number of trainings for which no further trial is worth its cost; None if that was not noted."""
+    number: int | None = study.user_attrs.get(_ENDED_FOR)
+    return number
 
 
 def end_abandoned_trials(study: optuna.Study, objective: Objective, is_kept: Callable[[int], bool]) -> None:

@@ -67,7 +67,7 @@ def finished(trial: int, outcome: Outcome, *, evaluated: bool = True, error: str
 
 def display(console: Console) -> StudyDisplay:
     """A study of ten trials with an hour to go."""
-    return StudyDisplay(title="cnn · study cnn-1", target=TARGET, num_trials=10, time_budget_seconds=3600, num_done=0, console=console)
+    return StudyDisplay(title="cnn · study cnn-1", target=TARGET, num_trials=10, time_budget_seconds=3600, console=console)
 
 
 def plain_lines(summary: Summary) -> list[str]:
@@ -90,7 +90,7 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         shown.note("[bold]kept[/bold] as it is: " + "long " * 30)
     text = file.getvalue()
     assert text.splitlines() == [
-        "cnn · study cnn-1: target accuracy >= 0.94, 0 of 10 trials done, 60 min 00 s left",
+        "cnn · study cnn-1: target accuracy >= 0.94, 0 of 10 trials done, at most 60 min 00 s of search",
         "trial 0  REACHED  12.3 s  accuracy 0.9123  best 12.3 s (trial 0)",
         "trial 1  CAPPED  12.5 s  accuracy 0.9123  best 12.3 s (trial 0)",
         "trial 2  OUT_OF_MEMORY  no time  accuracy none  best 12.3 s (trial 0)  out of memory  [1m[4 GiB]",
@@ -130,11 +130,36 @@ def test_a_resumed_study_keeps_its_best() -> None:
     file = StringIO()
     console = Console(file=file, force_terminal=False)
     with StudyDisplay(
-        title="t", target=TARGET, num_trials=None, time_budget_seconds=None, num_done=5, console=console, best=(3, 9.0)
+        title="t",
+        target=TARGET,
+        num_trials=None,
+        time_budget_seconds=None,
+        outcomes={Outcome.CAPPED: 4, Outcome.REACHED: 1},
+        console=console,
+        best=(3, 9.0),
     ) as shown:
         shown.trial_finished(finished(5, Outcome.REACHED), 12.0)
     assert file.getvalue().splitlines()[0] == "t: target accuracy >= 0.94, 5 trials done"
     assert "best 9.00 s (trial 3)" in file.getvalue()
+
+
+def test_a_resumed_study_shows_the_trials_of_earlier_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    file = StringIO()
+    with StudyDisplay(
+        title="t",
+        target=TARGET,
+        num_trials=10,
+        time_budget_seconds=None,
+        outcomes={Outcome.CAPPED: 4, Outcome.REACHED: 1},
+        paused={5: (["lr=0.1"], EVALUATION), 6: (["lr=0.2"], None)},
+        console=Console(file=file, width=100, height=30, force_terminal=True, color_system=None),
+    ) as shown:
+        shown.trial_started(5, ["lr=0.1"])
+    last = file.getvalue().rpartition("trial")[0]
+    assert "5 of 10 trials done" in last
+    assert "REACHED 1 · CAPPED 4 · paused 1" in last
+    assert "0.9123" in last, "a trial that was paused shows its last evaluation"
 
 
 def test_the_summary_compares_and_says_what_to_type_next() -> None:

@@ -83,7 +83,7 @@ def test_axes_and_files_name_quantity_and_unit() -> None:
 def test_a_study_in_money_never_says_seconds_of_its_scores() -> None:
     file = StringIO()
     console = Console(file=file, width=200, force_terminal=False)
-    with StudyDisplay(title="t", target=TARGET, num_trials=3, time_budget_seconds=None, num_done=0, console=console, scale=MONEY) as shown:
+    with StudyDisplay(title="t", target=TARGET, num_trials=3, time_budget_seconds=None, console=console, scale=MONEY) as shown:
         shown.trial_finished(ended(Outcome.REACHED), 0.02)
         shown.trial_finished(ended(Outcome.CAPPED), None)
     arms = [
