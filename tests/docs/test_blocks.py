@@ -16,10 +16,11 @@ from autotune.config.space_files import read_search_space
 from autotune.export import ExportKeys
 from autotune.record import RecordKeys
 from autotune.replay.__main__ import ReplayKeys
+from autotune.report_command import ReportKeys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_OWN_KEYS: dict[str, type[Any]] = {"export": ExportKeys, "record": RecordKeys, "replay": ReplayKeys}
+_OWN_KEYS: dict[str, type[Any]] = {"export": ExportKeys, "record": RecordKeys, "replay": ReplayKeys, "report": ReportKeys}
 """Keys of the commands that compose no configuration."""
 _MADE_ELSEWHERE = {"<study>": "study", "s3://bucket/cifar10": "cifar10", "s3://bucket/run1": "run1", "cnn-20261120-101500": "study"}
 """What stands in the pages for something that is not there, and what the tests take for it."""
@@ -65,8 +66,8 @@ def test_autotune_takes_every_command(
             autotune_command(arguments)
         assert ended.value.code == 0
     elif arguments[0] in _OWN_KEYS:
-        words = [word for word in arguments[1:] if "=" in word]
-        read_own_keys(_OWN_KEYS[arguments[0]], words)
+        words = {word.partition("=")[0]: word for word in arguments[1:] if "=" in word}  # report takes several study=NAME
+        read_own_keys(_OWN_KEYS[arguments[0]], list(words.values()))
     else:
         assert autotune_command([*arguments, "--cfg", "job"]) == 0
         assert yaml.safe_load_all(capsys.readouterr().out)
@@ -74,7 +75,7 @@ def test_autotune_takes_every_command(
 
 def test_there_are_commands_of_every_kind() -> None:
     assert {arguments[0] for _, arguments in commands() if "=" not in arguments[0]} >= {
-        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay"
+        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay", "report"
     }  # fmt: skip
     assert len(commands()) > 30
 
