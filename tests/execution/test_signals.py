@@ -33,7 +33,9 @@ _COMMAND = (
     "tracking=none",
 )
 _WAITS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, ...
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ... and nohup this one
 from autotune.config.command_line import run_main
 def command(arguments):
     print("ready", flush=True)
