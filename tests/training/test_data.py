@@ -301,11 +301,11 @@ def test_a_thread_gathers_no_more_than_it_is_told_ahead_and_ends_with_its_reader
             taken.append(step)
             yield torch.tensor([0])
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     batches = host_batches(SPLIT, steps(), num_workers=0, prefetch_batches=3, device=CPU)
     next(batches)
     batches.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # threads of other tests may end meanwhile
     assert 1 <= len(taken) <= 1 + 3 + 2  # given, waiting, and the one in hand when the reader left
 
 
