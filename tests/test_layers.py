@@ -26,6 +26,7 @@ FENCES = {
     "ray": ("execution",),
     "mlflow": ("tracking",),
     "tensorboardX": ("tracking",),
+    "wandb": ("tracking",),
     "torch": ("training", "workloads"),
     "fsspec": ("remote",),
     "lightning": ("lightning",),

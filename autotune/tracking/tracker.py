@@ -149,6 +149,9 @@ def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
     """
     if tracking["_target_"].endswith(".TensorBoardTracker"):
         return f"tensorboard --logdir {shlex.quote(studies)}"
+    if tracking["_target_"].endswith(".WandbTracker"):
+        offline = f"wandb sync {shlex.quote(studies)}/*/wandb/offline-run-*"
+        return {"offline": offline, "online": os.environ.get("WANDB_BASE_URL", "https://wandb.ai")}.get(tracking["mode"])
     if "uri" not in tracking:
         return None
     uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")

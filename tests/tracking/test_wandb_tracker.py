@@ -1,0 +1,228 @@
+"""The W&B tracker: what it writes offline, read back by W&B's own reader of its files."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import wandb
+
+from autotune.errors import ConfigError
+from autotune.outcome import Outcome
+from autotune.tracking import wandb_tracker
+from autotune.tracking.tracker import FinishedRun, StudyInfo, browse_command
+from autotune.tracking.wandb_tracker import WandbTracker
+from tests.patience import wait_until
+from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
+
+
+@pytest.fixture(autouse=True)
+def stop_service() -> Iterator[None]:
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture
+def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyInfo:
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    settings = {"target.value": 0.98, "num_trials": 40}
+    return StudyInfo(
+        name="cnn-1", kind="study", workload="net-data", experiment="cnn", folder=str(tmp_path / "cnn-1"), settings=settings, tags={}
+    )
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """A run as W&B's own reader of the file shows it, with all that was logged as ``history``."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", str(folder), "--json"]
+    run, records = (subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout for more in (["--summary"], []))
+    items = [json.loads(line) for line in records.splitlines()]
+    about = next(item["run"] for item in items if item["type"] == "run")
+    history = [item["history"]["item"] for item in items if item["type"] == "history"]
+    return {**json.loads(run), "group": about["run_group"], "job_type": about["job_type"], "history": history}
+
+
+def written(info: StudyInfo) -> dict[str, dict[str, Any]]:
+    """The study's runs by displayed name; no run is there twice."""
+    runs = [read(folder) for folder in Path(info.folder, "wandb").glob("offline-run-*")]
+    assert len({run["name"] for run in runs}) == len(runs)
+    return {run["name"]: run for run in runs}
+
+
+def curve(run: dict[str, Any], key: str) -> list[tuple[int, float]]:
+    return [(row["_step"], row[key]) for row in run["history"]]
+
+
+def tell(tracker: WandbTracker, run: FinishedRun) -> None:
+    trial, result, score = run
+    tracker.start(trial)
+    for evaluation in result.evaluations:
+        tracker.evaluate(trial.name, evaluation)
+    tracker.finish(trial, result, score)
+
+
+def close(tracker: WandbTracker, *artifacts: Path, **metrics: float) -> None:
+    tags = {"autotune.best_trial": "1", "autotune.description": "Twice as fast"}
+    tracker.close(status="FINISHED", metrics=metrics, tags=tags, artifacts=artifacts)
+
+
+def kill_service(info: StudyInfo) -> None:
+    """Kill W&B's service, once it has written the files of the runs that have ended, which it does some milliseconds later."""
+    ended = [next(file.parent.glob("*.wandb")) for file in Path(info.folder, "wandb").glob("*/ended")]
+    wait_until(lambda: all(file.stat().st_size > 100 for file in ended))
+    for child in psutil.Process().children(recursive=True):
+        if "wandb-core" in child.name():
+            child.kill()
+            child.wait()
+
+
+def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInfo) -> None:
+    trial, result, score = make_run(num_evaluations=3)
+    tracker = WandbTracker(info)
+    tracker.start(trial)
+    tracker.evaluate(trial.name, result.evaluations[0])
+    tracker.finish(trial, result, score)
+    confirmed = replace(trial, name="confirm-0-1", phase="confirm")
+    tell(tracker, (confirmed, result, score))
+    close(tracker, speed_up=2.5)
+    runs = written(info)
+    run, confirm, study = runs["0: optimizer=sgd, lr=0.1"], runs["confirm-0-1: optimizer=sgd, lr=0.1"], runs["cnn-1"]
+    assert {each["group"] for each in runs.values()} == {"cnn-1"}
+    assert {each["project"] for each in runs.values()} == {"cnn"}
+    assert [each["job_type"] for each in (run, confirm, study)] == ["search", "confirm", "study"]
+    assert run["config"].items() >= {"optimizer": "sgd", "optimizer.lr": 0.1, "autotune.trial": "0", "autotune.outcome": "REACHED"}.items()
+    assert curve(run, "accuracy") == curve(run, "metric") == [(each.step, each.metric) for each in result.evaluations]
+    assert curve(run, "train_seconds") == [(each.step, each.train_seconds) for each in result.evaluations]
+    assert run["summary"].items() >= {"score": 1.5, "time_to_target_seconds": result.time_to_target_seconds, "f1": 0.8}.items()
+    assert (run["tags"], run["state"]) == (["REACHED"], "finished")
+    assert (study["tags"], study["notes"], study["summary"]["speed_up"]) == (["FINISHED"], "Twice as fast", 2.5)
+    assert study["config"].items() >= {**info.settings, "autotune.best_trial": "1", "autotune.workload": "net-data"}.items()
+    assert curve(study, "best_score") == [(1, 1.5)]
+
+
+def test_a_run_says_how_it_ended(info: StudyInfo) -> None:
+    tracker = WandbTracker(info)
+    tell(tracker, make_run(0, Outcome.CAPPED))
+    tell(tracker, make_run(1, Outcome.ERRORED, num_evaluations=0, error="ValueError: boom"))
+    trial, _, _ = make_run(2)
+    tracker.start(trial)
+    tracker.evaluate(trial.name, make_evaluation(1, metric=float("nan")))
+    close(tracker)
+    capped, errored, interrupted, _ = (written(info)[name] for name in sorted(written(info)))
+    assert [(each["tags"], each["exit_code"]) for each in (capped, errored, interrupted)] == [
+        (["CAPPED"], 0),
+        (["ERRORED"], 1),
+        (["INTERRUPTED"], 1),
+    ]
+    assert errored["notes"] == "ValueError: boom"
+    assert "accuracy" not in interrupted["summary"]
+
+
+def test_a_killed_service_costs_nothing_but_a_second_try(info: StudyInfo, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = WandbTracker(info)
+    runs = [make_run(number) for number in range(4)]
+    tell(tracker, runs[0])
+    for trial, result, _ in runs[1:3]:
+        tracker.start(trial)
+        tracker.evaluate(trial.name, result.evaluations[0])
+    kill_service(info)
+    for trial, result, score in runs[1:3]:
+        tracker.evaluate(trial.name, result.evaluations[1])
+        tracker.finish(trial, result, score)
+    tell(tracker, runs[3])
+    kill_service(info)
+    close(tracker)
+    found = written(info)
+    assert len(found) == 5
+    assert [len(run["history"]) for name, run in sorted(found.items()) if name != "cnn-1"] == [3, 3, 3, 3]
+    assert len(caplog.messages) == 1
+    assert "the study goes on" in caplog.messages[0]
+
+
+def test_a_disk_that_takes_nothing_does_not_end_a_study_and_resuming_writes_what_is_missing(
+    info: StudyInfo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run(number) for number in range(3)]
+    tracker = WandbTracker(info)
+    tell(tracker, runs[0])
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", refuse)
+        tell(tracker, runs[1])
+        full.setattr(wandb, "init", refuse)
+        tell(tracker, runs[2])
+        close(tracker)
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "W&B does not take what it is told ([Errno 28] No space left on device)",
+        "W&B did not take 2 runs and the study's own",
+    ]
+    close(WandbTracker(info, finished=runs), speed_up=3.0)
+    found = written(info)
+    assert [len(run["history"]) for _, run in sorted(found.items())] == [3, 3, 3, 1]
+    assert found["cnn-1"]["summary"]["speed_up"] == 3.0
+
+
+def test_a_studys_files_are_its_own_runs(info: StudyInfo, tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    for name in ("best.yaml", "figures/search.png"):
+        (tmp_path / name).write_text(name)
+    close(WandbTracker(info), tmp_path / "best.yaml", tmp_path / "figures", tmp_path / "nothing")
+    (folder,) = Path(info.folder, "wandb").glob("offline-run-*")
+    assert [(folder / "files" / name).read_text() for name in ("best.yaml", "figures/search.png")] == ["best.yaml", "figures/search.png"]
+
+
+def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: StudyInfo) -> None:
+    runs = [make_run(number) for number in range(2)]
+    first = WandbTracker(info)
+    tell(first, runs[0])
+    close(first, speed_up=1.0)
+    kept = next(Path(info.folder, "wandb").glob(f"*-{first._run_id('trial-0')}"))
+    close(WandbTracker(info, finished=runs), speed_up=2.0)
+    assert kept.is_dir()
+    found = written(info)
+    assert len(found) == 3
+    assert found["cnn-1"]["summary"]["speed_up"] == 2.0
+
+
+def test_a_server_that_is_gone_leaves_the_runs_on_the_disk(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_tracker, "_INIT_SECONDS", 1.0)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)  # the server answered when the study began
+    tracker = WandbTracker(info, mode="online")
+    tell(tracker, make_run())
+    close(tracker)
+    assert len(written(info)) == 2
+
+
+def test_disabled_writes_no_run(info: StudyInfo) -> None:
+    tracker = WandbTracker(info, mode="disabled")
+    tell(tracker, make_run())
+    close(tracker)
+    assert written(info) == {}
+
+
+def test_what_cannot_work_is_one_line(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"tracking.mode: found 'onlin', accepted is one of offline, online, disabled$"):
+        WandbTracker(info, mode="onlin")
+    with pytest.raises(ConfigError, match=r"tracking.mode=online: No API key configured"):
+        WandbTracker(info, mode="online")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"^tracking=wandb: needs wandb; pip install 'autotune\[wandb\]'$"):
+        WandbTracker(info)
+
+
+def test_how_it_is_browsed_is_said() -> None:
+    node = {"_target_": "autotune.tracking.wandb_tracker.WandbTracker", "mode": "offline"}
+    assert browse_command(node, "my outputs") == "wandb sync 'my outputs'/*/wandb/offline-run-*"
+    assert browse_command({**node, "mode": "disabled"}, "outputs") is None
