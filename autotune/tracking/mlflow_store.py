@@ -4,8 +4,10 @@ A store that cannot be reached is reported in one line before a study takes any 
 minutes and a database for two minutes, prints tracebacks of what it retries, and lists the migrations of every new database.
 """
 
+import json
 import logging
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,13 +60,30 @@ def first_contact(uri: str) -> Iterator[None]:
 
 _TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Tags of an experiment: MLflow's pages then show its runs as trainings, not as evaluations of a language model."""
+_VIEW_TAG = "mlflow.sharedViewState.autotune"
+_VIEW_NAME = "trials, best first"
+_VIEW = {
+    "searchFilter": "tags.`autotune.phase` = 'search'",
+    "orderByKey": "metrics.`score`",
+    "orderByAsc": True,
+    "selectedColumns": ["metrics.`score`", "metrics.`metric`", "tags.`autotune.outcome`", "tags.`autotune.study`"],
+}
+"""State of MLflow's table of runs that its menu Views offers: as MLflow itself shows the table, no metric is in it.
+
+Source: the experiment's tag that MLflow 3.17's page writes where a view is saved.
+"""
 
 
 def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
-    """A client of the store, and the id of the named experiment, which is created or restored if necessary."""
+    """A client of the store, and the id of the named experiment, which is created or restored, and given a view, if necessary."""
     _check_database(uri)
     client = MlflowClient(uri)
-    return client, _experiment_id(client, uri, name)
+    experiment = _experiment_id(client, uri, name)
+    if _VIEW_TAG not in client.get_experiment(experiment).tags:
+        now = round(time.time() * 1000)
+        view = {"name": _VIEW_NAME, "createdAt": now, "updatedAt": now, "state": json.dumps(_VIEW)}
+        client.set_experiment_tag(experiment, _VIEW_TAG, json.dumps(view))
+    return client, experiment
 
 
 def open_store(uri: str) -> MlflowClient:

@@ -1,5 +1,6 @@
 """The MLflow tracker against real stores: SQLite files, and a server started here."""
 
+import json
 import logging
 import math
 import os
@@ -414,6 +415,25 @@ def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: st
     close(MlflowTracker(replace(info, folder="elsewhere/cnn-1"), uri=uri))
     parents = [run for run in runs_of(uri) if run.data.tags["autotune.phase"] == "study"]
     assert len(parents) == 3
+
+
+def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that_was_changed(info: StudyInfo, uri: str) -> None:
+    client, tag = MlflowClient(uri), "mlflow.sharedViewState.autotune"
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run())
+    close(tracker)
+    experiment = client.get_experiment_by_name("cnn")
+    view = json.loads(experiment.tags[tag])
+    state = json.loads(view["state"])
+    assert view["name"] == "trials, best first"
+    order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+    (run,) = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])  # as the page asks for it
+    shown = {"metrics": run.data.metrics, "tags": run.data.tags}
+    columns = [column.partition(".") for column in state["selectedColumns"]]
+    assert [shown[kind][key.strip("`")] for kind, _, key in columns] == [1.5, 0.9, "REACHED", "cnn-1"]
+    client.set_experiment_tag(experiment.experiment_id, tag, "changed")
+    close(MlflowTracker(replace(info, name="cnn-2"), uri=uri))
+    assert client.get_experiment_by_name("cnn").tags[tag] == "changed"
 
 
 def test_a_deleted_experiment_is_restored_and_said(info: StudyInfo, uri: str, caplog: pytest.LogCaptureFixture) -> None:
