@@ -136,6 +136,7 @@ class MlflowTracker:
                 num_failures += 1
                 if num_failures == _MAX_FAILURES_AT_CLOSE:
                     break
+        self._best_scores.end()
         is_written = all(map(self._attempt, (self._store.interrupt_open, self._write_best_scores, write_study)))
         if self._runs or not is_written:
             LOGGER.warning(
@@ -205,11 +206,12 @@ class MlflowTracker:
 
 
 class _BestScores:
-    """The best score after each trial that improved it, for the study's own run; the step is the number of trials that had ended."""
+    """The best score after each trial that improved it, and at the study's end, for its own run; the step is the number of trials ended."""
 
     def __init__(self, finished: Sequence[FinishedRun]) -> None:
         self._num_ended = 0
         self._best = math.inf
+        self._last_step = 0
         self.unwritten: list[fields.Point] = []
         for run in sorted(finished, key=lambda run: run[1].stopped_at):
             self.add(*run)
@@ -222,7 +224,16 @@ class _BestScores:
         self._num_ended += 1
         if score is not None and score < self._best:
             self._best = score
-            self.unwritten.append(fields.Point("best_score", score, fields.milliseconds(result.stopped_at), self._num_ended))
+            self._append(result.stopped_at)
+
+    def end(self) -> None:
+        """Add the best score after all trials, so that a chart shows how long no trial has improved it."""
+        if math.isfinite(self._best) and self._last_step < self._num_ended:
+            self._append(time.time())
+
+    def _append(self, at: float) -> None:
+        self._last_step = self._num_ended
+        self.unwritten.append(fields.Point("best_score", self._best, fields.milliseconds(at), self._num_ended))
 
 
 @dataclass(kw_only=True)

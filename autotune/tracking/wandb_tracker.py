@@ -150,8 +150,8 @@ class WandbTracker:
         run = self._begin("", self._info.name, self._info.kind, {**self._info.settings, **tags}, notes)
         best = math.inf
         for num_ended, (_, score) in enumerate(sorted(self._scores, key=lambda ended: ended[0]), start=1):
-            if score is not None and score < best:
-                best = score
+            best = min(best, math.inf if score is None else score)
+            if math.isfinite(best):
                 run.log({"best_score": best}, step=num_ended)
         _summarise(run, fields.study_points(metrics, time.time()))
         for path in artifacts:

@@ -166,6 +166,16 @@ def test_a_study_is_a_parent_run_in_its_experiment(info: StudyInfo, uri: str, tm
     assert artifact(uri, parent, "report/index.html") == "<html>"
 
 
+def test_the_curve_of_the_best_score_goes_on_to_the_last_trial(info: StudyInfo, uri: str) -> None:
+    runs = [(*make_run(number)[:2], score) for number, score in enumerate((2.0, 1.5, None, 1.7))]
+    tracker = MlflowTracker(info, uri=uri)
+    for run in runs:
+        tell(tracker, run)
+    close(tracker)
+    history = MlflowClient(uri).get_metric_history(parent_of(uri).info.run_id, "best_score")
+    assert [(point.step, point.value) for point in history] == [(1, 2.0), (2, 1.5), (4, 1.5)]
+
+
 def test_a_studys_own_run_has_its_description_and_the_best_score_so_far(info: StudyInfo, uri: str) -> None:
     scores = [2.0, None, 1.5, 1.7, 1.2]
     runs = [(trial, result, score) for number, score in enumerate(scores) for trial, result, _ in [make_run(number)]]
