@@ -82,4 +82,5 @@ def expected_gain(num_tried: int, *, first: int, num_trials: int) -> float:
     Args:
         first: place, from 1, of the first of the ``num_tried`` trials that reached the target.
     """
-    return FACTOR * (1 + math.log2(num_tried / first)) ** FADE * math.log2(1 + num_trials / num_tried)
+    doublings = math.log2(num_tried / first)
+    return FACTOR * math.pow(1 + doublings, FADE) * math.log2(1 + num_trials / num_tried)
