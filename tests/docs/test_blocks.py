@@ -2,10 +2,12 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import autotune
@@ -89,8 +91,33 @@ def test_every_yaml_block_is_read(block: str) -> None:
         assert set(space.parameters) == set(content)
 
 
-@pytest.mark.parametrize(("page", "block"), blocks("python"))
-def test_every_python_block_is_python(page: str, block: str) -> None:
-    code = compile(block, page, "exec")
-    if page == "evaluations.md":
-        exec(code, {"autotune": autotune, "accuracy": 0.9, "latency": 3.0})  # nothing but calls of report and target
+def python_blocks() -> list[Any]:
+    """Page and text of each block of Python, but for the README's, which tests/test_readme.py runs; those that start a study are slow."""
+    return [
+        pytest.param(page, block, marks=[pytest.mark.slow] if "autotune.tune(" in block else [])
+        for page, block in blocks("python")
+        if page != "README.md"
+    ]
+
+
+@pytest.mark.parametrize(("page", "block"), python_blocks())
+def test_every_python_block_runs(page: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recording = tmp_path / "outputs" / "<study>" / "recording"
+    recording.mkdir(parents=True)
+    shutil.copy(ROOT / "benchmarks" / "recordings" / "cnn" / "curves.parquet", recording)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = {
+        "autotune": autotune,
+        "accuracy": 0.9,
+        "latency": 3.0,
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        "num_epochs": 2,
+        "your_training": lambda lr, batch_size: [min(1.0, 0.9 + 8 * lr)] * 3,
+    }
+    exec(compile(block, page, "exec"), names)
+    if "result" in names:
+        assert names["result"].best is not None  # type: ignore[attr-defined]
