@@ -19,16 +19,15 @@ def fit(lr=1e-3, width=32, batch_size=32):
     model, optimizer, train_loader, val_loader = accelerator.prepare(
         model, optimizer, DataLoader(train, batch_size, shuffle=True), DataLoader(validation, 397)
     )
-    checkpoint = autotune.checkpoint()
-    state = checkpoint.load({"model": model, "optimizer": optimizer})
-    for epoch in range(state.get("epoch", 0), 30):
+    start = autotune.checkpoint().load({"model": model, "optimizer": optimizer}).get("epoch", 0)
+    for epoch in range(start, 30):
         for inputs, targets in train_loader:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
             optimizer.step()
         with torch.no_grad():
             accuracy = sum((model(inputs).argmax(1) == targets).sum().item() for inputs, targets in val_loader) / 397
-        checkpoint.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1})
+        autotune.checkpoint().save({"model": model, "optimizer": optimizer, "epoch": epoch + 1})
         autotune.report(accuracy, epoch=epoch + 1)
 
 

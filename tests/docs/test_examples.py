@@ -3,6 +3,7 @@
 import csv
 import gzip
 import importlib
+import os
 import re
 import struct
 import subprocess
@@ -42,6 +43,28 @@ def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, 
     if is_paused:
         weights, _ = read_weights(best.with_name("best.safetensors"))
         assert weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["with_lightning", "with_hugging_face", "with_accelerate", "with_plain_pytorch", "a_script"])
+def test_a_program_runs_without_the_lines_that_the_pages_show_as_added(tmp_path: Path, example: str) -> None:
+    if example == "with_hugging_face":
+        pytest.importorskip("peft")
+    page = (EXAMPLES.parent / "python.md").read_text(encoding="utf-8")
+    (diff,) = re.findall(rf"\(examples/{example}\.py\).*?```diff\n(.*?)```", page, re.DOTALL)
+    assert 0 < len(re.findall(r"^\+", diff, re.MULTILINE)) <= 5
+    program = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8").split("\n\n\nif __name__ ==")[0] + "\n"
+    for hunk in diff.split("...\n"):
+        before, after = ("".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in kept) for kept in (" -", " +"))
+        assert program.count(after) == 1, after
+        program = program.replace(after, before)
+    assert not re.search(r"import autotune|autotune\.\w", program)
+    call = "fit()\n" if "def fit(" in program else ""
+    ran = subprocess.run(
+        [sys.executable, "-c", re.sub(r"epochs=\d+", "epochs=1", program) + call],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_the_script_of_the_case_study_trains_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
+from autotune.config.compose import Composer
+from autotune.execution.cluster import ClusterSize, connected
 from autotune.tune_study import tune_command
 from tests.patience import PATIENCE_SECONDS
 
@@ -54,6 +56,15 @@ class Commands:
 def commands() -> Commands:
     kept = {key: value for key, value in os.environ.items() if key not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
     return Commands({**kept, "MLFLOW_DISABLE_TELEMETRY": "true"})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterSize]:
+    """Ray in this process, with three CPUs."""
+    with connected(
+        Composer(["experiment=cnn_smoke", "cluster.num_cpus=3", "cluster.keep_cpus_awake=false"]).compose().config.cluster
+    ) as size:
+        yield size
 
 
 @pytest.fixture

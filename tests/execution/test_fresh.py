@@ -57,13 +57,6 @@ def waits():
 """
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterSize]:
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-    yield ClusterSize(num_cpus=3, num_gpus=0, num_nodes=1)
-    ray.shutdown()
-
-
 @pytest.fixture
 def make_run(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., FreshRun]:
     (tmp_path / "trainings.py").write_text(_TRAININGS)

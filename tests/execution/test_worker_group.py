@@ -69,13 +69,6 @@ def test_trials_of_one_and_of_two_workers_are_trained_side_by_side(commands: Any
     assert any(one[0] < other[1] and other[0] < one[1] for one in alone for other in together)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @contextmanager
 def training(first: TrialTask) -> Iterator[Any]:
     """A trial's first worker in a placement group of the trial's size, as Ray Tune places it; at the end all it held is free."""

@@ -81,7 +81,7 @@ def kill_service(info: StudyInfo) -> None:
     for child in psutil.Process().children(recursive=True):
         if "wandb-core" in child.name():
             child.kill()
-            child.wait()
+    wandb.setup().ensure_service()._proc.join()  # nobody else waits for it, and the object that holds the process would warn of that
 
 
 def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInfo) -> None:
