@@ -395,7 +395,8 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
     _say(live, f"nothing reached {target}" + (" again on fresh seeds" if confirmation else ""))
     if measured and confirmation is None:
         metric, closest = max(measured, key=lambda pair: pair[0])
-        _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {' '.join(closest.overrides)}")
+        what = " ".join(closest.overrides) or "the baseline"
+        _say(live, f"closest: trial {closest.trial}, {target.metric} {format_metric(metric * sign)}: {what}")
     _say(
         live,
         f"search further: {live.further_command}\nor make it easier: target.value, target.max_train_seconds (another study.name then)",

@@ -149,7 +149,8 @@ def _closest(study: ConcludedStudy) -> str:
     if not measured:
         return "No trial was evaluated."
     _, trial = min(measured, key=lambda pair: pair[0])
-    return f"Closest: trial {trial.number}, {shorten(target.metric)} {trial.metric:.4g}, with {trial.overrides}"
+    what = "the baseline" if trial.number == study.recording.baseline else f"with {trial.overrides}"
+    return f"Closest: trial {trial.number}, {shorten(target.metric)} {trial.metric:.4g}, {what}"
 
 
 def _cost(study: ConcludedStudy) -> Iterator[tuple[str, str, str]]:

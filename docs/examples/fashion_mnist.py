@@ -38,11 +38,10 @@ def train(folder, lr=1e-3, batch_size=64, width=32, schedule="constant", num_epo
     num_steps = num_epochs * len(loader)
     factor = {"constant": lambda step: 1.0, "linear": lambda step: 1 - step / num_steps}[schedule]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    start = autotune.checkpoint().load(objects).get("part", 0)
-    parts = 4 * num_epochs
-    for part in range(start, parts):
-        for _, (images, targets) in zip(range(num_steps // parts), loader, strict=False):
+    num_parts = 4 * num_epochs  # the accuracy is looked at four times an epoch
+    start = autotune.checkpoint().load({"model": model, "optimizer": optimizer, "scheduler": scheduler}).get("part", 0)
+    for part in range(start, num_parts):
+        for _, (images, targets) in zip(range(num_steps // num_parts), loader, strict=False):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), targets).backward()
             optimizer.step()
@@ -50,9 +49,9 @@ def train(folder, lr=1e-3, batch_size=64, width=32, schedule="constant", num_epo
         with autotune.evaluating(), torch.no_grad():
             right = [(model(images).argmax(1) == targets).float() for images, targets in DataLoader(validation, 1000)]
         accuracy = torch.cat(right).mean()
-        autotune.checkpoint().save({**objects, "part": part + 1})
+        print(f"epoch {(part + 1) / 4:.2f}: {accuracy:.4f}")
+        autotune.checkpoint().save({"model": model, "optimizer": optimizer, "scheduler": scheduler, "part": part + 1})
         autotune.report(accuracy, epoch=(part + 1) / 4)
-    return accuracy
 
 
 if __name__ == "__main__":

@@ -2,18 +2,23 @@
 
 import csv
 import gzip
-import importlib
 import os
 import re
 import struct
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autotune.config.schema import TrialConfig
+from autotune.measurement import Target
+from autotune.session import is_pausable
 from autotune.training.checkpoint import read_weights
+from autotune.training.run import start_training
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs/examples"
 
@@ -46,34 +51,79 @@ def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["with_lightning", "with_hugging_face", "with_accelerate", "with_plain_pytorch", "a_script"])
-def test_a_program_runs_without_the_lines_that_the_pages_show_as_added(tmp_path: Path, example: str) -> None:
+@pytest.mark.parametrize(
+    ("example", "metric"),
+    [
+        ("with_lightning", "val_accuracy"),
+        ("with_hugging_face", "eval_accuracy"),
+        ("with_accelerate", "accuracy"),
+        ("with_plain_pytorch", "accuracy"),
+    ],
+)
+def test_a_program_that_was_paused_goes_on_with_the_same_curve(
+    trial_config: Callable[..., TrialConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str, metric: str
+) -> None:
     if example == "with_hugging_face":
         pytest.importorskip("peft")
-    page = (EXAMPLES.parent / "python.md").read_text(encoding="utf-8")
-    (diff,) = re.findall(rf"\(examples/{example}\.py\).*?```diff\n(.*?)```", page, re.DOTALL)
-    assert 0 < len(re.findall(r"^\+", diff, re.MULTILINE)) <= 5
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    target = Target(metric=metric, value=2.0, mode="max", max_train_seconds=1e9)
+    config = trial_config(training={"_target_": f"{example}.fit"}, target=target, allowed_targets=(example,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = [evaluation.metric for evaluation in start_training(config)]
+        training = start_training(config)
+        before = [next(training).metric for _ in range(3)]
+        assert is_pausable()
+        training.send(tmp_path / "paused")
+        training.close()
+        after = [evaluation.metric for evaluation in start_training(config, paused_folder=tmp_path / "paused")]
+    assert len(whole) > 10
+    assert [*before, *after] == whole
+
+
+def as_before(example: str, page: str) -> str:
+    """The program of an example as it was before the changes that a page shows as a diff: without autotune, and without its tuning."""
+    (diff,) = re.findall(
+        rf"\(examples/{example}\.py\).*?```diff\n(.*?)```", (EXAMPLES.parent / page).read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert 0 < len(re.findall(r"^\+", diff, re.MULTILINE)) <= (8 if page == "case_study.md" else 5)
     program = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8").split("\n\n\nif __name__ ==")[0] + "\n"
     for hunk in diff.split("...\n"):
         before, after = ("".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in kept) for kept in (" -", " +"))
         assert program.count(after) == 1, after
         program = program.replace(after, before)
     assert not re.search(r"import autotune|autotune\.\w", program)
-    call = "fit()\n" if "def fit(" in program else ""
-    ran = subprocess.run(
-        [sys.executable, "-c", re.sub(r"epochs=\d+", "epochs=1", program) + call],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return program
+
+
+def run(program: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": ""}
+    ran = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
 
 
-def test_the_script_of_the_case_study_trains_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["with_lightning", "with_hugging_face", "with_accelerate", "with_plain_pytorch", "a_script"])
+def test_a_program_runs_without_the_lines_that_the_page_shows_as_added(tmp_path: Path, example: str) -> None:
+    if example == "with_hugging_face":
+        pytest.importorskip("peft")
+    program = as_before(example, "python.md")
+    run(re.sub(r"epochs=\d+", "epochs=1", program) + ("fit()\n" if "def fit(" in program else ""), tmp_path)
+
+
+def test_the_script_of_the_case_study_trains_by_hand_with_and_without_autotune(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for name, header, content in (
         ("train-images-idx3-ubyte.gz", struct.pack(">IIII", 2051, 240, 28, 28), random.integers(0, 256, 240 * 784, np.uint8)),
         ("train-labels-idx1-ubyte.gz", struct.pack(">II", 2049, 240), random.integers(0, 10, 240, np.uint8)),
     ):
         (tmp_path / name).write_bytes(gzip.compress(header + content.tobytes()))
-    monkeypatch.syspath_prepend(EXAMPLES)
-    accuracy = importlib.import_module("fashion_mnist").train(tmp_path, num_epochs=1, width=4, batch_size=11)
-    assert 0 <= accuracy <= 1
+    after = (EXAMPLES / "fashion_mnist.py").read_text(encoding="utf-8")
+    call = 'torch.manual_seed(0)\ntrain(".", num_epochs=1, width=4, batch_size=11)\n'
+    without, by_hand = (
+        run(program + call, tmp_path) for program in (as_before("fashion_mnist", "case_study.md"), after.split("if __name__")[0])
+    )
+    assert re.fullmatch(r"(epoch (0\.25|0\.50|0\.75|1\.00): 0\.\d{4}\n){4}", without)
+    assert by_hand == without

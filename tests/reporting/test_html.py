@@ -236,7 +236,14 @@ def test_a_study_in_which_nothing_reached_names_the_closest_trial(tmp_path: Path
     summary = SUMMARY | {"trial": None, "changes": [], "baseline": None, "best": None, "speed_up": None, "candidates": []}
     page = read(write_study_report(a_study(tmp_path / "one", TRIALS[2:], summary)))
     assert "Nothing reached accuracy ≥ 0.9" in page.text
-    assert "Closest: trial 2, accuracy 0.7" in page.text
+    assert "Closest: trial 2, accuracy 0.7, with" in page.text
+
+
+def test_a_study_of_nothing_but_a_baseline_that_fell_short(tmp_path: Path) -> None:
+    summary = SUMMARY | {"trial": None, "changes": [], "baseline": None, "best": None, "speed_up": None, "candidates": []}
+    page = read(write_study_report(a_study(tmp_path / "one", [ended(0, Outcome.MISSED, 12.0, values={})], summary)))
+    assert "Closest: trial 0, accuracy 0.7, the baseline" in page.text
+    assert "parameters" not in page.ids
 
 
 def test_a_gain_that_may_be_none_is_not_claimed(tmp_path: Path) -> None:
