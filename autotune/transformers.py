@@ -50,6 +50,18 @@ class ReportCallback(TrainerCallback):
             (folder,) = session.checkpoint.files.iterdir()
             self._trainer.train = partial(self._trainer.train, resume_from_checkpoint=str(folder))  # type: ignore[method-assign]
 
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Check that the trainer is known, without which no training could be paused.
+
+        Raises:
+            ConfigError: the callback was added to a trainer that was there already.
+        """
+        if current() is not None and self._trainer is None:
+            raise ConfigError(
+                "autotune.transformers.ReportCallback: found one that was added by add_callback, "
+                "accepted is Trainer(..., callbacks=[ReportCallback(...)])"
+            )
+
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Start the clock of a resumed training, whose set-up is over."""
         if (session := current()) is not None:

@@ -2,7 +2,7 @@
 
 Searches of 160 trials are replayed over recorded learning curves. After 20, 30, 40, 60, 80 and 110 trials, what 20 and 40 more are expected
 to bring (``autotune.search.outlook``) is compared with what they brought. The two constants are fitted to each half of the recordings by
-quasi-likelihood of Poisson's form, whose mean is unbiased whatever the distribution of gains; the package has those of the first half.
+quasi-likelihood of Poisson's form, whose mean is unbiased whatever the distribution of gains; the package's were chosen on the first half.
 
 Then a search that ends when it is not worth more is compared with searches of 20, 40, 80 and 160 trials: what the search spent and what a
 number of trainings of what it found take, relative to the best of these numbers of trials in hindsight.

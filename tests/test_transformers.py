@@ -50,7 +50,9 @@ def tiny_bert() -> Any:
     )
 
 
-def fit(lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accuracy", eval_steps: int | None = None) -> None:
+def fit(
+    lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accuracy", eval_steps: int | None = None, is_added: bool = False
+) -> None:
     arguments = transformers.TrainingArguments(
         folder,
         learning_rate=lr,
@@ -64,10 +66,13 @@ def fit(lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accu
         use_cpu=True,
         disable_tqdm=True,
     )
+    callback = autotune.transformers.ReportCallback(monitor=monitor)
     trainer = transformers.Trainer(
         tiny_bert(), arguments, train_dataset=Words(96), eval_dataset=Words(64), compute_metrics=accuracy,
-        callbacks=[autotune.transformers.ReportCallback(monitor=monitor)],
+        callbacks=[] if is_added else [callback],
     )  # fmt: skip
+    if is_added:
+        trainer.add_callback(callback)
     trainer.train()
 
 
@@ -128,5 +133,11 @@ def test_a_metric_that_is_not_computed_is_one_line(own: MakeConfig) -> None:
         list(start_training(own(lr=0.01, monitor="eval_f1")))
 
 
-def test_by_hand_it_does_nothing(tmp_path: Path) -> None:
-    fit(lr=0.01, epochs=1, folder=str(tmp_path))
+def test_a_callback_that_is_added_later_could_not_pause(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"added by add_callback, accepted is Trainer\(..., callbacks="):
+        list(start_training(own(lr=0.01, is_added=True)))
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_by_hand_it_does_nothing(tmp_path: Path, is_added: bool) -> None:
+    fit(lr=0.01, epochs=1, folder=str(tmp_path), is_added=is_added)

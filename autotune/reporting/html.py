@@ -202,8 +202,8 @@ def _side_by_side(study: ConcludedStudy, sides: Mapping[str, ConcludedTrial]) ->
             )
         ),
     ]
-    shown = [(name, ["" if number is None else show(number) for number in numbers], _ratio(numbers)) for name, numbers, show in rows]
-    return [row for row in shown if any(row[1])]
+    known = [row for row in rows if any(row[1])]  # an own function may tell no samples, and prepares nothing
+    return [(name, ["" if number is None else show(number) for number in numbers], _ratio(numbers)) for name, numbers, show in known]
 
 
 def _seconds_a_step(side: ConcludedTrial, steps: float | None) -> float | None:

@@ -161,7 +161,8 @@ def _effects(models: Sequence[GaussianProcessRegressor], columns: Sequence[_Colu
     total = sum(float(np.median(draws)) for draws in variances) or 1.0
     effects = []
     for column, draws in zip(columns, variances, strict=True):
-        low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95)) / total
+        quantiles = np.quantile(draws, (0.05, 0.5, 0.95))
+        low, middle, high = quantiles / np.maximum(total - quantiles[1] + quantiles, 1e-300)  # beside the others' medians: at most 1
         values, factors = _factors(models, column, cube, drawn, rng)
         share = Interval(middle=float(middle), low=float(low), high=float(high))
         effects.append(Effect(name=column.name, share=share, values=values, factors=factors))

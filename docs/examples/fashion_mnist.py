@@ -67,6 +67,7 @@ if __name__ == "__main__":
         baseline={"folder": sys.argv[1], "lr": 1e-3, "batch_size": 64, "width": 32, "schedule": "constant", "num_epochs": 5},
         target=autotune.target("accuracy", at_least=0.88, max_seconds=120),
         time_budget_seconds=300,
+        confirm={"budget_fraction": 1.0},
         name="fashion_mnist",
     )
     print(result.best, result.speed_up, result.speed_up_interval)

@@ -18,6 +18,9 @@ def test_a_notebook_runs_to_a_confirmed_result(tmp_path: Path, monkeypatch: pyte
     assert len([*tmp_path.glob("outputs/*/best.json")]) == 1
     outputs = [output for cell in read.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not any(output.output_type == "error" for output in outputs)
+    widgets = read.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values()
+    shown = [output for widget in widgets for output in widget["state"].get("outputs", ())]
+    assert any("trials done" in str(output) for output in shown), "the live table"
 
 
 def test_notebooks_are_kept_without_their_outputs() -> None:

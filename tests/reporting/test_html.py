@@ -135,6 +135,12 @@ def test_the_answer_says_what_to_change_and_what_it_brings(tmp_path: Path) -> No
     assert "13 trainings each saves 8.00 s" in page.text, "100 s of search, 8 s less each time"
 
 
+def test_baseline_and_best_are_told_side_by_side_without_what_both_lack(tmp_path: Path) -> None:
+    page = read(write_study_report(a_study(tmp_path / "one", summary=SUMMARY)))
+    assert "Seconds a step 2.4 s 0.8 s" in page.text
+    assert "Seconds of preparing" not in page.text, "both took none"
+
+
 def test_every_candidate_is_shown_with_its_runs_and_the_reason(tmp_path: Path) -> None:
     page = read(write_study_report(a_study(tmp_path / "one", summary=SUMMARY)))
     assert "reached in 1 of 2 runs" in page.text

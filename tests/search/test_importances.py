@@ -79,7 +79,7 @@ def test_what_decides_steps_and_what_decides_seconds_a_step_are_told_apart() -> 
     assert steps.num_trials == rate.num_trials == 40
     for part in (time, steps, rate):
         assert sum(effect.share.middle for effect in part.effects) == pytest.approx(1)
-        assert all(effect.share.low <= effect.share.middle <= effect.share.high for effect in part.effects)
+        assert all(0 <= effect.share.low <= effect.share.middle <= effect.share.high <= 1 for effect in part.effects)
     assert next(effect.share.middle for effect in rate.effects if effect.name == "optimizer") < 0.02, "what it opens is not its own"
 
 
