@@ -75,8 +75,8 @@ class ReportCallback(Callback):
         if self._monitor not in metrics:
             logged = ", ".join(metrics) or "none yet"
             raise ConfigError(f"autotune.lightning.ReportCallback: monitor={self._monitor!r} was not logged, accepted are {logged}")
-        if trainer.fit_loop.epoch_loop._is_training_done:  # noqa: SLF001  # within an epoch the data's order could not go on
-            session.checkpoint.save({}, weights=pl_module.state_dict(), write_files=_saver(trainer))
+        is_epoch_over = trainer.fit_loop.epoch_loop._is_training_done  # noqa: SLF001  # within an epoch the data's order could not go on
+        session.checkpoint.save({} if is_epoch_over else None, weights=pl_module.state_dict(), write_files=_saver(trainer))
         try:
             further = further_metrics(metrics, self._monitor)
             session.report(metrics[self._monitor], step=trainer.global_step, epoch=trainer.current_epoch + 1, **further)

@@ -54,7 +54,7 @@ class Checkpoint:
 
     def save(
         self,
-        state: Mapping[str, Any],
+        state: Mapping[str, Any] | None,
         *,
         weights: Mapping[str, Any] | None = None,
         write_files: Callable[[Path], object] | None = None,
@@ -62,7 +62,8 @@ class Checkpoint:
         """Say what the training could go on from; it is copied only if the next report pauses the training, so this costs no time.
 
         Args:
-            state: values by name: objects with ``state_dict``, or tensors, arrays, numbers, text and None, nested in any way.
+            state: values by name: objects with ``state_dict``, or tensors, arrays, numbers, text and None, nested in any way. None in
+                place of the mapping says that the training cannot go on from here: only its weights are kept.
             weights: named tensors to export if this training becomes the best; those of the first ``torch.nn.Module`` in ``state`` if None.
             write_files: writes files of any kind into a folder, for a library that has a checkpoint format of its own.
         """

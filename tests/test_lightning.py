@@ -120,9 +120,12 @@ def test_within_an_epoch_it_is_not_paused(own: MakeConfig) -> None:
     training.close()
 
 
-def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path) -> None:
-    evaluations = list(start_training(own(lr=0.05, value=0.4, epochs=50), weights_path=tmp_path / "weights.safetensors"))
+@pytest.mark.parametrize("val_check_interval", [1.0, 0.5])
+def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path, val_check_interval: float) -> None:
+    config = own(lr=0.05, value=0.4 if val_check_interval == 1 else 1.2, epochs=50, val_check_interval=val_check_interval)
+    evaluations = list(start_training(config, weights_path=tmp_path / "weights.safetensors"))
     assert evaluations[-1].outcome is Outcome.REACHED
+    assert evaluations[-1].step % 6 == (0 if val_check_interval == 1 else 3), "the latter within an epoch"
     model = Classifier(lr=0.05)
     model.load_state_dict(read_weights(tmp_path / "weights.safetensors")[0])
     inputs, targets = blobs(90).tensors

@@ -60,7 +60,7 @@ class TrainingCheckpoint(Checkpoint):
 
     def save(
         self,
-        state: Mapping[str, Any],
+        state: Mapping[str, Any] | None,
         *,
         weights: Mapping[str, Any] | None = None,
         write_files: Callable[[Path], object] | None = None,
@@ -70,7 +70,7 @@ class TrainingCheckpoint(Checkpoint):
         Raises:
             ConfigError: the state is no mapping.
         """
-        if not isinstance(state, Mapping):
+        if state is not None and not isinstance(state, Mapping):
             raise ConfigError(
                 f"checkpoint.save: found {type(state).__name__}, accepted is a mapping such as {{'model': model, 'epoch': 1}}"
             )
