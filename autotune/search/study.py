@@ -3,42 +3,33 @@
 The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the only source of truth for the study's
 definition, every result and every confirmation run. All other files in the folder are derived from it.
 
-Between two statements a database may restart, or be unreachable for a while: the next connection is tried again and again, and the
-study continues where it stood. A statement that fails midway is not repeated, since it may have been carried out.
+``journal.py`` is the file, ``database.py`` a database; both find what went wrong with them before a study goes on with it.
 """
 
 import json
-import logging
-import os
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
-import sqlalchemy
 from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages import BaseStorage
 
 from autotune.config.schema import first_difference
-from autotune.errors import ConfigError, StudyError
+from autotune.errors import StudyError
 from autotune.measurement import TrialResult
-from autotune.remote.url import check_listens, without_password
+from autotune.remote.url import without_password
+from autotune.search.database import open_database, reason
+from autotune.search.journal import JOURNAL, open_journal
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, pausing_sampler, quiet_optuna
 
-JOURNAL = "study.log"
 _DEFINITION = "autotune:definition"
 _CONFIRMED = "autotune:confirmed:"
 _RACE = "autotune:race"
-LOGGER = logging.getLogger("autotune.search")
-PATIENCE_SECONDS = 120.0
-"""Longest time that a database may be unreachable before the study gives up."""
-_TRY_EVERY_SECONDS = 1.0
-_ACCEPTED_STORAGES = "null, or a database: sqlite:////DIR/studies.db, postgresql://USER@HOST/DATABASE (pip install 'autotune[postgresql]')"
+_RESULTS = ("best.json", "recording", "trials.csv")
+"""What a study leaves in its folder once it has had a trial."""
 
 
 Study = optuna.Study
@@ -63,17 +54,22 @@ def open_study(
         definition: settings that two runs of one study must have in common; plain data, kept in the storage.
 
     Raises:
-        StudyError: the study exists with another definition; the message names the first difference.
+        StudyError: the study exists with another definition, and the message names the first difference; or its journal is damaged; or
+            the folder has results of a study, and the storage has none.
         ConfigError: the storage cannot be opened, or the sampler is of neither kind.
     """
     quiet_optuna()
-    study = optuna.create_study(
-        storage=_storage(folder, storage_url),
-        study_name=name,
-        sampler=optuna.samplers.RandomSampler(),
-        direction="minimize",
-        load_if_exists=True,
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    storage, sampler_for_now = _storage(folder, storage_url), optuna.samplers.RandomSampler()
+    try:
+        study = optuna.load_study(study_name=name, storage=storage, sampler=sampler_for_now)
+        has_trials = bool(study.get_trials(deepcopy=False))
+    except KeyError:
+        study, has_trials = None, False
+    if not has_trials:
+        _check_has_no_results(name, folder, storage_url)
+    if study is None:
+        study = optuna.create_study(study_name=name, storage=storage, sampler=sampler_for_now, direction="minimize")
     stored = study.user_attrs.get(_DEFINITION)
     wanted: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage returns it: tuples are lists, keys are text
     if stored is None:
@@ -146,60 +142,19 @@ def stored_race(study: Study) -> Mapping[str, Any] | None:
     return race
 
 
+def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> None:
+    """Raise StudyError if a folder has results of a study whose trials are not in its storage: they would be written over."""
+    found = next((result for result in _RESULTS if (folder / result).exists()), None)
+    if found is not None:
+        storage = folder / JOURNAL if storage_url is None else without_password(storage_url)
+        raise StudyError(
+            f"study.name={name}: {folder} has {found} of an earlier study, and {storage} has no trial of it; accepted is the storage with "
+            f"them (restored from a backup, or named by search.storage), or another study.name"
+        )
+
+
 def _storage(folder: Path, url: str | None) -> BaseStorage:
-    if url is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        journal = folder / JOURNAL
-        _drop_torn_line(journal)
-        return JournalStorage(JournalFileBackend(str(journal), lock_obj=_lock(journal)))
-    return _open_database(url)
-
-
-def _lock(journal: Path) -> JournalFileSymlinkLock:
-    """The journal's lock. It is held for milliseconds; a lock that a killed process left is taken over after the grace period."""
-    return JournalFileSymlinkLock(str(journal), grace_period=3)
-
-
-def _drop_torn_line(journal: Path) -> None:
-    """Cut off a last line that a killed process did not finish: the next line would be appended to it.
-
-    A line that a running process is still writing looks the same, so the journal's own lock is taken before the line is cut.
-    """
-    if not journal.is_file() or _whole_lines_bytes(journal) is None:
-        return
-    lock = _lock(journal)
-    lock.acquire()
-    try:
-        size = _whole_lines_bytes(journal)
-        if size is not None:
-            os.truncate(journal, size)
-    finally:
-        lock.release()
-
-
-def _whole_lines_bytes(journal: Path) -> int | None:
-    """Size in bytes of a journal without an unfinished last line; None if its last line is finished."""
-    content = journal.read_bytes()
-    size = content.rfind(b"\n") + 1
-    return size if size < len(content) else None
-
-
-def _open_database(url: str) -> RDBStorage:
-    """Open a database as Optuna's storage, and make its tables if there are none.
-
-    Raises:
-        ConfigError: the URL does not answer, refuses, or is no database; the message holds no password.
-    """
-    try:
-        check_listens(url)
-        storage = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-    except Exception as error:  # each kind of database raises its own client's errors
-        raise ConfigError(
-            f"search.storage: {without_password(url)}: cannot be opened ({_reason(error)}); accepted is {_ACCEPTED_STORAGES}"
-        ) from error
-    sqlalchemy.event.listen(storage.engine, "do_connect", _connect)
-    weakref.finalize(storage, storage.engine.dispose)
-    return storage
+    return open_journal(folder) if url is None else open_database(url)
 
 
 @contextmanager
@@ -211,30 +166,7 @@ def told_storage_errors(resume_command: str) -> Iterator[None]:
     """
     try:
         yield
-    except (StorageInternalError, sqlalchemy.exc.DBAPIError) as error:
+    except StorageInternalError as error:
         raise StudyError(
-            f"search.storage: went away ({_reason(error)}); what was in it is kept, and the study goes on with: {resume_command}"
+            f"search.storage: went away ({reason(error)}); what was in it is kept, and the study goes on with: {resume_command}"
         ) from error
-
-
-def _connect(dialect: Any, _: Any, arguments: Any, keywords: Any) -> Any:
-    """Open a connection, trying again until the database answers or ``PATIENCE_SECONDS`` have passed."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    has_warned = False
-    while True:
-        try:
-            return dialect.connect(*arguments, **keywords)
-        except dialect.loaded_dbapi.OperationalError as error:
-            if time.monotonic() > deadline:
-                raise
-            if not has_warned:
-                LOGGER.warning("search.storage does not answer (%s); it is waited for", _reason(error))
-                has_warned = True
-        time.sleep(_TRY_EVERY_SECONDS)
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error's root cause, without passwords, cut to 200 characters."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return without_password(next(iter(str(error).strip().splitlines()), type(error).__name__))[:200]

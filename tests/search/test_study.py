@@ -12,10 +12,10 @@ import pytest
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.search import study as study_module
+from autotune.search import database as database_module
+from autotune.search.journal import END_FILE, JOURNAL
 from autotune.search.samplers import quiet_optuna
 from autotune.search.study import (
-    JOURNAL,
     confirmations,
     open_study,
     read_study,
@@ -136,10 +136,10 @@ def test_a_journal_of_one_torn_line_begins_anew(tmp_path: Path) -> None:
 
 def test_a_whole_journal_is_left_as_it_is(tmp_path: Path) -> None:
     open_in(tmp_path)
-    before = (tmp_path / JOURNAL).read_bytes()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     read_study("first", tmp_path)
-    assert (tmp_path / JOURNAL).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [JOURNAL]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert sorted(before) == [END_FILE, JOURNAL]
 
 
 def test_confirmation_runs_are_kept_by_arm_and_seed(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_one_that_stays_away_is_one_line_with_the_command_that_goes_on(
     server: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = open_in(tmp_path, url=server.new_database("stays_away"))
-    monkeypatch.setattr(study_module, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(database_module, "PATIENCE_SECONDS", 0.1)
     server.stop()
     try:
         with (
