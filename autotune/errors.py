@@ -15,9 +15,14 @@ How a *trial* ends is not an error but data: see ``autotune.outcome.Outcome``. E
 (file and dotted key), what was found and what is accepted; entry points print it and exit with 2.
 """
 
+from autotune.hiding import without_secrets
+
 
 class AutotuneError(Exception):
-    """A failure that autotune explains in one line."""
+    """A failure that autotune explains in one line, which holds no secret: ``***`` stands for what was one."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
 
 
 class ConfigError(AutotuneError):
@@ -60,4 +65,4 @@ class WorkerError(ExecutionError):
 
     def __init__(self, message: str, traceback_text: str) -> None:
         super().__init__(message)
-        self.traceback_text = traceback_text
+        self.traceback_text = without_secrets(traceback_text)

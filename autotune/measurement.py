@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from autotune.contention import Contention
+from autotune.hiding import without_secrets
 from autotune.outcome import Outcome
 
 
@@ -189,13 +190,17 @@ class TrialResult:
     fingerprint: Mapping[str, Any]
     """What the measurements depend on: versions, device, driver, threads, data checksum; empty if no worker reported it."""
     error: str | None = None
-    """The worker's traceback for ERRORED; the reason if the trial ended otherwise without an evaluation."""
+    """The worker's traceback for ERRORED; the reason if the trial ended otherwise without an evaluation; secrets in it are hidden."""
     test_metric: float | None = None
     """The metric on the held-out test split; only confirmation runs compute it."""
     cap_seconds: float | None = None
     """Warm seconds at which the worker had to end the trial; None means no limit."""
     contention: str | None = None
     """Why contention spoiled the trial's times, in one line; None if the times can be trusted."""
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", without_secrets(self.error))
 
     @property
     def last(self) -> Evaluation | None:

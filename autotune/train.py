@@ -14,6 +14,7 @@ from autotune.config.command_line import EXIT_NOT_REACHED, composer_of, parse_co
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.schema import Config, TrialConfig
 from autotune.errors import ConfigError
+from autotune.hiding import LogFormatter
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
@@ -157,7 +158,9 @@ def _print_log() -> None:
     for name in ("autotune.training.run", "autotune.training.techniques"):
         log = logging.getLogger(name)
         log.setLevel(logging.INFO)
-        log.handlers = [logging.StreamHandler(sys.stdout)]
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(LogFormatter())
+        log.handlers = [handler]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.config.command_line import EXIT_BAD_INPUT, commands_help, composer_of, import_user_code_from, parse_command_line, print_config
 from autotune.config.experiments import experiments_help, require_experiment
+from autotune.hiding import without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,7 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) 
         console = Console()
 
     def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
     is_local = cluster.address in (None, "local")

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
+    ("hiding",),
     ("errors", "collector", "contention", "outcome", "files", "ranges"),
     ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine", "effects"),
     ("objective", "race", "recording", "config", "workloads"),

@@ -28,6 +28,7 @@ from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
 from autotune.errors import ConfigError, InvalidTrialError
+from autotune.hiding import MARK, without_secrets_in
 from autotune.remote.url import refuse_url
 from autotune.space import Suggestion, override_text
 
@@ -102,6 +103,11 @@ class Composer:
             if not override.is_sweep_override() and override.key_or_group != "allowed_targets"
         )
         for override in parsed:
+            if MARK in str(override.input_line):
+                raise ConfigError(
+                    f"{override.key_or_group}: found {MARK}, which stands for a secret that was not shown; accepted is the secret itself, "
+                    f"or ${{oc.env:NAME}}, which takes it from the environment"
+                )
             if override.is_delete():
                 raise ConfigError(f"{override.input_line}: a key cannot be taken out; accepted is key=value")
         self.sources: dict[str, Source] = {}
@@ -182,7 +188,8 @@ class Composer:
             OmegaConf.resolve(config)
         hydra_part = OmegaConf.masked_copy(config, "hydra")
         job_part = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        return OmegaConf.to_yaml({"job": job_part, "hydra": hydra_part, "all": config}[config_type])
+        shown = OmegaConf.to_container({"job": job_part, "hydra": hydra_part, "all": config}[config_type])
+        return OmegaConf.to_yaml(OmegaConf.create(without_secrets_in(shown)))
 
     @cached_property
     def _choices(self) -> Choices:

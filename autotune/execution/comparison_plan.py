@@ -15,6 +15,7 @@ from autotune.errors import AutotuneError, ConfigError
 from autotune.execution.cluster import cluster_capabilities
 from autotune.execution.plan import deadline_seconds, resources_of, workload_of
 from autotune.execution.settings import check_cluster, study_name
+from autotune.hiding import without_secrets
 from autotune.measurement import Target
 from autotune.objective import Objective, check_measured
 from autotune.search.randomness import derived_seed
@@ -244,7 +245,7 @@ def _is_local(cluster: ClusterConfig) -> bool:
 
 
 def _shown(side: Side) -> str:
-    return f"[{', '.join(side.overrides)}]"
+    return f"[{', '.join(map(without_secrets, side.overrides))}]"
 
 
 def _difference(one: Any, other: Any, where: str = "") -> str:

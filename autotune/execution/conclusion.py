@@ -22,6 +22,7 @@ from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, wri
 from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
+from autotune.hiding import MARK, without_secrets, without_secrets_in
 from autotune.measurement import TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
@@ -262,9 +263,13 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         "The seed is the search trial's own.",
     ]
     content = composer.files.content("experiment", plan.experiment)
-    text = experiment_yaml(base=plan.experiment, base_content=content, groups=groups, values=exported, comments=comments)
+    write = partial(experiment_yaml, base=plan.experiment, base_content=content, groups=groups)
+    text = write(values=exported, comments=comments)
     recomposed = compose_exported(text, [*map(str, composer.config_dirs)], composer.allowed_targets)
     check_exported(recomposed.trial, composer.compose_suggestion(best.suggestion, seed=seed).trial)
+    if (shown := without_secrets_in(exported)) != exported:
+        keys = ", ".join(f"{key}=..." for key, value in exported.items() if shown[key] != value)
+        text = write(values=shown, comments=[*comments, f"{MARK} stands for a secret that is kept nowhere: give {keys}"])
     return text, recomposed.trial
 
 
@@ -404,4 +409,4 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
 
 
 def _say(live: LiveStudy, line: str) -> None:
-    live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    live.console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)

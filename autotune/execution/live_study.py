@@ -19,11 +19,11 @@ from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.execution.webhook import Webhook
+from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import target_fields
-from autotune.remote.url import without_password
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
@@ -68,7 +68,7 @@ class LiveStudy:
     def _command_with(self, values: Mapping[str, object]) -> str:
         replaced = {"study.name": self.plan.name, **values}
         kept = [argument for argument in self.command if argument.partition("=")[0] not in {*replaced, "dry_run"}]
-        shown = [without_password(argument) for argument in kept]
+        shown = [without_secrets(argument) for argument in kept]
         return shlex.join(["python", "-m", "autotune", *shown, *(f"{key}={value}" for key, value in replaced.items())])
 
     @property

@@ -11,6 +11,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.execution.settings import StudySettings, check_settings
+from autotune.hiding import without_secrets_in
 from autotune.objective import Objective, check_measured
 from autotune.reporting.scores import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
@@ -78,7 +79,7 @@ class StudyPlan:
             "objective": self.composed.plain["objective"],
             "seed": self.config.study.seed,
         }
-        return dict(json.loads(json.dumps(content, default=str)))
+        return dict(json.loads(json.dumps(without_secrets_in(content), default=str)))
 
     def state_folder(self, trial: int) -> Path:
         """Folder that holds the training state of a trial while the trial is paused."""

@@ -23,9 +23,9 @@ from autotune.execution.interrupt import interruptible
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
+from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.remote.url import without_password
 from autotune.reporting.compared import ComparedSide, Comparison, write_comparison
 from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
 from autotune.reporting.scores import score_format_of
@@ -162,7 +162,7 @@ def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]
 
 def facts_of(command: Sequence[str]) -> dict[str, Any]:
     """Facts on the running command for the result files: its arguments without passwords, the time, and versions."""
-    shown = [without_password(argument) for argument in command]
+    shown = [without_secrets(argument) for argument in command]
     return {"command": shown, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
 
 

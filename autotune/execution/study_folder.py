@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.errors import StudyError
 from autotune.execution.task_run import HANG_FILES
+from autotune.hiding import LogFormatter
 
 
 @contextlib.contextmanager
@@ -43,7 +44,7 @@ def _delete_hang_files(folder: Path) -> None:
 def log_file(path: Path) -> Iterator[None]:
     """Write all log messages, of autotune and of libraries, to a file while the context lasts; also Python's warnings."""
     handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     logging.captureWarnings(True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from autotune.remote.url import without_password
+from autotune.hiding import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def told_end(webhook: Webhook) -> Iterator[None]:
         webhook.tell("interrupted", "interrupted")
         raise
     except Exception as error:
-        webhook.tell("failed", f"failed: {' '.join(without_password(str(error)).split()) or type(error).__name__}")
+        webhook.tell("failed", f"failed: {' '.join(without_secrets(str(error)).split()) or type(error).__name__}")
         raise
     finally:
         webhook.close()

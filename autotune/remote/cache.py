@@ -19,8 +19,8 @@ from typing import Any
 
 from autotune.errors import DataError
 from autotune.files import replacing
+from autotune.hiding import without_secrets
 from autotune.remote.path import RemotePath, waiting
-from autotune.remote.url import shown
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"
 _SECONDS_BETWEEN_LINES = 10.0
@@ -86,7 +86,7 @@ def _is_current(target: Path, record: Path, remote: RemotePath, version: Mapping
 
 def _description(target: Path, remote: RemotePath, version: Mapping[str, str]) -> dict[str, Any]:
     """What a cached file's record says of it."""
-    return {"url": shown(remote.url), "version": version, "num_bytes": target.stat().st_size}
+    return {"url": without_secrets(remote.url), "version": version, "num_bytes": target.stat().st_size}
 
 
 def _fetch(target: Path, record: Path, remote: RemotePath, version: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ def _fetch(target: Path, record: Path, remote: RemotePath, version: Mapping[str,
 
 def _folder_name(url: str) -> str:
     """Name of the cache folder of a URL: readable, and different for any two URLs."""
-    readable = re.sub(r"[^\w.-]+", "-", shown(url))[-80:].strip("-.")
+    readable = re.sub(r"[^\w.-]+", "-", without_secrets(url))[-80:].strip("-.")
     return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 

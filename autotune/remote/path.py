@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import DataError
-from autotune.remote.url import CONNECT_SECONDS, is_url, shown
+from autotune.hiding import without_secrets
+from autotune.remote.url import CONNECT_SECONDS, is_url
 
 _READ_SECONDS = 60.0
 """Limit in seconds for an HTTP server's silence; the transfer of a whole file has no limit."""
@@ -70,7 +71,7 @@ class RemotePath:
         return child if name != "." else self
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return without_secrets(self.url)
 
     @property
     def name(self) -> str:
@@ -245,12 +246,14 @@ def _opened(url: str, key: str) -> tuple[Any, str]:
     known = fsspec.available_protocols()
     if protocol not in known:
         guess = "".join(f" (did you mean {name}?)" for name in difflib.get_close_matches(protocol, known, n=1))
-        raise DataError(f"{key}: {shown(url)}: there is no protocol {protocol!r}{guess}; accepted are those of fsspec: s3, gs, az, hf, ...")
+        raise DataError(
+            f"{key}: {without_secrets(url)}: there is no protocol {protocol!r}{guess}; accepted are those of fsspec: s3, gs, az, hf, ..."
+        )
     try:
         filesystem, path = fsspec.url_to_fs(url, **_settings(protocol))
     except Exception as error:
         reason = _what_to_install(protocol, error) if isinstance(error, ImportError) else f"cannot be opened: {_line(error)}"
-        raise DataError(f"{key}: {shown(url)}: {reason}") from error
+        raise DataError(f"{key}: {without_secrets(url)}: {reason}") from error
     filesystem.invalidate_cache()
     return filesystem, path
 

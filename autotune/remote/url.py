@@ -1,4 +1,4 @@
-"""URLs that a user gives, of files and of databases: recognised, shown without secrets, and refused where only a path is accepted."""
+"""URLs that a user gives, of files and of databases: recognised, and refused where only a path is accepted."""
 
 import re
 import socket
@@ -26,17 +26,7 @@ def refuse_url(location: str | Path, key: str, accepted: str = "a folder of this
         ConfigError: the location is a URL; names the key, the URL and what is accepted.
     """
     if is_url(location):
-        raise ConfigError(f"{key}: found the URL {shown(str(location))}, accepted is {accepted}")
-
-
-def shown(url: str) -> str:
-    """A URL without its parts that may be secret: user, password, and the query, which holds a signed URL's signature."""
-    return re.sub(r"//[^/@]*@", "//", url).partition("?")[0] if url.startswith(("http", "ftp", "sftp", "ssh", "smb", "webdav")) else url
-
-
-def without_password(text: str) -> str:
-    """The text with the password in every URL hidden; of ``notify``'s URL, all that follows the host."""
-    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", re.sub(r"(^\+*notify=\W*https?://)(\S*@)?([^\s/?@]+).*", r"\1\3/***", text))
+        raise ConfigError(f"{key}: found the URL {location}, accepted is {accepted}")
 
 
 def kind_of_database(url: str) -> str:

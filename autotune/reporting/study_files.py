@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.comparison import reach_rate_interval
 from autotune.files import replacing
+from autotune.hiding import without_secrets_in
 from autotune.measurement import PAUSED, Evaluation, TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
@@ -110,9 +111,9 @@ def arm_json(arm: ArmScores) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write strict JSON, replacing the file atomically; numbers that are not finite become null."""
+    """Write strict JSON, replacing the file atomically; numbers that are not finite become null, and secrets ``***``."""
     with replacing(path) as part:
-        part.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(_finite(without_secrets_in(content)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

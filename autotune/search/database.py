@@ -21,7 +21,8 @@ from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.errors import ConfigError
-from autotune.remote.url import check_listens, without_password
+from autotune.hiding import without_secrets
+from autotune.remote.url import check_listens
 
 PATIENCE_SECONDS = 120.0
 """Longest time that a database may be unreachable before the study gives up."""
@@ -46,9 +47,7 @@ def open_database(url: str) -> BaseStorage:
         check_listens(url)
         database = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except Exception as error:  # each kind of database raises its own client's errors
-        raise ConfigError(
-            f"search.storage: {without_password(url)}: cannot be opened ({reason(error)}); accepted is {_ACCEPTED}"
-        ) from error
+        raise ConfigError(f"search.storage: {without_secrets(url)}: cannot be opened ({reason(error)}); accepted is {_ACCEPTED}") from error
     sqlalchemy.event.listen(database.engine, "handle_error", _raise_if_lost)
     storage = PatientStorage(database)  # type: ignore[abstract]  # its other methods are made below, from the names of Optuna's
     weakref.finalize(storage, database.engine.dispose)
@@ -59,7 +58,7 @@ def reason(error: BaseException) -> str:
     """The first line of an error's root cause, without passwords, cut to 200 characters."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return without_password(next(iter(str(error).strip().splitlines()), type(error).__name__))[:200]
+    return without_secrets(next(iter(str(error).strip().splitlines()), type(error).__name__))[:200]
 
 
 class _ConnectionLostError(Exception):

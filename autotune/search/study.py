@@ -18,8 +18,8 @@ from optuna.storages import BaseStorage
 
 from autotune.config.schema import first_difference
 from autotune.errors import StudyError
+from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import TrialResult
-from autotune.remote.url import without_password
 from autotune.search.database import open_database, reason
 from autotune.search.journal import JOURNAL, open_journal
 from autotune.search.randomness import derived_seed
@@ -74,7 +74,7 @@ def open_study(
     wanted: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage returns it: tuples are lists, keys are text
     if stored is None:
         study.set_user_attr(_DEFINITION, wanted)
-    elif (difference := first_difference(stored, wanted)) is not None:
+    elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
         raise StudyError(f"study.name={name}: was made for something else ({difference}); accepted is the same, or another study.name")
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = optuna_sampler(sampler)
@@ -108,7 +108,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
     except KeyError as error:
         names = ", ".join(sorted(optuna.get_all_study_names(storage)))
         known = f"accepted are {names}" if names else "there is none"
-        raise StudyError(f"study={name}: no such study in {without_password(storage_url or str(folder / JOURNAL))}; {known}") from error
+        raise StudyError(f"study={name}: no such study in {without_secrets(storage_url or str(folder / JOURNAL))}; {known}") from error
 
 
 def study_definition(study: Study) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> N
     """Raise StudyError if a folder has results of a study whose trials are not in its storage: they would be written over."""
     found = next((result for result in _RESULTS if (folder / result).exists()), None)
     if found is not None:
-        storage = folder / JOURNAL if storage_url is None else without_password(storage_url)
+        storage = folder / JOURNAL if storage_url is None else without_secrets(storage_url)
         raise StudyError(
             f"study.name={name}: {folder} has {found} of an earlier study, and {storage} has no trial of it; accepted is the storage with "
             f"them (restored from a backup, or named by search.storage), or another study.name"

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from autotune.errors import ConfigError, DataError
+from autotune.hiding import without_secrets
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, target_of, write_recording
-from autotune.remote.url import refuse_url, without_password
+from autotune.remote.url import refuse_url
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_fields import param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload
@@ -85,7 +86,7 @@ def fetch_recording(run_id: str, uri: str | None, folder: Path) -> tuple[str, Pa
         client = mlflow_store.open_store(uri)
         run = mlflow_store.find_run(client, run_id)
         if run is None:
-            raise ConfigError(f"{where}: no such run in {without_password(uri)}; accepted is the id of a study's run")
+            raise ConfigError(f"{where}: no such run in {without_secrets(uri)}; accepted is the id of a study's run")
         tags = run.data.tags
         if tags.get("autotune.phase") != "study":
             parent = tags.get("mlflow.parentRunId")

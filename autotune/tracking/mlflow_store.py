@@ -20,7 +20,8 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from autotune.errors import AutotuneError, ConfigError
-from autotune.remote.url import check_listens, kind_of_database, without_password
+from autotune.hiding import without_secrets
+from autotune.remote.url import check_listens, kind_of_database
 
 LOGGER = logging.getLogger("autotune.tracking")
 ACCEPTED = "the address of an MLflow server (http://host:5000) or a database (sqlite:///mlflow.db, postgresql://...)"
@@ -55,7 +56,7 @@ def first_contact(uri: str) -> Iterator[None]:
     except AutotuneError:
         raise
     except Exception as error:  # each kind of store raises its own client's errors
-        raise ConfigError(f"tracking.uri: {without_password(uri)}: cannot be used ({_reason(error)}); accepted is {ACCEPTED}") from error
+        raise ConfigError(f"tracking.uri: {without_secrets(uri)}: cannot be used ({_reason(error)}); accepted is {ACCEPTED}") from error
 
 
 _TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -167,4 +168,4 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return "MLflow knows no such kind of store"
     text = str(error).strip() or type(error).__name__
-    return without_password(text.splitlines()[0])[:200]
+    return without_secrets(text.splitlines()[0])[:200]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Evaluation, TrialResult
-from autotune.remote.url import without_password
 from autotune.space import override_text
 
 
@@ -38,6 +38,9 @@ class StudyInfo:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Plain data to keep as YAML files, by file name: the content of a study's recording besides its trials."""
 
+    def __post_init__(self) -> None:
+        _hide_secrets(self, "settings", "tags", "baseline", "files")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedTrial:
@@ -59,6 +62,15 @@ class TrackedTrial:
     """Unix time at which the run started."""
     retry_of: int | None = None
     """Number of an earlier, lost or interrupted trial of the same configuration that this one repeats; else None."""
+
+    def __post_init__(self) -> None:
+        _hide_secrets(self, "values", "overrides", "config")
+
+
+def _hide_secrets(facts: StudyInfo | TrackedTrial, *names: str) -> None:
+    """Hide the secrets in fields of a record when it is made: trackers keep what they are told."""
+    for name in names:
+        object.__setattr__(facts, name, without_secrets_in(getattr(facts, name)))
 
 
 _MAX_NAME_CHARACTERS = 60
@@ -157,5 +169,5 @@ def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:
     uri = tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return "mlflow ui"
-    shown_uri = without_password(uri)
+    shown_uri = without_secrets(uri)
     return shown_uri if uri.startswith(("http://", "https://")) else f"mlflow ui --backend-store-uri {shlex.quote(shown_uri)}"

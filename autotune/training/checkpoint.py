@@ -18,6 +18,7 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
 from autotune.files import replacing
+from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -116,13 +117,13 @@ def weights_metadata(
         origin: where the weights come from, for a reader: the experiment, the command line, the study and trial.
     """
     return {
-        "config": config.as_dict(),
+        "config": without_secrets_in(config.as_dict()),
         "input_shape": list(input_shape),
         "input_dtype": str(input_dtype).removeprefix("torch."),
         "num_classes": num_classes,
         "evaluation": None if evaluation is None else evaluation.as_dict(),
         "versions": dict(versions),
-        "origin": dict(origin),
+        "origin": without_secrets_in(dict(origin)),
     }
 
 

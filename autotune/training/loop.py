@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import DataError
+from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
 from autotune.remote.path import paused_while_waiting
 from autotune.training.checkpoint import (
@@ -206,7 +207,7 @@ def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None
     save_state(
         folder,
         {
-            "config": run.config.as_dict(),
+            "config": without_secrets_in(run.config.as_dict()),
             "step": progress.step,
             "evaluation": progress.evaluation.as_dict(),
             "random": random_state(run.device),
@@ -234,7 +235,7 @@ def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple
     Raises:
         DataError: the state is damaged or belongs to another configuration.
     """
-    state, wanted = read_state(folder), config.as_dict()
+    state, wanted = read_state(folder), without_secrets_in(config.as_dict())
     saved = {key: value for key, value in state["config"].items() if key in wanted}
     different = [
         key for key, value in wanted.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None

@@ -9,6 +9,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError
+from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
 from autotune.session import Checkpoint
 from autotune.training.checkpoint import check_state, random_state, save_state, save_weights, set_random_state, weights_metadata
@@ -120,7 +121,7 @@ class TrainingCheckpoint(Checkpoint):
         save_state(
             folder,
             {
-                "config": config.as_dict(),
+                "config": without_secrets_in(config.as_dict()),
                 "evaluation": evaluation.as_dict(),
                 "random": random_state(self._device),
                 "values": self._values(),

@@ -15,7 +15,7 @@ import pytest
 from autotune.errors import StudyError
 from autotune.execution import webhook
 from autotune.execution.webhook import Webhook, told_end
-from autotune.remote.url import without_password
+from autotune.hiding import without_secrets
 from tests.patience import wait_until
 
 STUDY = {"study": "cnn-1", "experiment": "cnn", "folder": "/outputs/cnn-1"}
@@ -127,13 +127,13 @@ def test_a_study_that_fails_or_is_ended_at_once_is_told(error: BaseException, ev
     ("argument", "shown"),
     [
         ("notify=https://hooks.slack.com/services/T0/B0/secret", "notify=https://hooks.slack.com/***"),
-        ("notify='https://me:pw@host:8080?token=secret'", "notify='https://host:8080/***"),
+        ("notify='https://me:pw@host:8080?token=secret'", "notify='https://host:8080/***'"),
         ("notify=${oc.env:AUTOTUNE_NOTIFY}", "notify=${oc.env:AUTOTUNE_NOTIFY}"),
         ("notify=null", "notify=null"),
     ],
 )
 def test_the_url_is_printed_up_to_its_host_only(argument: str, shown: str) -> None:
-    assert without_password(argument) == shown
+    assert without_secrets(argument) == shown
 
 
 def test_a_study_tells_its_webhook_how_it_goes(commands: Any, tmp_path: Path) -> None:

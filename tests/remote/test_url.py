@@ -1,11 +1,11 @@
-"""URLs are told from paths, shown without what is secret, and refused where only a path will do; whether a database's server listens."""
+"""URLs are told from paths, and refused where only a path will do; whether a database's server listens."""
 
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.remote.url import check_listens, is_url, kind_of_database, refuse_url, shown, without_password
+from autotune.remote.url import check_listens, is_url, kind_of_database, refuse_url
 
 
 @pytest.mark.parametrize(
@@ -21,26 +21,6 @@ def test_where_only_a_path_will_do_a_url_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"study\.folder: found the URL s3://bucket/x, accepted is a folder of this machine"):
         refuse_url("s3://bucket/x", "study.folder")
     refuse_url("outputs", "study.folder")
-
-
-def test_what_may_be_secret_is_not_shown() -> None:
-    assert shown("https://me:word@host/x.csv?signature=1") == "https://host/x.csv"
-    assert shown("s3://bucket/a?b") == "s3://bucket/a?b"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("postgresql://me:secret@host/db", "postgresql://me:***@host/db"),
-        ("search.storage=postgresql+psycopg://me:p%40ss@host:5/db", "search.storage=postgresql+psycopg://me:***@host:5/db"),
-        ("http://me:secret@host:5000", "http://me:***@host:5000"),
-        ("postgresql://me@host/db", "postgresql://me@host/db"),
-        ("sqlite:////tmp/a:b@c.db", "sqlite:////tmp/a:b@c.db"),
-        ("no URL: at all@", "no URL: at all@"),
-    ],
-)
-def test_passwords_are_not_shown(text: str, expected: str) -> None:
-    assert without_password(text) == expected
 
 
 def test_a_driver_is_no_part_of_a_databases_kind() -> None:
