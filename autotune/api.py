@@ -7,11 +7,9 @@ It writes the function and the settings that YAML files would hold into a folder
 import contextlib
 import difflib
 import inspect
-import json
 import math
 import pickle
 import re
-import shutil
 import sys
 import time
 import warnings
@@ -25,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from autotune.config.command_line import EXIT_INTERRUPTED
-from autotune.errors import ConfigError, StudyError, WorkerError
-from autotune.files import replacing
+from autotune.errors import ConfigError, FileError, StudyError, WorkerError
+from autotune.files import make_folder, replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,13 +172,12 @@ class TuneResult:
         from autotune.config.experiment_file import arguments_yaml  # noqa: PLC0415  # importing autotune is to be quick
 
         path = Path(path).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if not self._function_arguments:
-            shutil.copyfile(self.folder / "best.yaml", path)
+            replace_file(path, (self.folder / "best.yaml").read_bytes())
             return path
         name = self._settings["training"]["_target_"].rpartition(".")[2]
-        with replacing(path) as part:
-            part.write_text(arguments_yaml(name, best, study=self.name), encoding="utf-8")
+        replace_file(path, arguments_yaml(name, best, study=self.name))
         return path
 
     def _ratio(self, field: str) -> float | None:
@@ -189,8 +186,9 @@ class TuneResult:
 
     @cached_property
     def _best_json(self) -> dict[str, Any] | None:
-        path = self.folder / "best.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        from autotune.reporting.study_files import read_summary  # noqa: PLC0415  # importing autotune is to be quick
+
+        return read_summary(self.folder / "best.json") or None
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -361,7 +359,7 @@ def _write_function(
         warnings.warn(f"tune({name}): the function has changed since this study began; its earlier trials count as they are", stacklevel=3)
     sys.modules.pop(module, None)
     try:
-        (folder / "experiment").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "experiment")
         for file, content in (
             (path.with_suffix(".pkl"), pickled),
             (folder / "source.txt", source.encode()),
@@ -371,10 +369,9 @@ def _write_function(
                 f"# @package _global_\n# Written by autotune.tune.\n{yaml.safe_dump(experiment, sort_keys=False)}".encode(),
             ),
         ):
-            with replacing(file) as part:
-                part.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+            replace_file(file, content)
+    except FileError as error:
+        raise ConfigError(str(error)) from error
     return [f"experiment={name}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, shipped_folder
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, FileError
 from autotune.remote.url import refuse_url
 
 _PURPOSE = "Say what this machine is, what its devices and links give, and what of a search space it cannot run."
@@ -74,9 +74,9 @@ def diagnose_command(arguments: Sequence[str]) -> int:
     print_diagnosis(console, diagnosis)
     if output is not None:
         try:
-            write_json(output, diagnosis.as_dict())
-        except OSError as error:
-            raise ConfigError(f"output={output}: cannot be written: {error.strerror}") from error
+            write_json(output, "diagnosis", diagnosis.as_dict())
+        except FileError as error:
+            raise ConfigError(f"output={error}") from error
     return 0
 
 

@@ -6,6 +6,7 @@
     │   ├── InvalidTrialError    one suggested point that no training can run
     │   └── TargetNotAllowedError   a ``_target_`` outside the allow-list
     ├── DataError                data, such as a data set or a recording: missing, unreadable or of the wrong form
+    │   └── FileError            a file that autotune writes: it cannot be written, or something else is in its place
     ├── StudyError               a study that does not exist, cannot be opened, or is another one
     └── ExecutionError           the cluster or its workers
         ├── ClusterError         a cluster that does not answer, or has no room for a trial
@@ -43,6 +44,10 @@ class TargetNotAllowedError(ConfigError):
 
 class DataError(AutotuneError):
     """Data, such as a data set or a recording, that is missing, unreadable or of the wrong form."""
+
+
+class FileError(DataError):
+    """A file that cannot be written, or that has something else in its place, such as a folder or a symbolic link."""
 
 
 class StudyError(AutotuneError):

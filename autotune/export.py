@@ -4,7 +4,6 @@ The weights of the winner's first confirmation run that reached the target are c
 ``script=FILE`` writes a plain PyTorch program that needs no autotune, and ``arguments=FILE`` the arguments of one's own training function.
 """
 
-import json
 import re
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from autotune.config.experiment_file import train_command
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
-from autotune.files import replacing
+from autotune.files import check_format, make_folder, replace_file, replacing
 from autotune.remote.url import refuse_url
 
 _PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name, or as a plain PyTorch program."
@@ -107,10 +106,10 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
     try:
         if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
             raise ConfigError(f"{path}: is there already and says something else; accepted is another name, or overwrite=true")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    make_folder(path.parent)
+    replace_file(path, text)
 
 
 def _copy_weights(source: Path, to: Path) -> list[Path]:
@@ -130,14 +129,20 @@ def _config_dirs_and_targets(study_folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _best_json(study_folder: Path) -> dict[str, Any]:
-    path = study_folder / "best.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    from autotune.reporting.study_files import read_summary  # noqa: PLC0415  # after --help
+
+    return read_summary(study_folder / "best.json")
 
 
 def _best_yaml(folder: Path) -> str:
     path = folder / "best.yaml"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StudyError(f"study={folder.name}: {path}: cannot be read: {' '.join(str(error).split())}") from error
+        check_format("experiment", int(found[1]) if (found := re.search(r"^# Format (\d{1,9})\.$", text, re.MULTILINE)) else None, path)
+        return text
     if folder.is_dir():
         raise StudyError(f"study={folder.name}: has nothing confirmed to export yet ({path} is not there)")
     known = ", ".join(sorted(best_yaml.parent.name for best_yaml in folder.parent.glob("*/best.yaml")))

@@ -1,21 +1,195 @@
-"""Files that are written whole or not at all."""
+"""The files that autotune writes: each whole or not at all, never through a symbolic link, and with the number of its format.
 
-from collections.abc import Iterator
+Everything that autotune writes goes through this module; ``tests/test_written_files.py`` walks the source and says so where it does not.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TextIO
+
+from autotune.errors import DataError, FileError
+
+FORMATS: Mapping[str, int] = {
+    "recording": 1,
+    "summary": 1,
+    "experiment": 1,
+    "checkpoint": 1,
+    "comparison": 1,
+    "scaling": 1,
+    "profile": 1,
+    "diagnosis": 1,
+    "machine": 1,
+}
+"""The newest format of each kind of file that this autotune writes and reads; a file without a number is of format 1."""
+
+FORMAT_KEY = "format"
+"""Key of a file's format in its JSON or YAML."""
+
+
+def check_format(kind: str, found: Any, where: object) -> int:
+    """The format of a file of a kind of ``FORMATS``, from the number ``found`` in it: 1 for a file without one.
+
+    Raises:
+        DataError: a newer autotune wrote the file, or ``found`` is no number of a format.
+    """
+    newest = FORMATS[kind]
+    if found is None:
+        return 1
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise DataError(f"{where}: {FORMAT_KEY}: found {str(found)[:80]!r}, accepted is a whole number from 1 to {newest}")
+    if found > newest:
+        raise DataError(f"{where}: has format {found}, this autotune reads up to {newest}; update autotune")
+    return found
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path beside a file to write to; what was written takes the file's place at once when the context ends.
+    """Yield an empty file beside ``path`` to write to; what was written takes the place of ``path`` at once when the context ends.
 
-    A reader sees the old file or the new one, never half of it. After an error the old file stays, and the part that was written goes.
+    A reader sees the old file or the new one, never half of it, also after the machine has lost its power. A symbolic link at ``path`` is
+    replaced, not followed. After an error the old file stays, and the part that was written goes.
+
+    Raises:
+        FileError: the file cannot be written, or ``path`` is a folder; names ``path``.
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        yield part
-        part.replace(path)
-    except BaseException:
+        with suppress(FileNotFoundError):
+            part.unlink()  # that of a process that was killed
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            yield part
+            os.fsync(descriptor)
+            if not os.path.samestat(os.fstat(descriptor), part.lstat()):
+                raise FileExistsError(errno.EEXIST, "another process writes it too", str(path))
+            part.replace(path)
+        finally:
+            os.close(descriptor)
+        _flush_names(path.parent)
+    except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(part), str(path), part, path):
+            raise _cannot_be_written(path, error) from error
         raise
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a whole file, a text in UTF-8, as ``replacing`` does.
+
+    Raises:
+        FileError: the file cannot be written; names it.
+    """
+    with replacing(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def appending(path: Path) -> TextIO:
+    """Open a text file to append to it, made if missing; line ends are written as they are.
+
+    Raises:
+        FileError: the file cannot be opened, or is a symbolic link or no file; names it.
+    """
+    return os.fdopen(_opened(path, os.O_WRONLY | os.O_APPEND), "a", newline="", encoding="utf-8")
+
+
+def opened_to_lock(path: Path) -> TextIO:
+    """Open a file that exists to be locked, made if missing; nothing is written to it.
+
+    Raises:
+        FileError: the file cannot be opened, or is a symbolic link or no file; names it.
+    """
+    return os.fdopen(_opened(path, os.O_WRONLY), "w", encoding="utf-8")
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder, with those above it, unless it is there already, and return it.
+
+    Raises:
+        FileError: the folder cannot be made; names it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+    return path
+
+
+def check_kind(path: Path, *, is_folder: bool, may_be_link: bool = False) -> None:
+    """Check that what is at a path, if anything, is a folder or a file, as it should be.
+
+    Args:
+        may_be_link: accept a symbolic link, as where a file is replaced.
+
+    Raises:
+        FileError: it is of another kind, such as a symbolic link; names both.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
+    wanted = "a folder" if is_folder else "a file"
+    if kind != wanted and not (may_be_link and stat.S_ISLNK(mode)):
+        raise FileError(f"{path}: found {kind}, accepted is {wanted}, or nothing there")
+
+
+def check_writable(folder: Path) -> None:
+    """Write a file of a few bytes into a folder and remove it.
+
+    Raises:
+        FileError: the folder cannot be written, its disk is full, or it belongs to another user.
+    """
+    probe = folder / ".probe"
+    try:
+        replace_file(probe, "autotune looked whether it may write here\n")
+        ours, owner = probe.stat().st_uid, folder.stat().st_uid  # not the process's own number: a mounted disk may map users
+        probe.unlink(missing_ok=True)
+    except FileError as error:
+        raise FileError(str(error).replace(str(probe), str(folder), 1)) from error
+    if owner != ours:
+        raise FileError(f"{folder}: belongs to another user (number {owner}, this one is {ours}); accepted is a folder of one's own")
+
+
+_KINDS = (
+    (stat.S_ISREG, "a file"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def _opened(path: Path, flags: int) -> int:
+    """A file's descriptor; a pipe without a reader is refused, not waited for."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        check_kind(path, is_folder=False)
+        raise _cannot_be_written(path, error) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        check_kind(path, is_folder=False)
+        raise FileError(f"{path}: is no file")
+    return descriptor
+
+
+def _flush_names(folder: Path) -> None:
+    """Flush a folder's entries (the names of its files) to disk; file systems that cannot are left alone."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _cannot_be_written(path: Path, error: OSError) -> FileError:
+    reason = error.strerror or (os.strerror(error.errno) if error.errno else " ".join(str(error).split()) or type(error).__name__)
+    return FileError(f"{path}: cannot be written: {reason}")

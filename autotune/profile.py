@@ -12,7 +12,8 @@ from pathlib import Path
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
-from autotune.errors import ConfigError, ExecutionError
+from autotune.errors import ConfigError, ExecutionError, FileError
+from autotune.files import make_folder
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
@@ -65,7 +66,7 @@ def profile_command(arguments: Sequence[str]) -> int:
     advice = advise(profile)
     title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
     figure = write_profile_figure(folder, profile, title)
-    write_json(folder / "profile.json", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
+    write_json(folder / "profile.json", "profile", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
     files = {"trace": f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)", "figure": str(figure)}
     print_profile(
         output_console(),
@@ -80,9 +81,9 @@ def profile_command(arguments: Sequence[str]) -> int:
 def _folder(parent: Path, experiment: str) -> Path:
     """Path of a new folder for the profile's files, named after experiment and time; creates its parent."""
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"study.folder: {parent}: cannot be written: {error.strerror}") from error
+        make_folder(parent)
+    except FileError as error:
+        raise ConfigError(f"study.folder: {error}") from error
     return parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

@@ -3,7 +3,6 @@
 Exit code 0: the recording was written; 2: bad input.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from tempfile import TemporaryDirectory
 
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, FileError
+from autotune.files import make_folder, replace_file
 from autotune.recording import read_recording
 from autotune.remote.url import refuse_url
 from autotune.tracking.earlier_recordings import fetch_recording
@@ -46,11 +46,11 @@ def record_command(arguments: Sequence[str]) -> int:
         study, fetched = fetch_recording(own.mlflow_run, own.tracking_uri, Path(temporary))
         recording = read_recording(fetched)
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            make_folder(output)
             for file in fetched.iterdir():
-                shutil.copy(file, output)
-        except OSError as error:
-            raise ConfigError(f"output={output}: cannot be written: {error.strerror}") from error
+                replace_file(output / file.name, file.read_bytes())
+        except FileError as error:
+            raise ConfigError(f"output={error}") from error
     num_evaluations = sum(len(trial.steps) for trial in recording.trials)
     print(f"wrote {output}: study {study}, {len(recording.trials)} trials, {num_evaluations} evaluations")
     return 0

@@ -2,8 +2,8 @@
 
 A recording is a folder of four files:
 
-* ``study.yaml``: metric, mode, target, max_train_seconds, num_trials, clock (what the seconds mean), source; for a study of autotune's
-  also baseline (number of its trial) and outcomes (of each trial);
+* ``study.yaml``: format (number of the recording's format, 1 without it), metric, mode, target, max_train_seconds, num_trials, clock
+  (what the seconds mean), source; for a study of autotune's also baseline (number of its trial) and outcomes (of each trial);
 * ``space.yaml``: the search space in the syntax of ``search_spaces/``; an empty mapping if it is not known;
 * ``trials.parquet``: ``trial`` and one column for each parameter, by config key; null if the trial's branch does not have the parameter;
 * ``curves.parquet``: one row for each evaluation, with ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began) and
@@ -17,7 +17,9 @@ are recorded, it is that of the evaluation that REACHED the target.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from autotune.errors import AutotuneError, DataError
-from autotune.files import replacing
+from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.ranges import Float, Int, PowerOfTwo
@@ -95,6 +97,14 @@ class Recording:
         return min((seconds for trial in self.trials if (seconds := trial.time_to_target(self.target)) is not None), default=None)
 
 
+MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
+"""Environment variable that raises the limit of values that one file of a recording may hold: a few bytes can stand for gigabytes."""
+_MAX_VALUES = 100_000_000
+_MAX_YAML_VALUES = 1_000_000
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, NotImplementedError, RecursionError, TypeError, ValueError)
+"""Exceptions that reading what someone changed can raise."""
+
+
 def read_recording(folder: Path) -> Recording:
     """Read a recording from its folder; trials without any parameter are left out, except the baseline.
 
@@ -103,7 +113,16 @@ def read_recording(folder: Path) -> Recording:
     """
     if not folder.is_dir():
         raise DataError(f"recording={folder}: no such folder; accepted is one with study.yaml, space.yaml, trials.parquet, curves.parquet")
+    try:
+        return _read(folder)
+    except _MALFORMED as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(f"recording={folder}: is not as a study writes it ({reason})") from error
+
+
+def _read(folder: Path) -> Recording:
     study = _read_yaml(folder / "study.yaml")
+    check_format("recording", study.get(FORMAT_KEY), folder / "study.yaml")
     target = target_of(study, str(folder / "study.yaml"))
     try:
         space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
@@ -158,7 +177,7 @@ def _outcome(value: Any, where: str) -> Outcome | None:
     try:
         return None if value is None else Outcome[value]
     except KeyError as error:
-        raise DataError(f"{where}: found outcome {value!r}, accepted are {', '.join(Outcome)}") from error
+        raise DataError(f"{where}: found outcome {_short(value)}, accepted are {', '.join(Outcome)}") from error
 
 
 def target_of(study: Mapping[str, Any], where: str) -> Target:
@@ -172,29 +191,58 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
     if missing:
         raise DataError(f"{where}: has no {missing[0]}; accepted are {', '.join(names.values())}")
     if study["mode"] not in ("max", "min"):
-        raise DataError(f"{where}: mode: found {study['mode']!r}, accepted are max, min")
+        raise DataError(f"{where}: mode: found {_short(study['mode'])}, accepted are max, min")
     try:
         numbers = {field: float(study[names[field]]) for field in ("value", "max_train_seconds")}
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: {error}; accepted are numbers for target and max_train_seconds") from error
+        raise DataError(f"{where}: {str(error)[:200]}; accepted are numbers for target and max_train_seconds") from error
     return Target(metric=str(study["metric"]), mode=study["mode"], value=numbers["value"], max_train_seconds=numbers["max_train_seconds"])
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
+    check_kind(path, is_folder=False, may_be_link=True)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    except (OSError, yaml.YAMLError, *_MALFORMED) as error:
+        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())[:300]}") from error
+    _check_num_values(content, str(path))
     if not isinstance(content, Mapping):
-        raise DataError(f"{path}: found {content!r}, accepted is a mapping")
+        raise DataError(f"{path}: found {_short(content)}, accepted is a mapping")
     return content
 
 
-def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+def _check_num_values(content: Any, where: str) -> None:
+    """Check that YAML has an end, and no more values than a recording needs, each alias counted as all that it stands for."""
+    sizes: dict[int, int] = {}
+
+    def size(value: Any) -> int:
+        if not isinstance(value, dict | list | set):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = _MAX_YAML_VALUES + 1  # met again before it is counted: it holds itself
+            parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            sizes[id(value)] = 1 + sum(map(size, parts))
+        return sizes[id(value)]
+
     try:
+        num_values = size(content)
+    except RecursionError:
+        num_values = _MAX_YAML_VALUES + 1
+    if num_values > _MAX_YAML_VALUES:
+        raise DataError(f"{where}: found values within values without end, accepted are {_MAX_YAML_VALUES:,} of them")
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+    check_kind(path, is_folder=False, may_be_link=True)
+    text = os.environ.get(MAX_VALUES_VARIABLE, "")
+    max_values = int(text) if text.isdecimal() else _MAX_VALUES
+    try:
+        described = pq.read_metadata(path)
+        if (num_values := described.num_rows * described.num_columns) > max_values:
+            raise DataError(f"{path}: found {num_values:,} values, accepted are {max_values:,} ({MAX_VALUES_VARIABLE}=NUMBER raises it)")
         table: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    except (OSError, pa.ArrowException, *_MALFORMED) as error:
+        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())[:300]}") from error
     missing = [name for name in columns if name not in table]
     if missing:
         raise DataError(f"{path}: has no column {missing[0]}; accepted are {', '.join(columns)}")
@@ -232,7 +280,7 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
         if isinstance(parameter, Float):
             return float(value)
         return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
-    raise DataError(f"{where}: found {found!r}, accepted is a value of the space")
+    raise DataError(f"{where}: found {_short(found)}, accepted is a value of the space")
 
 
 def target_fields(target: Target) -> dict[str, Any]:
@@ -258,9 +306,10 @@ def write_recording(
         source: where the numbers come from, as a text for readers.
         baseline: number of the baseline's trial.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     ended = sorted(results, key=lambda result: result.trial)
     study = {
+        FORMAT_KEY: FORMATS["recording"],
         **target_fields(target),
         "num_trials": len(ended),
         "clock": "seconds of preparing and training, measured",
@@ -269,8 +318,7 @@ def write_recording(
         "outcomes": {result.trial: str(result.outcome) for result in ended},
     }
     for name, content in (("study.yaml", study), ("space.yaml", dict(space))):
-        with replacing(folder / name) as part:
-            part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        replace_file(folder / name, yaml.safe_dump(content, sort_keys=False))
     keys = dict.fromkeys(key for result in ended for key in result.values)
     columns: dict[str, Any] = {"trial": pa.array([result.trial for result in ended], pa.int64())}
     columns |= {key: _column([result.values.get(key) for result in ended]) for key in keys}
@@ -296,6 +344,49 @@ def write_recording(
     if all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows):
         curves |= details
     _write_table(folder / "curves.parquet", pa.table(curves))
+
+
+def differences(found: Path, expected: Path) -> Iterator[str]:
+    """What differs between two recordings, a line each: file, place, what was found and what was expected.
+
+    Raises:
+        DataError: a file is missing or cannot be read.
+    """
+    for name in ("study.yaml", "space.yaml"):
+        contents = [dict(_read_yaml(folder / name)) for folder in (found, expected)]
+        one, other = ({FORMAT_KEY: 1, **content} for content in contents)
+        for key in dict.fromkeys([*other, *one]):
+            if one.get(key) != other.get(key):
+                yield f"{name}: {key}: found {_short(one.get(key))}, expected {_short(other.get(key))}"
+    for name, keys in (("trials.parquet", ("trial",)), ("curves.parquet", ("trial", "step"))):
+        rows = [_rows(_read_table(folder / name, keys), keys) for folder in (found, expected)]
+        for place in dict.fromkeys([*rows[1], *rows[0]]):
+            shown = ", ".join(f"{key} {number}" for key, number in zip(keys, place, strict=False))
+            row, wanted = rows[0].get(place), rows[1].get(place)
+            if row is None or wanted is None:
+                yield f"{name}: {shown}: {'is not there' if row is None else 'is not of the study'}"
+                continue
+            for column in dict.fromkeys([*wanted, *row]):
+                if row.get(column) != wanted.get(column):
+                    yield f"{name}: {shown}: {column}: found {_short(row.get(column))}, expected {_short(wanted.get(column))}"
+
+
+def _rows(table: Mapping[str, list[Any]], keys: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The rows of a table by the values of some columns and, where those are equal, by their order; NaN counts as null."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for index in range(len(table[keys[0]])):
+        row = {name: None if (value := column[index]) != value else value for name, column in table.items()}
+        place = tuple(row[key] for key in keys)
+        count = 0
+        while (*place, count) in rows:
+            count += 1
+        rows[*place, count] = row
+    return rows
+
+
+def _short(value: Any) -> str:
+    text = reprlib.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) -> float | None:

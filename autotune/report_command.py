@@ -3,13 +3,16 @@
 Exit code 0: the report was written; 2: bad input.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, StudyError
 from autotune.remote.url import refuse_url
 
 _PURPOSE = "Write the HTML report of a study from the files in its folder: report.html, one page that opens offline."
@@ -42,10 +45,7 @@ def report_command(arguments: Sequence[str]) -> int:
             raise ConfigError(f"output={output}: found {len(keys)} studies; accepted is one")
     for own in keys:
         folder = Path(own.folder).expanduser() / own.study
-        try:
-            print(f"wrote {write_study_report(folder, output)}")
-        except OSError as error:
-            raise ConfigError(f"{output or folder}: cannot be written: {error.strerror}") from error
+        print(f"wrote {write_study_report(folder, output)}")
     return 0
 
 
@@ -63,7 +63,14 @@ def write_study_report(folder: Path, output: Path | None = None) -> Path:
     from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
 
     study = read_concluded_study(folder)
-    return write_report(study, time_effects(study.recording), output)
+    try:
+        return write_report(study, time_effects(study.recording), output)
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error, yaml.YAMLError) as error:
+        # files that someone changed, in one of the many ways that their readers do not look for
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StudyError(
+            f"study={folder.name}: cannot be reported: {reason[:300]}; accepted are the files as the study wrote them"
+        ) from error
 
 
 if __name__ == "__main__":

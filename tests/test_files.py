@@ -1,10 +1,13 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all, never through a link, and with the number of their format."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from autotune.files import replacing
+from autotune.errors import DataError, FileError
+from autotune.files import FORMATS, appending, check_format, check_writable, opened_to_lock, replace_file, replacing
 
 
 def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path: Path) -> None:
@@ -27,7 +30,99 @@ def test_what_goes_wrong_leaves_the_old_file_and_nothing_else(tmp_path: Path, er
             part.write_text("ne")
             raise error
 
-    with pytest.raises(error):
+    with pytest.raises(FileError if error is OSError else error):
         write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_in_a_files_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "study" / "best.yaml"
+    victim.write_text("precious")
+    path.parent.mkdir()
+    path.symlink_to(victim)
+    replace_file(path, "best")
+    assert victim.read_text() == "precious"
+    assert path.read_text() == "best"
+    assert not path.is_symlink()
+
+
+def test_a_link_planted_where_the_part_is_written_is_not_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "best.yaml"
+    victim.write_text("precious")
+    (tmp_path / ".best.yaml.part").symlink_to(victim)
+    replace_file(path, "best")
+    assert victim.read_text() == "precious"
+    assert path.read_text() == "best"
+
+
+def test_a_part_that_another_process_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "best.yaml"
+
+    def write() -> None:
+        with replacing(path) as part:
+            part.unlink()
+            part.symlink_to("/etc/passwd")
+
+    with pytest.raises(FileError, match=r"best\.yaml: cannot be written: another process writes it too"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("opened", [appending, opened_to_lock])
+def test_what_is_appended_to_or_locked_is_a_file_and_no_link_or_pipe(tmp_path: Path, opened: Callable[[Path], object]) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "autotune.log"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    with pytest.raises(FileError, match=r"autotune\.log: found a symbolic link, accepted is a file, or nothing there$"):
+        opened(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FileError, match="found a pipe, accepted is a file"):
+        opened(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FileError, match="found a folder, accepted is a file"):
+        opened(path)
+    assert victim.read_text() == "precious"
+
+
+def test_rows_are_appended_as_they_are(tmp_path: Path) -> None:
+    for row in ("one\r\n", "two\n"):
+        with appending(tmp_path / "trials.csv") as file:
+            file.write(row)
+    assert (tmp_path / "trials.csv").read_bytes() == b"one\r\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.parent.rmdir(), "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_written_is_named_in_one_line(tmp_path: Path, prepare: Callable[[Path], None], said: str) -> None:
+    path = tmp_path / "study" / "best.json"
+    path.parent.mkdir()
+    prepare(path)
+    with pytest.raises(FileError, match=rf"^{path}: cannot be written: {said}$"):
+        replace_file(path, "{}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    os.chown(tmp_path, 4711, -1)
+    with pytest.raises(FileError, match=rf"^{tmp_path}: belongs to another user \(number 4711, this one is 0\)"):
+        check_writable(tmp_path)
+
+
+def test_a_format_of_the_future_is_refused_and_one_without_number_is_the_first() -> None:
+    assert [check_format("recording", found, "study.yaml") for found in (None, 1, FORMATS["recording"])] == [1, 1, FORMATS["recording"]]
+    newest = FORMATS["recording"]
+    with pytest.raises(DataError, match=rf"^study\.yaml: has format {newest + 1}, this autotune reads up to {newest}; update autotune$"):
+        check_format("recording", newest + 1, "study.yaml")
+    for wrong in (0, -1, True, 1.5, "1", [1], {}):
+        with pytest.raises(DataError, match=r"^study\.yaml: format: found .*, accepted is a whole number from 1 to"):
+            check_format("recording", wrong, "study.yaml")

@@ -10,12 +10,13 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("hiding",),
-    ("errors", "collector", "contention", "outcome", "files", "ranges"),
+    ("errors", "collector", "contention", "outcome", "ranges"),
+    ("files",),
     ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine", "effects"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
     ("execution", "replay"),
-    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "scale", "report_command"),
+    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "scale", "report_command", "verify"),
     ("__main__", "api", "lightning", "script", "transformers"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""

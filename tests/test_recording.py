@@ -86,6 +86,7 @@ def test_a_recording_is_four_files(folder: Path) -> None:
 
 def test_the_study_says_target_and_clock(folder: Path) -> None:
     assert yaml.safe_load((folder / "study.yaml").read_text()) == {
+        "format": 1,
         "metric": "accuracy",
         "mode": "max",
         "target": 0.9,

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from autotune.files import replacing
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 
@@ -43,7 +44,8 @@ def keep_best(study_folder: Path, best_trial: int) -> None:
         try:
             os.link(kept, best)
         except OSError:  # the file system has no hard links
-            shutil.copyfile(kept, best)
+            with replacing(best) as part:
+                shutil.copyfile(kept, part)
 
 
 def best_model(study_folder: Path, allowed_targets: tuple[str, ...]) -> tuple[Any, Any]:

@@ -15,15 +15,16 @@ from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
 from autotune.effects import Effects
-from autotune.errors import WorkerError
+from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
 from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
+from autotune.files import FORMATS, replace_file
 from autotune.hiding import MARK, without_secrets, without_secrets_in
-from autotune.measurement import TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
@@ -55,11 +56,15 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
 
     Raises:
         WorkerError: every trial failed in the code that it trains.
+        StudyError: a file cannot be written, as on a full disk; names the command that writes the files once it can.
     """
     plan, policy = live.plan, live.policy
     results = list(policy.results.values())
     front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
-    artifacts, no_script = _write_files(live, confirmation, front)
+    try:
+        artifacts, no_script = _write_files(live, confirmation, front)
+    except (FileError, OSError) as error:
+        raise StudyError(f"{error}; every run is kept, and the files are written with: {live.resume_command}") from error
     try:
         return _print_result(live, confirmation, front, no_script)
     finally:
@@ -149,11 +154,11 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         baseline=policy.baseline_trial,
     )
     summary, no_script = summary_json(live, confirmation), None
-    write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, "summary", summary)
     if confirmation is not None and confirmation.best is not None:
-        write_json(folder / "best.json", summary)
+        write_json(folder / "best.json", "summary", summary)
         text, trial = best_yaml(plan, policy, confirmation)
-        (folder / "best.yaml").write_text(text, encoding="utf-8")
+        replace_file(folder / "best.yaml", text)
         no_script = write_program(folder, trial, text, num_threads=plan.config.cluster.cpus_per_worker)
         keep_best(folder, confirmation.best.trial)
     if front is not None:
@@ -193,36 +198,58 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
     """Content of ``summary.json`` and ``best.json``: the study's result as plain data, for programs and for the report."""
     plan, policy = live.plan, live.policy
     best = confirmation.best if confirmation else None
+    limits = live.race_limits(live.planned_race()) if confirmation else None
     runs = dict(sorted(confirmation.runs.items())) if confirmation else {}
     best_runs = [run for (trial, _), run in runs.items() if best is not None and trial == best.trial]
-    test_metrics = [run.test_metric for run in best_runs if run.test_metric is not None]
     target, scale, everything = plan.trial.target, score_format_of(plan.objective), [*policy.results.values(), *runs.values()]
-    speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     return {
         "study": plan.name,
         "experiment": plan.experiment,
         "target": {"metric": target.metric, "value": target.value, "mode": target.mode, "max_train_seconds": target.max_train_seconds},
-        "trial": best.trial if best else None,
-        "overrides": best.suggestion.as_overrides() if best else None,
+        **claim_json(confirmation),
+        "limits": asdict(limits) if limits else None,
         "changes": _changes(plan, policy, confirmation),
         "objective": {"quantity": scale.quantity, "unit": scale.unit},
-        "baseline": arm_json(confirmation.scores[confirmation.arms[0].trial]) if confirmation else None,
-        "best": {**arm_json(confirmation.scores[best.trial]), "test_metrics": test_metrics} if confirmation and best else None,
-        "speed_up": asdict(speed_up) if speed_up else None,
-        "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]] if confirmation else [],
         "num_threads": plan.config.cluster.cpus_per_worker,
         "config_dirs": [str(Path(folder).absolute()) for folder in plan.composer.config_dirs],
         "allowed_targets": list(plan.composer.allowed_targets),
-        "outcomes": _outcomes(policy.results.values()),
-        "num_trials": len(policy.results),
-        "train_seconds_spent": _train_seconds(policy.results.values()),
-        "wall_seconds": busy_seconds(everything),
-        "stopped_at": max((run.stopped_at for run in everything), default=None),
+        **counts_json(list(policy.results.values()), list(runs.values())),
+        "tracker": plan.config.tracking.get("_target_"),
         "device": next((run.fingerprint["device"] for run in [*best_runs, *everything] if "device" in run.fingerprint), None),
         "versions": versions(),
         "command": live.resume_command,
         "settings": study_settings(plan),
         "seeds": {"study": plan.config.study.seed, "confirmation": list(dict.fromkeys(run.seed for run in runs.values()))},
+    }
+
+
+def claim_json(confirmation: Confirmation | None) -> dict[str, Any]:
+    """What ``summary.json`` says of the confirmation: what is exported, its runs, the baseline's and the candidates', and the speed-up."""
+    if confirmation is None:
+        return {"trial": None, "overrides": None, "baseline": None, "best": None, "speed_up": None, "candidates": []}
+    best, scores = confirmation.best, confirmation.scores
+    best_runs = [run for (trial, _), run in sorted(confirmation.runs.items()) if best is not None and trial == best.trial]
+    test_metrics = [run.test_metric for run in best_runs if run.test_metric is not None]
+    speed_up = None if confirmation.is_baseline_best else confirmation.speed_up
+    return {
+        "trial": best.trial if best else None,
+        "overrides": best.suggestion.as_overrides() if best else None,
+        "baseline": arm_json(scores[confirmation.arms[0].trial]),
+        "best": {**arm_json(scores[best.trial]), "test_metrics": test_metrics} if best else None,
+        "speed_up": asdict(speed_up) if speed_up else None,
+        "candidates": [_candidate_json(confirmation, arm) for arm in confirmation.arms[1:]],
+    }
+
+
+def counts_json(results: Sequence[TrialResult], confirmation_runs: Sequence[TrialResult]) -> dict[str, Any]:
+    """What ``summary.json`` says of all trials together, and of the time that they and the confirmation runs took."""
+    everything = [*results, *confirmation_runs]
+    return {
+        "outcomes": _outcomes(results),
+        "num_trials": len(results),
+        "train_seconds_spent": _train_seconds(results),
+        "wall_seconds": busy_seconds(everything),
+        "stopped_at": max((run.stopped_at for run in everything), default=None),
     }
 
 
@@ -254,13 +281,10 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
             values[key] = value
     seed = policy.results[best.trial].seed
     exported = {"seed": seed, **values}
-    scores, speed_up = confirmation.scores[best.trial], None if confirmation.is_baseline_best else confirmation.speed_up
     comments = [
-        f"Exported by autotune from study {plan.name}, {best.label}: {plan.trial.target} in "
-        f"{', '.join(f'{score:.3g}' for score, reached in scores.scored_runs if reached)} {scores.scale.unit}".rstrip()
-        + f" on fresh seeds, {describe_reached(scores)}.",
-        *([f"{scores.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
+        *claim_comments(plan.name, plan.trial.target, confirmation),
         "The seed is the search trial's own.",
+        f"Format {FORMATS['experiment']}.",
     ]
     content = composer.files.content("experiment", plan.experiment)
     write = partial(experiment_yaml, base=plan.experiment, base_content=content, groups=groups)
@@ -271,6 +295,20 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
         keys = ", ".join(f"{key}=..." for key, value in exported.items() if shown[key] != value)
         text = write(values=shown, comments=[*comments, f"{MARK} stands for a secret that is kept nowhere: give {keys}"])
     return text, recomposed.trial
+
+
+def claim_comments(study: str, target: Target, confirmation: Confirmation) -> list[str]:
+    """The comments of ``best.yaml`` that say what was confirmed; empty without anything to export."""
+    best, speed_up = confirmation.best, None if confirmation.is_baseline_best else confirmation.speed_up
+    if best is None:
+        return []
+    scores = confirmation.scores[best.trial]
+    return [
+        f"Exported by autotune from study {study}, {best.label}: {target} in "
+        f"{', '.join(f'{score:.3g}' for score, reached in scores.scored_runs if reached)} {scores.scale.unit}".rstrip()
+        + f" on fresh seeds, {describe_reached(scores)}.",
+        *([f"{scores.scale.gain.capitalize()} over the baseline: {describe_ratio(speed_up)}."] if speed_up else []),
+    ]
 
 
 def _report_note(folder: Path) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """What a study exports besides ``best.yaml``: the winner as a program without autotune, or as a call of the user's own function."""
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.experiment_file import arguments_yaml, function_arguments
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.files import replacing
+from autotune.files import replace_file
 
 SCRIPT, ARGUMENTS = "best.py", "best_arguments.yaml"
 """Names, in a study's folder, of the winner as a program, and as arguments of the user's own function; a study has at most one."""
@@ -32,7 +33,7 @@ def script_text(config: TrialConfig, best_yaml: str, *, num_threads: int) -> str
     """
     from autotune.training.standalone import standalone_script  # noqa: PLC0415  # imports all that trains, needed only at the end
 
-    comments = [line.removeprefix("# ") for line in best_yaml.splitlines() if line.startswith("# ") and "@package" not in line]
+    comments = [line.removeprefix("# ") for line in best_yaml.splitlines() if re.match(r"# (?!@package|Format )", line)]
     return standalone_script(config, num_threads=num_threads, comments=comments)
 
 
@@ -63,6 +64,5 @@ def write_program(folder: Path, config: TrialConfig, best_yaml: str, *, num_thre
             name, text = ARGUMENTS, arguments_text(config, study=folder.name)
     except ConfigError as error:
         return str(error)
-    with replacing(folder / name) as part:
-        part.write_text(text, encoding="utf-8")
+    replace_file(folder / name, text)
     return None

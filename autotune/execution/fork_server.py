@@ -35,7 +35,7 @@ from typing import Any
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, outcome_of_death
-from autotune.files import replacing
+from autotune.files import replace_file
 from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
 
 POLL_SECONDS = 0.2
@@ -441,8 +441,7 @@ class _Trials:
         assert self._run is not None, "it was begun"
         report = self._run.next_report()
         if self._note is not None and self._is_own and report.evaluation is not None:
-            with replacing(self._note) as part:
-                part.write_text(json.dumps(imported_libraries(self._imported)), encoding="utf-8")
+            replace_file(self._note, json.dumps(imported_libraries(self._imported)))
             self._note = None
         return report
 

@@ -19,6 +19,7 @@ from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.execution.webhook import Webhook
+from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
@@ -294,8 +295,8 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tra
 
 def _kept_machine(folder: Path) -> Mapping[str, object]:
     """Describe this process's machine, and write the description to ``machine.yaml`` in the study's folder."""
-    machine = this_machine().as_dict()
-    (folder / "machine.yaml").write_text(yaml.safe_dump(machine, sort_keys=False), encoding="utf-8")
+    machine = {FORMAT_KEY: FORMATS["machine"], **this_machine().as_dict()}
+    replace_file(folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
     return machine
 
 

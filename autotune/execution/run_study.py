@@ -27,6 +27,7 @@ from autotune.execution.live_study import LiveStudy, confirmation_config, opened
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
 from autotune.execution.webhook import Webhook, told_end
+from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
@@ -173,7 +174,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         unsupported=lambda config: unsupported(config, plan.capabilities),
         on_last_trial=hold_tracker,
     )
-    plan.state_folder(0).parent.mkdir(exist_ok=True)
+    make_folder(plan.state_folder(0).parent)
     run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt)
     if policy.is_not_worth_more and policy.outlook is not None:
         outlook, scale, trainings = policy.outlook, score_format_of(plan.objective), plan.config.search.expected_trainings or 0
@@ -193,7 +194,7 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, for
     plan, race = live.plan, live.planned_race()
     limits = live.race_limits(race)
     arms = {arm.trial: arm for arm in race.arms}
-    run_path(plan.folder, "").parent.mkdir(exist_ok=True)
+    make_folder(run_path(plan.folder, "").parent)
 
     def runs() -> Iterator[PairedRun]:
         while (now := race.standing(stored := confirmations(live.study), limits, plan.objective)).pending:

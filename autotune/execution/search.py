@@ -20,6 +20,7 @@ from ray.tune.stopper import Stopper
 
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
+from autotune.files import make_folder, replace_file
 from autotune.search.stopping import Decision
 
 
@@ -157,8 +158,7 @@ class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
         """Create each trial's file of results, empty since Ray's loggers are off: Ray reads it at the end, and warns if it is missing."""
         for trial in trials:
             results = Path(trial.storage.trial_fs_path) / EXPR_RESULT_FILE
-            results.parent.mkdir(parents=True, exist_ok=True)
-            results.touch()
+            replace_file(make_folder(results.parent) / results.name, "")
 
 
 class _InterruptStopper(Stopper):  # type: ignore[misc]  # ray has no types

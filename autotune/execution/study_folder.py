@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.errors import StudyError
+from autotune.errors import FileError, StudyError
 from autotune.execution.task_run import HANG_FILES
+from autotune.files import appending, check_kind, check_writable, make_folder, opened_to_lock
 from autotune.hiding import LogFormatter
 
 
@@ -19,20 +20,44 @@ def sole_user(folder: Path) -> Iterator[None]:
         StudyError: another process has locked the folder, or it cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise StudyError(f"study.folder: {folder}: cannot be written: {error.strerror}") from error
+        make_folder(folder)
+        check_kinds(folder)
+        file = opened_to_lock(folder / ".lock")
+    except FileError as error:
+        raise StudyError(f"study.folder: {error}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StudyError(f"study.name={folder.name}: another process runs it; accepted is another study.name") from error
         try:
+            check_writable(folder)
             _delete_hang_files(folder)
             yield
         finally:
             _delete_hang_files(folder)
+
+
+_FOLDERS = ("figures", "recording", "paused", ".weights", ".ray")
+_APPENDED = (".lock", ".study.log.end", "autotune.log", "study.log", "trace.csv", "trials.csv")
+_REPLACED = (
+    "best.json", "best.py", "best.safetensors", "best.yaml", "best_arguments.yaml", "compare.json", "machine.yaml", "pareto_front.csv",
+    "report.html", "runs.csv", "scaling.json", "summary.json",
+)  # fmt: skip
+"""What autotune keeps in a folder of a study or a comparison: folders, files that it appends to, and files that it only replaces."""
+
+
+def check_kinds(folder: Path) -> None:
+    """Check that all that autotune keeps in a folder is a file or a folder where it should be, and that no link leads elsewhere.
+
+    Raises:
+        FileError: something else is in the place of a file or a folder; names it, and what was found.
+    """
+    for names, is_folder, may_be_link in ((_FOLDERS, True, False), (_APPENDED, False, False), (_REPLACED, False, True)):
+        for name in names:
+            check_kind(folder / name, is_folder=is_folder, may_be_link=may_be_link)
+    for state in (folder / "paused").glob("trial-*"):
+        check_kind(state, is_folder=True)
 
 
 def _delete_hang_files(folder: Path) -> None:
@@ -42,8 +67,12 @@ def _delete_hang_files(folder: Path) -> None:
 
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Write all log messages, of autotune and of libraries, to a file while the context lasts; also Python's warnings."""
-    handler = logging.FileHandler(path)
+    """Write all log messages, of autotune and of libraries, to a file while the context lasts; also Python's warnings.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    handler = logging.StreamHandler(appending(path))
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -53,7 +82,7 @@ def log_file(path: Path) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
-        handler.close()
+        handler.stream.close()
 
 
 def shown_path(path: Path) -> str:

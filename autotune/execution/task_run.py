@@ -20,6 +20,7 @@ from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, DataError
 from autotune.execution.watch import Watch
+from autotune.files import appending, make_folder
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.remote.cache import say_what_is_fetched
@@ -149,7 +150,7 @@ class TaskRun:
         assert self._training is not None, "nothing was trained yet"
         assert self._task.state_folder is not None, "this trial is never paused"
         folder = Path(self._task.state_folder)
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         self._training.send(folder)
 
     @property
@@ -237,7 +238,7 @@ class TaskRun:
     def _open_hang_file(self) -> TextIO:
         if self._hang_file is None:
             path = _hang_path(self._task)
-            self._hang_file = (path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name).open("w", encoding="utf-8")
+            self._hang_file = appending(path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name)
         return self._hang_file
 
 

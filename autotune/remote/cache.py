@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import DataError
-from autotune.files import replacing
+from autotune.errors import DataError, FileError
+from autotune.files import make_folder, opened_to_lock, replace_file, replacing
 from autotune.hiding import without_secrets
 from autotune.remote.path import RemotePath, waiting
 
@@ -49,6 +49,8 @@ def fetched(path: Path | RemotePath) -> Path:
             version = path.version()
             if not _is_current(target, record, path, version):
                 _fetch(target, record, path, version)
+    except FileError as error:
+        raise DataError(f"{CACHE_VARIABLE}: {error}; accepted is a folder with room for fetched files") from error
     except OSError as error:
         raise DataError(
             f"{CACHE_VARIABLE}: {folder}: cannot be written: {error.strerror or error}; accepted is a folder with room for fetched files"
@@ -95,7 +97,7 @@ def _fetch(target: Path, record: Path, remote: RemotePath, version: Mapping[str,
     with replacing(target) as part:
         remote.copy_to(part, _progress(remote))
         record.unlink(missing_ok=True)  # it describes the old file
-    record.write_text(json.dumps(_description(target, remote, version)), encoding="utf-8")
+    replace_file(record, json.dumps(_description(target, remote, version)))
     if (seconds := time.monotonic() - began) >= _SECONDS_WORTH_A_LINE:
         logger.info("fetched %s in %.1f s", remote, seconds)
 
@@ -109,8 +111,7 @@ def _folder_name(url: str) -> str:
 @contextmanager
 def _sole_fetcher(folder: Path, remote: RemotePath) -> Iterator[None]:
     """Hold the lock on fetching a file: wait for other processes of this machine, and keep them out inside the context."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{remote.name}.lock").open("w") as file:
+    with opened_to_lock(make_folder(folder) / f".{remote.name}.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
+from autotune.files import replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_interval, describe_ratio, format_ratio
 from autotune.reporting.study_files import arm_json, write_json
@@ -186,8 +187,8 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
             for side, number, run in _in_order(comparison)
         ],
     }
-    write_json(folder / "compare.json", content)
-    with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as file:
+    write_json(folder / "compare.json", "comparison", content)
+    with replacing(folder / "runs.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
         for index, (side, number, run) in enumerate(_in_order(comparison)):

@@ -1,7 +1,6 @@
 """A study that has ended, read from the files in its folder, for its report."""
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from autotune.errors import DataError, StudyError
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
 from autotune.reporting.scores import ArmScores, ScoreFormat
-from autotune.reporting.study_files import SUMMARY
+from autotune.reporting.study_files import SUMMARY, read_summary
 
 _MEASURED = (
     "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds", "samples_per_second", "peak_memory_bytes", "energy_joules",
@@ -122,11 +121,14 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
         )
     try:
         path = next((path for name in (SUMMARY, "best.json") if (path := folder / name).is_file()), None)
-        summary = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        summary = {} if path is None else read_summary(path)
         study = ConcludedStudy(folder, summary, list(_trials(folder / "trials.csv")), read_recording(folder / "recording"))
         _ = study.arms, study.scale, study.speed_up
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError) as error:
-        raise StudyError(f"study={folder.name}: cannot be read: {' '.join(f'{type(error).__name__}: {error}'.split())}") from error
+    except DataError as error:
+        raise StudyError(f"study={folder.name}: {error}") from error
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StudyError(f"study={folder.name}: cannot be read: {reason[:200]}") from error
     return study
 
 

@@ -20,6 +20,7 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from autotune.files import make_folder, replacing
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 
@@ -156,14 +157,15 @@ def add_legend(axes: Axes, handles: Sequence[Artist], *, title: str) -> None:
 
 def write_png(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
     """Draw each figure to ``NAME.png`` in ``folder``, made if missing, and return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = []
     with mpl.rc_context(STYLE):  # text and ticks are made while drawing, so saving belongs inside the style too
         for name, draw in figures.items():
             figure = draw()
             FigureCanvasAgg(figure)
             path = folder / f"{name}.png"
-            figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+            with replacing(path) as part:
+                figure.savefig(part, dpi=DOTS_PER_INCH, format="png")
             paths.append(path)
     return paths
 

@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from autotune.comparison import Claim
 from autotune.effects import MIN_TRIALS, Effects
-from autotune.files import replacing
+from autotune.files import FORMAT_KEY, check_format, replace_file
 from autotune.measurement import Phase
 from autotune.outcome import Outcome
 from autotune.reporting.concluded_study import ConcludedStudy, ConcludedTrial
@@ -81,8 +81,7 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], output: Path
         figures={name: Markup(pio.to_json(chart.figure.update_layout(template="none"), validate=False)) for name, chart in charts.items()},  # noqa: S704
         plotly=Markup(get_plotlyjs()),  # noqa: S704  # the library's own file
     )
-    with replacing(output) as part:
-        part.write_text(page, encoding="utf-8", errors="replace")
+    replace_file(output, page.encode(errors="replace"))
     return output
 
 
@@ -246,6 +245,7 @@ def _provenance(study: ConcludedStudy) -> list[tuple[str, str]]:
     summary, trace = study.summary, _trace(study)
     path = study.folder / "machine.yaml"
     machine = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None) or {}
+    check_format("machine", machine.get(FORMAT_KEY), path)
     processor = machine.get("processor") or {}
     versions = summary.get("versions") or machine.get("versions") or {}
     seeds = summary.get("seeds") or {}

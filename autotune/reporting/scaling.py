@@ -161,7 +161,7 @@ def write_scaling(folder: Path, scaling: Scaling, circumstances: Mapping[str, An
         "is_complete": scaling.is_complete,
         "points": [_as_json(scaling, point) for point in scaling.points],
     }
-    write_json(path, content)
+    write_json(path, "scaling", content)
     return [path]
 
 

@@ -5,15 +5,18 @@ Studies and replays write the same columns to ``trace.csv``, so that a study can
 
 import csv
 import json
+import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.comparison import reach_rate_interval
-from autotune.files import replacing
+from autotune.errors import DataError, FileError
+from autotune.files import FORMAT_KEY, FORMATS, appending, check_format, check_kind, replace_file, replacing
 from autotune.hiding import without_secrets_in
 from autotune.measurement import PAUSED, Evaluation, TrialResult
 from autotune.objective import Pareto
@@ -21,6 +24,8 @@ from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
 from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
 from autotune.space import SearchSpace, Suggestion
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 SUMMARY = "summary.json"
@@ -48,7 +53,7 @@ class TrialsTable:
         self._path = path
         self._unit = unit
         self._parameters = list(dict.fromkeys(key for _, key, _ in space.items()))
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["trial", *_MEASURED, *self._parameters])
             ended = sorted(results, key=lambda result: result.stopped_at)
@@ -56,8 +61,7 @@ class TrialsTable:
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Append the row of a trial that ended."""
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(self._row(result, score))
+        _append_row(self._path, self._row(result, score))
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
         """Write nothing: only ended trials have a row."""
@@ -110,19 +114,80 @@ def arm_json(arm: ArmScores) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write strict JSON, replacing the file atomically; numbers that are not finite become null, and secrets ``***``."""
-    with replacing(path) as part:
-        part.write_text(json.dumps(_finite(without_secrets_in(content)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
+    """Write strict JSON, with the number of its format, replacing the file; not finite numbers become null, and secrets ``***``.
+
+    Args:
+        kind: of the file, one of ``autotune.files.FORMATS``.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    replace_file(path, json.dumps(finite(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content})), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read ``summary.json`` or ``best.json``; empty if there is no such file.
+
+    Raises:
+        DataError: the file is not what a study writes, or a newer autotune wrote it.
+    """
+    check_kind(path, is_folder=False, may_be_link=True)
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: found {type(content).__name__}, accepted is a mapping")
+    check_format("summary", content.get(FORMAT_KEY), path)
+    for key, (accepted, is_accepted) in _SUMMARY.items():
+        if key in content and not is_accepted(content[key]):
+            raise DataError(f"{path}: {key}: found {shorten_text(content[key])}, accepted is {accepted}")
+    return content
+
+
+def shorten_text(value: Any) -> str:
+    """A value of plain data as text of at most 80 characters, for a message."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_arm(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("num_runs"), int) and value["num_runs"] <= _MAX_RUNS
+
+
+_MAX_RUNS = 100_000
+
+_SUMMARY: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("study", "experiment", "command"), ("a text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(("config_dirs", "allowed_targets"), ("a list of texts", _are_texts)),
+    "overrides": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
+    **dict.fromkeys(
+        ("target", "objective", "outcomes", "versions", "settings", "seeds"), ("a mapping", lambda value: isinstance(value, dict))
+    ),
+    **dict.fromkeys(("baseline", "best"), ("the runs of a configuration, or null", lambda value: value is None or _is_arm(value))),
+    "candidates": ("a list of the runs of configurations", lambda value: isinstance(value, list) and all(map(_is_arm, value))),
+    "speed_up": ("a ratio with its interval, or null", lambda value: value is None or isinstance(value, dict)),
+    "trial": ("the number of a trial, or null", lambda value: value is None or type(value) is int),
+    "num_threads": ("a whole number from 1", lambda value: type(value) is int and value >= 1),
+}
+"""What is accepted under the keys of ``summary.json`` that autotune reads, in words and as a condition."""
+
+
+def finite(value: Any) -> Any:
+    """Plain data as JSON holds it: lists for tuples, and null for numbers that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
@@ -162,7 +227,7 @@ def make_front(objective: Pareto, results: Iterable[TrialResult]) -> Front | Non
 
 def write_front(path: Path, front: Front, results: Mapping[int, TrialResult]) -> None:
     """Write the front as CSV: for each trial its score by each objective, the preferences that pick it, and its overrides."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", *(f"{name} ({scale.unit})" for name, scale in front.scales.items()), "picked_by", "overrides"])
         for trial in front.members:
@@ -200,14 +265,11 @@ class TraceFile:
         self._began_at = began_at
         self._running: dict[int, _Stretch] = {}
         self._train_seconds: dict[int, float] = {}
-        self._num_rows = 0
-        if path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    self._num_rows += 1
-                    self._train_seconds[int(row["trial"])] = float(row["train_seconds"])
-        else:
-            self._write(COLUMNS)
+        rows = _whole_rows(path)
+        self._num_rows = len(rows)
+        self._train_seconds |= {int(row[1]): float(row[6]) for row in rows}
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 
     def trial_started(self, trial: int, overrides: tuple[str, ...]) -> None:
         """Note that a worker begins or resumes a trial."""
@@ -248,5 +310,27 @@ class TraceFile:
         return time.time() - self._began_at
 
     def _write(self, row: tuple[object, ...]) -> None:
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerow(row)
+        _append_row(self._path, row, lineterminator="\n")
+
+
+def _whole_rows(path: Path) -> list[list[str]]:
+    """The rows of a ``trace.csv`` that an earlier process left, without what it did not finish or what is no row."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        row = next(csv.reader([line.replace("\0", "")]), [])
+        with suppress(ValueError):
+            _ = [int(number) for number in row[:3]], [float(number) for number in row[3:7]]
+            if len(row) == len(COLUMNS):
+                rows.append(row)
+    return rows
+
+
+def _append_row(path: Path, row: Sequence[object], *, lineterminator: str = "\r\n") -> None:
+    """Append a row to a CSV file; one that cannot be written is told in the log, since the study's storage has all that it says."""
+    try:
+        with appending(path) as file:
+            csv.writer(file, lineterminator=lineterminator).writerow(row)
+    except (FileError, OSError) as error:
+        logger.warning("%s lacks a row (%s); the study goes on", path, error)

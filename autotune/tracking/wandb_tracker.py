@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autotune.errors import ConfigError
+from autotune.files import make_folder, replace_file
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, display_name
@@ -137,7 +138,7 @@ class WandbTracker:
         if result.error is not None:
             run.notes = result.error
         _end(run, str(result.outcome), is_success=result.outcome.traits.mlflow_status == "FINISHED")
-        (Path(run.settings.sync_dir) / _ENDED).write_text(f"{result.outcome}\n")
+        replace_file(Path(run.settings.sync_dir) / _ENDED, f"{result.outcome}\n")
         del self._runs[trial.name], self._unwritten[trial.name]
 
     def _interrupt(self, name: str) -> None:
@@ -198,8 +199,7 @@ class WandbTracker:
         file = self._folder / "study_id"
         try:
             if not file.exists():
-                self._folder.mkdir(parents=True, exist_ok=True)
-                file.write_text(uuid.uuid4().hex)
+                replace_file(make_folder(self._folder) / file.name, uuid.uuid4().hex)
             return file.read_text()
         except OSError as error:
             raise ConfigError(f"tracking=wandb: {error}") from error

@@ -5,9 +5,9 @@ is one consistent snapshot and is replaced as a whole. Nothing is pickled: readi
 """
 
 import json
-import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,12 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
-from autotune.files import replacing
+from autotune.files import FORMATS, check_format, make_folder, replace_file
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
 
 WEIGHTS_FILE = "weights.safetensors"
 STATE_FILE = "state.safetensors"
-
-_FORMAT_VERSION = 1
-"""Version of the header that autotune writes; a reader refuses files of any other version."""
 
 _DTYPES = frozenset(
     {
@@ -35,7 +32,7 @@ _DTYPES = frozenset(
 )  # fmt: skip
 """Tensor dtypes that safetensors can store."""
 
-_MALFORMED = (AttributeError, KeyError, IndexError, RecursionError, RuntimeError, TypeError, ValueError)
+_MALFORMED = (ArithmeticError, AttributeError, KeyError, IndexError, RecursionError, RuntimeError, TypeError, ValueError)
 """Exceptions that reading a malformed header can raise."""
 
 _Packed = Any
@@ -169,6 +166,19 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path}: is damaged: {_line(error)}; accepted is a whole file that autotune wrote") from error
 
 
+@contextmanager
+def told_damage(folder: Path) -> Iterator[None]:
+    """Report a state that can be read, and yet does not hold what a training needs to go on, in one line.
+
+    Raises:
+        DataError: something within the context does not fit.
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        raise DataError(f"{folder / STATE_FILE}: is damaged: {_line(error)[:200]}; accepted is a whole file that autotune wrote") from error
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """State of the global random number generators: Python's, NumPy's, torch's on the CPU and on the device."""
     return {
@@ -284,29 +294,16 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it."""
+    """Write a file whole or not at all."""
     from safetensors import SafetensorError  # noqa: PLC0415  # not needed by a training that saves nothing
     from safetensors.torch import save  # noqa: PLC0415
 
-    text = json.dumps({"format_version": _FORMAT_VERSION, **header})
+    text = json.dumps({"format_version": FORMATS["checkpoint"], **header})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part, part.open("wb") as file:
-            file.write(save(dict(tensors), {"format": "pt", "autotune": text}))
-            file.flush()
-            os.fsync(file.fileno())
-        _flush_names(path.parent)
-    except (OSError, SafetensorError) as error:
+        make_folder(path.parent)
+        replace_file(path, save(dict(tensors), {"format": "pt", "autotune": text}))
+    except SafetensorError as error:
         raise DataError(f"{path}: cannot be written: {_line(error)}") from error
-
-
-def _flush_names(folder: Path) -> None:
-    """Flush a folder's entries (the names of its files) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -328,8 +325,9 @@ def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any
         found_kind, version = header["kind"], header["format_version"]
     except _MALFORMED as error:
         raise DataError(f"{path}: is damaged: {_line(error)}; accepted is a whole file that autotune wrote") from error
-    if found_kind != kind or version != _FORMAT_VERSION:
-        raise DataError(f"{path}: holds {found_kind}, format {version}; accepted is {kind}, format {_FORMAT_VERSION}")
+    check_format("checkpoint", version, path)
+    if found_kind != kind:
+        raise DataError(f"{path}: holds {str(found_kind)[:80]}; accepted is {kind}")
     return tensors, header
 
 

@@ -24,6 +24,7 @@ from autotune.training.checkpoint import (
     save_state,
     save_weights,
     set_random_state,
+    told_damage,
     weights_metadata,
 )
 from autotune.training.components import Components, make_strategy
@@ -223,10 +224,11 @@ def _resume(folder: Path, run: Run, parts: Components, clock: PhaseClock) -> Pro
         DataError: the state is damaged or belongs to another configuration.
     """
     state, evaluation = read_progress(folder, run.config, clock)
-    for name, part in _parts_with_state(parts).items():
-        part.load_state_dict(state["parts"][name])
-    set_random_state(state["random"], run.device)
-    return Progress(step=state["step"], last=evaluation)
+    with told_damage(folder):
+        for name, part in _parts_with_state(parts).items():
+            part.load_state_dict(state["parts"][name])
+        set_random_state(state["random"], run.device)
+        return Progress(step=int(state["step"]), last=evaluation)
 
 
 def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple[dict[str, Any], Evaluation]:
@@ -236,15 +238,20 @@ def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple
         DataError: the state is damaged or belongs to another configuration.
     """
     state, wanted = read_state(folder), without_secrets_in(config.as_dict())
-    saved = {key: value for key, value in state["config"].items() if key in wanted}
-    different = [
-        key for key, value in wanted.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
-    ]
+    with told_damage(folder):
+        saved = {key: value for key, value in state["config"].items() if key in wanted}
+        different = [
+            key for key, value in wanted.items() if first_difference({key: saved[key]} if key in saved else {}, {key: value}) is not None
+        ]
     if different:
         raise DataError(
             f"checkpoint.folder: {folder} holds a training with another {', '.join(different)}; accepted is an empty folder, or its own"
         )
-    evaluation = Evaluation.from_dict(state["evaluation"])
+    with told_damage(folder):
+        evaluation = Evaluation.from_dict(state["evaluation"])
+        times = (evaluation.build_seconds, evaluation.prepare_seconds, evaluation.train_seconds, evaluation.evaluate_seconds)
+        if not all(math.isfinite(seconds) for seconds in times):
+            raise ValueError(f"found {times} as seconds")
     for phase, seconds, joules in (
         (Phase.BUILD, evaluation.build_seconds, evaluation.build_joules),
         (Phase.PREPARE, evaluation.prepare_seconds, 0.0),

@@ -20,6 +20,7 @@ from autotune.collector import collect_as_usual
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
+from autotune.files import make_folder, replacing
 from autotune.measurement import PhaseClock
 from autotune.step_profile import StepProfile, StepTimes
 from autotune.training.data import Batch, fits_on, load_data
@@ -120,8 +121,9 @@ def _profiled(work: Callable[[], None], device: torch.device, trace: Path | None
     with profile(activities=activities, record_shapes=True, with_stack=with_stack) as profiler:
         work()
     if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
+        make_folder(trace.parent)
+        with replacing(trace) as part:
+            profiler.export_chrome_trace(str(part))
 
 
 def _times_with_stacks(steps: _Steps, device: torch.device) -> StepTimes:

@@ -15,7 +15,8 @@ from pathlib import Path
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED
 from autotune.config.compose import Composer
 from autotune.config.sources import Source
-from autotune.errors import ConfigError, ExecutionError
+from autotune.errors import ConfigError, ExecutionError, FileError
+from autotune.files import make_folder, opened_to_lock
 
 _WEIGHTS = "weights.safetensors"
 
@@ -72,10 +73,9 @@ def _sole_trainer(path: Path) -> Iterator[None]:
         ConfigError: the folder of the source's checkpoint cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.with_name(f".{path.stem}.lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"study.folder: {path.parent}: cannot be written: {error.strerror}") from error
+        file = opened_to_lock(make_folder(path.parent) / f".{path.stem}.lock")
+    except FileError as error:
+        raise ConfigError(f"study.folder: {error}") from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

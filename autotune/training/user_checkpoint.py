@@ -9,6 +9,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError
+from autotune.files import make_folder
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
 from autotune.session import Checkpoint
@@ -114,7 +115,7 @@ class TrainingCheckpoint(Checkpoint):
         try:
             shutil.rmtree(files, ignore_errors=True)
             if self._write_files is not None:
-                files.mkdir(parents=True)
+                make_folder(files)
                 self._write_files(files)
         except OSError as error:
             raise DataError(f"{files}: cannot be written: {error.strerror}") from error

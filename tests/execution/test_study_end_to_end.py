@@ -1,5 +1,6 @@
 """One whole study with real Ray: its files, its runs in MLflow, its export, and that running it again changes nothing."""
 
+import contextlib
 import csv
 import itertools
 import json
@@ -7,10 +8,11 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +23,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from autotune.config.command_line import EXIT_DIFFERS
 from autotune.config.compose import Composer
 from autotune.export import export_command
 from autotune.search.study import confirmations, read_study
@@ -28,6 +31,7 @@ from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
 from autotune.tune_study import tune_command
+from autotune.verify import verify_command
 
 pytestmark = [
     pytest.mark.ray,
@@ -314,18 +318,111 @@ def test_the_report_says_first_what_was_found(study: Whole) -> None:
 
 def test_the_same_command_again_finds_the_same_and_runs_nothing(study: Whole, commands: Any) -> None:
     before, rows, runs = study.best, study.rows, {run.info.run_id: run.info.status for run in study.runs}
-    report = study.folder / "report.html"
-    report.unlink()
-    report.mkdir()  # it cannot be written, which is told in a line of a study that ends well
+    victim = study.working_folder / "victim"
+    victim.write_text("precious")
+    for name in ("trials.csv", "best.yaml", "report.html", "machine.yaml"):
+        (study.folder / name).unlink()
+        (study.folder / name).symlink_to(victim)
     again = commands.run(*_COMMAND, folder=study.working_folder)
-    report.rmdir()
+    assert again.returncode == 2
+    assert again.stderr == "autotune: study.folder: outputs/whole/trials.csv: found a symbolic link, accepted is a file, or nothing there\n"
+    (study.folder / "trials.csv").unlink()
+    again = commands.run(*_COMMAND, folder=study.working_folder)
     assert again.returncode == 0
     assert again.stderr == ""
-    assert again.stdout.count("no report.html: IsADirectoryError") == 1
-    assert not re.search(r"^  report ", again.stdout, re.MULTILINE)
+    assert victim.read_text() == "precious", "links are replaced"
+    assert re.search(r"^  report ", again.stdout, re.MULTILINE)
     assert "trial 0  " not in again.stdout, "no trial ran"
     assert study.best == before
     assert study.rows == rows
     assert {run.info.run_id: run.info.status for run in study.runs} == runs
     assert "Started a local Ray instance" not in (study.folder / "autotune.log").read_text().partition("Ray instance")[2]
     assert math.isfinite(study.best["speed_up"]["ratio"])
+
+
+def test_all_files_and_runs_of_a_finished_study_agree(study: Whole, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_command(["study=whole", f"folder={study.folder.parent}", f"tracking.uri=sqlite:///{study.working_folder}/mlflow.db"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^  journal +ok +\d+ records, 0 without digest$", said, re.MULTILINE), said
+    assert re.search(r"^  MLflow +ok +\d+ runs in ", said, re.MULTILINE), said
+    assert said.endswith("all 7 checks hold\n")
+
+
+def _without_line(folder: Path, content: str) -> None:
+    lines = (folder / "study.log").read_text().splitlines(keepends=True)
+    index = next(index for index, line in enumerate(lines) if content in line)
+    (folder / "study.log").write_text("".join(lines[:index] + lines[index + 1 :]))
+
+
+def _with_other_limits(folder: Path) -> None:
+    for name in ("summary.json", "best.json"):
+        content = json.loads((folder / name).read_text())
+        content["limits"]["num_pairs"] = 2
+        (folder / name).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: _without_line(folder, "autotune:result"), r"journal +differs +.*study.log: line \d+: "),
+        (lambda folder: (folder / "study.log").write_bytes(b""), r"journal +differs +"),
+        (_with_other_limits, r"summary.json +differs +"),
+    ],
+)
+def test_a_changed_journal_or_claim_is_found(
+    study: Whole, tmp_path: Path, change: Callable[[Path], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(study.folder, tmp_path / "whole")
+    change(Path(folder))
+    assert verify_command([f"study={folder}"]) == EXIT_DIFFERS
+    found = capsys.readouterr().out
+    assert re.search(rf"^  {said}", found, re.MULTILINE), found
+
+
+def test_runs_that_mlflow_lacks_or_says_otherwise_are_named(study: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = shutil.copy(study.working_folder / "mlflow.db", tmp_path / "mlflow.db")
+    client = MlflowClient(f"sqlite:///{store}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    of = {run.data.tags["autotune.run"]: run.info.run_id for run in runs if "autotune.run" in run.data.tags}
+    gone, changed = sorted(of)[:2]
+    client.delete_run(of[gone])
+    client.set_tag(of[changed], "autotune.outcome", "MISSED")
+    assert verify_command([f"study={study.folder}", f"tracking.uri=sqlite:///{store}"]) == EXIT_DIFFERS
+    said = capsys.readouterr().out
+    assert f"1 of {len(of)} runs are not there: {gone}; written by: python -m autotune experiment=cnn_smoke" in said
+    assert re.search(rf"^  MLflow +differs +{changed}: outcome: found MISSED, expected ", said, re.MULTILINE)
+
+
+def test_a_disk_that_is_full_at_the_end_costs_no_run_and_the_same_command_writes_the_rest(
+    study: Whole, commands: Any, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(disk)], check=False, capture_output=True).returncode:
+        pytest.skip("needs root, to mount a disk")
+    try:
+        folder = disk / "whole"
+        shutil.copytree(
+            study.folder, folder, ignore=shutil.ignore_patterns("report.html", "recording", "figures", "best.*", "summary.json")
+        )
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, filler.stat().st_size - 6 * 4096)
+        command = (*_COMMAND, f"study.folder={disk}", "tracking=none")
+        full = commands.run(*command, folder=tmp_path)
+        assert full.returncode == 2
+        assert re.fullmatch(
+            rf"autotune: {folder}/\S+: cannot be written: No space left on device; every run is kept, and the files are written with: "
+            r"python -m autotune experiment=cnn_smoke .*\n",
+            full.stderr,
+        ), full.stderr
+        filler.unlink()
+        again = commands.run(*command, folder=tmp_path)
+        assert again.returncode == 0, again.stderr
+        best = json.loads((folder / "best.json").read_text())
+        assert best["speed_up"] == study.best["speed_up"]
+        assert verify_command([f"study={folder}"]) == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -84,7 +84,7 @@ def a_study(
     TrialsTable(folder / "trials.csv", SearchSpace.from_mapping(space, "space"), results, scores)  # type: ignore[arg-type]
     write_recording(folder / "recording", results=results, target=target, space=space, source="a test", baseline=0)
     if summary is not None:
-        write_json(folder / "summary.json", summary)
+        write_json(folder / "summary.json", "summary", summary)
     return folder
 
 
@@ -261,7 +261,9 @@ def test_a_gain_that_may_be_none_is_not_claimed(tmp_path: Path) -> None:
 
 def test_a_study_of_before_summaries_has_a_report_too(tmp_path: Path) -> None:
     folder = a_study(tmp_path / "old")
-    write_json(folder / "best.json", {key: SUMMARY[key] for key in SUMMARY if key not in ("changes", "settings", "command", "seeds")})
+    write_json(
+        folder / "best.json", "summary", {key: SUMMARY[key] for key in SUMMARY if key not in ("changes", "settings", "command", "seeds")}
+    )
     page = read(write_study_report(folder))
     assert "3 times as fast as the baseline" in page.text
     assert "optimizer sgd adam" in page.text
@@ -299,8 +301,8 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     for arguments, told in (
         (["study=none"], "study=none: no such study"),
         (["study=empty"], "accepted is the folder of a study that has ended"),
-        (["study=broken"], "study=broken: cannot be read: JSONDecodeError"),
-        (["study=odd"], "study=odd: cannot be read"),
+        (["study=broken"], "broken/summary.json: cannot be read: Expecting"),
+        (["study=odd"], "odd/summary.json: baseline: found 3, accepted is the runs of a configuration, or null"),
         (["study=cut"], "study=cut: cannot be read"),
         ([], "study: missing"),
         (["study=one", "what=1"], "what: no such key"),

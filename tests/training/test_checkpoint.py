@@ -240,8 +240,8 @@ def with_header(text: str) -> bytes:
         (with_header("[]"), "is damaged: "),
         (with_header('{"kind": "weights", "format_version": 1}'), "is damaged: 'tied'"),
         (with_header('{"kind": "weights", "format_version": 1, "tied": {"a": "b"}, "metadata": {}}'), "is damaged: 'b'"),
-        (with_header('{"kind": "weights", "format_version": 99}'), "holds weights, format 99; accepted is weights, format 1"),
-        (with_header('{"kind": "state", "format_version": 1, "state": 1}'), "holds state, format 1; accepted is weights, format 1"),
+        (with_header('{"kind": "weights", "format_version": 99}'), "has format 99, this autotune reads up to 1; update autotune"),
+        (with_header('{"kind": "state", "format_version": 1, "state": 1}'), "holds state; accepted is weights"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_one_line(content: bytes | None, said: str, tmp_path: Path) -> None:

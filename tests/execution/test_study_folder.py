@@ -1,0 +1,105 @@
+"""A folder that something else is in the place of a study's files: refused in one line before anything is trained."""
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import AutotuneError
+from autotune.execution.study_folder import log_file, sole_user
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own, of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], check=False, capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("needs root, to mount a disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def _refused(folder: Path) -> str:
+    def use() -> None:
+        with sole_user(folder), log_file(folder / "autotune.log"):
+            raise AssertionError("it was let in")
+
+    with pytest.raises(AutotuneError) as refused:
+        use()
+    assert "\n" not in str(refused.value)
+    return str(refused.value).replace(str(folder), "whole")
+
+
+@pytest.mark.parametrize("name", ["trials.csv", "best.yaml", "report.html", "autotune.log", "study.log", "trace.csv", "machine.yaml"])
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert _refused(tmp_path) == f"study.folder: whole/{name}: found a folder, accepted is a file, or nothing there"
+
+
+@pytest.mark.parametrize("name", ["figures", "recording", "paused", ".weights"])
+def test_a_file_or_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    assert _refused(tmp_path) == f"study.folder: whole/{name}: found a file, accepted is a folder, or nothing there"
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/etc")
+    assert _refused(tmp_path) == f"study.folder: whole/{name}: found a symbolic link, accepted is a folder, or nothing there"
+
+
+@pytest.mark.parametrize("name", [".lock", "autotune.log", "study.log", "trials.csv", "paused/trial-3"])
+def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "paused").mkdir()
+    (tmp_path / name).symlink_to(victim)
+    assert f"whole/{name}: found a symbolic link, accepted is a fo" in _refused(tmp_path).replace("a file", "a fo")
+    assert victim.read_text() == "precious"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "autotune.log")
+    assert "whole/autotune.log: found a pipe, accepted is a file" in _refused(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+def test_a_folder_that_another_user_made_before_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 4711, -1)
+    assert "whole: belongs to another user (number 4711, this one is 0)" in _refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda disk: subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True), "Read-only file system"),
+        (lambda disk: _fill(disk, room=0), "No space left on device"),
+    ],
+)
+def test_a_full_or_read_only_disk_is_told_before_anything_is_trained(disk: Path, prepare: Callable[[Path], object], said: str) -> None:
+    folder = disk / "whole"
+    with sole_user(folder):
+        pass
+    prepare(disk)
+    assert _refused(folder).endswith(f": cannot be written: {said}")
+
+
+def test_messages_go_to_the_log(tmp_path: Path) -> None:
+    with sole_user(tmp_path), log_file(tmp_path / "autotune.log"):
+        logging.getLogger("autotune").warning("something happened")
+    assert "WARNING autotune: something happened\n" in (tmp_path / "autotune.log").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "autotune.log"]
+
+
+def _fill(disk: Path, *, room: int) -> None:
+    """Fill a disk up to a number of bytes."""
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)

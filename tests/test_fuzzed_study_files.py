@@ -1,0 +1,209 @@
+"""A study's files with anything changed in them: each reader takes them, or refuses them in one line."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import AutotuneError
+from autotune.recording import read_recording
+from autotune.report_command import write_study_report
+from autotune.reporting.concluded_study import read_concluded_study
+from autotune.reporting.study_files import TraceFile, read_summary
+from autotune.training.checkpoint import STATE_FILE, read_state, save_state
+from tests.fuzz import examples
+
+FIRST_VERSION = Path(__file__).parent / "recorded" / "first_version"
+WEIRD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["../../etc/passwd", "a\nb", "REACHED", "9" * 400, 1e400, -0.0]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+"""Plain data of any kind."""
+
+
+@st.composite
+def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes with a part cut out, written over, doubled or put in, up to four times."""
+    for _ in range(draw(st.integers(1, 4))):
+        begin = draw(st.integers(0, len(content)))
+        end = min(len(content), begin + draw(st.integers(0, 64)))
+        put = draw(
+            st.binary(max_size=24) | st.just(content[begin:end] * 2) | st.sampled_from([b"\0" * 40, b"[" * 3000, b"&a [*a]", b"\xff"])
+        )
+        content = content[:begin] + put + content[end:]
+        if draw(st.integers(0, 9)) == 0:
+            content = content[: draw(st.integers(0, len(content)))]
+    return content
+
+
+@st.composite
+def changed_data(draw: st.DrawFn, content: Any) -> Any:
+    """Plain data in which up to three values are others, are gone or stand under another key."""
+    content = json.loads(json.dumps(content))
+    for _ in range(draw(st.integers(1, 3))):
+        parent, key = draw(st.sampled_from(list(_places(content)) or [([content], 0)]))
+        how = draw(st.integers(0, 3))
+        if how == 0:
+            del parent[key]
+        elif how == 1 and isinstance(parent, dict):
+            parent[draw(st.text(max_size=8))] = parent.pop(key)
+        else:
+            parent[key] = draw(WEIRD)
+    return content
+
+
+def _places(content: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ():
+        yield content, key
+        yield from _places(content[key])
+
+
+def accepted_or_one_line(read: Callable[[], object]) -> None:
+    try:
+        read()
+    except AutotuneError as error:
+        text = str(error)
+        assert text.strip(), "it says something"
+        assert "\n" not in text, text
+        assert len(text) < 1500, text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study's folder, whose files the tests change and put back."""
+    return Path(shutil.copytree(FIRST_VERSION, tmp_path_factory.mktemp("fuzzed") / "small"))
+
+
+def read_with(folder: Path, name: str, content: bytes, read: Callable[[], object]) -> None:
+    path = folder / name
+    kept = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        accepted_or_one_line(read)
+    finally:
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "space.yaml", "trials.parquet", "curves.parquet"])
+@examples(60)
+@given(st.data())
+def test_a_recording_with_changed_bytes_is_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+    path = folder / "recording" / name
+    read_with(path.parent, name, data.draw(changed_bytes(path.read_bytes())), lambda: read_recording(path.parent))
+
+
+@pytest.mark.parametrize("name", ["study.yaml", "space.yaml"])
+@examples(100)
+@given(st.data())
+def test_a_recording_with_changed_values_is_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+    path = folder / "recording" / name
+    content = data.draw(changed_data(yaml.safe_load(path.read_text())))
+    read_with(path.parent, name, yaml.safe_dump(content).encode("utf-8", "replace"), lambda: read_recording(path.parent))
+
+
+COLUMNS = st.one_of(
+    st.lists(st.none() | st.floats(), min_size=4, max_size=4),
+    st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4),
+    st.lists(st.none() | st.text(max_size=6), min_size=4, max_size=4),
+    st.lists(st.none() | st.lists(st.integers(0, 3), max_size=2), min_size=4, max_size=4),
+    st.lists(st.none() | st.datetimes(), min_size=4, max_size=4),
+)
+
+
+@pytest.mark.parametrize("name", ["trials.parquet", "curves.parquet"])
+@examples(80)
+@given(st.data())
+def test_a_recording_with_other_columns_is_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+    path = folder / "recording" / name
+    table = pq.read_table(path).slice(0, 4)
+    for column in data.draw(st.lists(st.sampled_from(table.column_names), min_size=1, max_size=3, unique=True)):
+        index = table.column_names.index(column)
+        table = table.remove_column(index)
+        if data.draw(st.booleans()) or not table.num_columns:
+            table = table.add_column(0, column, pa.array(data.draw(COLUMNS)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    read_with(path.parent, name, sink.getvalue().to_pybytes(), lambda: read_recording(path.parent))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "trials.csv", "trace.csv", "machine.yaml"])
+@examples(40)
+@given(st.data())
+def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+    def read() -> None:
+        read_concluded_study(folder)
+        TraceFile(folder / "trace.csv", began_at=0.0)
+
+    read_with(folder, name, data.draw(changed_bytes((folder / name).read_bytes())), read)
+
+
+@examples(150)
+@given(st.data())
+def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(folder: Path, data: st.DataObject) -> None:
+    content = json.dumps(data.draw(changed_data(json.loads((folder / "summary.json").read_text())))).encode("utf-8", "replace")
+
+    def read() -> None:
+        read_summary(folder / "summary.json")
+        read_concluded_study(folder)
+
+    read_with(folder, "summary.json", content, read)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["summary.json", "machine.yaml", "trials.csv", "trace.csv"])
+@examples(5)
+@given(st.data())
+def test_a_report_of_changed_files_is_written_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
+    path = folder / name
+    if name.endswith(".csv"):
+        content = data.draw(changed_bytes(path.read_bytes()))
+    else:
+        content = json.dumps(data.draw(changed_data(yaml.safe_load(path.read_text())))).encode("utf-8", "replace")
+    read_with(folder, name, content, lambda: write_study_report(folder))
+
+
+@pytest.fixture(scope="module")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("state")
+    moments = {0: {"step": torch.tensor(3.0), "exp_avg": torch.arange(6.0).reshape(2, 3)}}
+    save_state(
+        folder, {"step": 7, "evaluation": {"metric": math.nan, "outcome": None}, "parts": {"optimizer": {"state": moments}}, "l": [1, (2,)]}
+    )
+    return folder
+
+
+@examples(150)
+@given(st.data())
+def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(state_folder: Path, data: st.DataObject) -> None:
+    path = state_folder / STATE_FILE
+    read_with(state_folder, STATE_FILE, data.draw(changed_bytes(path.read_bytes())), lambda: read_state(state_folder))
+
+
+@examples(150)
+@given(st.data())
+def test_a_state_with_a_changed_header_is_read_or_refused_in_one_line(state_folder: Path, data: st.DataObject) -> None:
+    whole = (state_folder / STATE_FILE).read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    if data.draw(st.booleans()):
+        header["__metadata__"]["autotune"] = json.dumps(data.draw(changed_data(json.loads(header["__metadata__"]["autotune"]))))
+    else:
+        header = data.draw(changed_data(header))
+    text = json.dumps(header).encode()
+    read_with(state_folder, STATE_FILE, len(text).to_bytes(8, "little") + text + whole[8 + size :], lambda: read_state(state_folder))
