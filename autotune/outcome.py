@@ -74,9 +74,9 @@ class Outcome(StrEnum):
     CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "yellow", "#888888", "1", 7,
         "Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again.")
     LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x", 7,
-        "A worker was lost with its machine, which says nothing about the configuration.", needs_new_worker=True)
+        "A worker was lost with its machine or killed from outside, which says nothing about the configuration.", needs_new_worker=True)
     ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "P", 7.5,
-        "A fault in the code that was trained, or a worker that died.", needs_new_worker=True)
+        "A fault in the code that was trained, or a process that crashed.", needs_new_worker=True)
     # fmt: on
 
     @property

@@ -105,6 +105,8 @@ def run(command: str, report: Callable[..., None], clock: Clock, config: TrialCo
             exit_code = process.wait()
         finally:
             _end(process)
+    if exit_code == -signal.SIGKILL:
+        raise RuntimeError(f"{parts[0]} was ended by SIGKILL: {shlex.join(parts)}")
     if exit_code != 0:
         raise RuntimeError(f"{shlex.join(parts)} ended with exit code {exit_code}\n" + "".join(output))
 

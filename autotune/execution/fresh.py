@@ -20,14 +20,18 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.contention import MAX_RETAKES
 from autotune.errors import ClusterError
+from autotune.execution.death import MOST_RETRIES
 from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, outcome_of_death, warn_of_niceness
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, report_of_death, warn_of_niceness
 from autotune.execution.worker_group import WorkerGroup, bundles
 from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
+_MAX_LOST = 3
+"""Maximum number of times that a run is made again whose process was lost or killed from outside."""
 _START_SECONDS = 300.0
 """Seconds that new processes may take to start before the cluster counts as broken."""
 
@@ -85,7 +89,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             self._end(size)
 
     def train(self, run: FreshRun) -> TrialResult | None:
-        """Train a run to its end, and repeat it if its times were spoilt; a result that is still spoilt then is kept with the reason.
+        """Train a run to its end, and repeat it if its times were spoilt or its process was killed; the last repeat's result is kept.
 
         Returns:
             The result of the last repeat; None if it was interrupted.
@@ -95,7 +99,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         """
         max_retakes = 0 if self._is_always_busy else self._max_retakes
         for number in range(max_retakes + 1):
-            result = self._train_once(run, is_first=number == 0)
+            result = self._train_unkilled(run, is_first=number == 0)
             if result is None or result.contention is None:
                 self._is_always_busy = False
                 break
@@ -105,19 +109,29 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             self._is_always_busy = self._is_always_busy or max_retakes > 0  # repeating did not help
         return result
 
-    def _train_once(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
+    def _train_unkilled(self, run: FreshRun, *, is_first: bool) -> TrialResult | None:
+        """Train a run, and again if its process was killed from outside: that says nothing of a configuration, or too little."""
+        for number in range(_MAX_LOST + 1):
+            result, num_retries = self._train_once(run, is_first=is_first and number == 0)
+            if result is None or number >= min(num_retries, _MAX_LOST):
+                break
+            logger.info("%s: %s; it is made again", run.task.name, result.error)
+        return result
+
+    def _train_once(self, run: FreshRun, *, is_first: bool) -> tuple[TrialResult | None, int]:
+        """Train a run; also returns how often it is to be made again because of how its process died."""
         worker = None if self._interrupt.is_set() else self._ready_worker(run.task)
         if worker is None:
-            return None
+            return None, 0
         if is_first:
             run.on_start()
         is_reusable = False
         try:
-            result, is_reusable = _train(run, worker.reports(run.task, self._interrupt))
+            result, num_retries, is_reusable = _train(run, worker.reports(run.task, self._interrupt))
         finally:
             if not (is_reusable and worker.forks):
                 self._end(_Size.of(run.task))
-        return result
+        return result, num_retries
 
     def _ready_worker(self, task: TrialTask) -> "_Worker | _DriverWorker | None":
         """The worker for runs of the task's size, once it has imported all that a training needs; None if interrupted meanwhile."""
@@ -252,8 +266,11 @@ def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
     return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": strategy}
 
 
-def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, bool]:
-    """The result of a run, by its reports as they come, None if it was interrupted; and whether its worker may take another run."""
+def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, int, bool]:
+    """The result of a run, by its reports as they come, None if it was interrupted.
+
+    Also returns how often the run is to be made again because of how its process died, and whether its worker may take another run.
+    """
     task, started_at = run.task, time.time()
     reports: list[WorkerReport] = []
     death: str | None = None
@@ -269,10 +286,9 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[Tria
     except ray.exceptions.RayActorError as error:
         death = str(error)
     if death is not None:
-        outcome, message = outcome_of_death(task, seconds=time.time() - started_at, reason=death)
-        reports.append(WorkerReport(evaluation=None, outcome=outcome, error=message))
+        reports.append(report_of_death(task, seconds=time.time() - started_at, reason=death))
     if not reports or reports[-1].outcome is None:
-        return None, False
+        return None, 0, False
     if not reports[0].is_first_in_process:
         raise ClusterError(f"{task.name}: ran in a process that had trained before; this run needs a fresh one")
     result = TrialResult(
@@ -289,7 +305,7 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[Tria
         test_metric=reports[-1].test_metric,
         contention=_contention(reports),
     )
-    return result, death is None
+    return result, MOST_RETRIES if result.outcome is Outcome.LOST else reports[-1].num_retries, death is None
 
 
 def _contention(reports: Sequence[WorkerReport]) -> str | None:

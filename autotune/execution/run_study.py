@@ -71,20 +71,22 @@ def run_study(
         opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process, webhook=webhook) as live,
         told_storage_errors(live.resume_command),
     ):
-        confirmation = None
+        confirmation, exit_code = None, None
         try:
             confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
+            if not interrupt.is_set() and live.policy.error is None:
+                exit_code = conclude_study(live, confirmation)
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
-        if interrupt.is_set():
+        if interrupt.is_set() and exit_code is None:
             said = f"interrupted; the same study goes on with\n  {live.resume_command}"
             logger.warning(said)  # where the terminal is gone
             console.print(said, markup=False, highlight=False, soft_wrap=True)
             webhook.tell("interrupted", said, resume=live.resume_command)
             return EXIT_INTERRUPTED
-        if live.policy.error is not None:
+        if exit_code is None:
+            assert live.policy.error is not None, "nothing else ends a study before its conclusion"
             raise live.policy.error
-        exit_code = conclude_study(live, confirmation)
         _tell_end(webhook, live, exit_code, confirmation)
         return exit_code
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import FileError, StudyError
-from autotune.execution.task_run import HANG_FILES
+from autotune.execution.death import HANG_FILES
 from autotune.files import appending, check_kind, check_writable, make_folder, opened_to_lock
 from autotune.hiding import LogFormatter
 

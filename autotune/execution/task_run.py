@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, DataError
+from autotune.execution.death import LOW_ON_MEMORY, Death, death_of, hang_path, is_killed, num_killed_for_memory
 from autotune.execution.watch import Watch
 from autotune.files import appending, make_folder
 from autotune.measurement import Evaluation
@@ -99,10 +100,9 @@ class WorkerReport:
     """What else used the machine so far, as the training's first worker measured it; None before its first measurement."""
     is_data_missing: bool = False
     """Whether the error is that this machine cannot read the data set: then every other configuration would fail as well."""
+    num_retries: int = 0
+    """Number of times that the point is tried again before the outcome holds, after a process was killed from outside."""
 
-
-HANG_FILES = "hang-*.txt"
-"""Pattern of the files that watchdogs write stack traces to, ``*`` being the run's name; deleted when the run ends."""
 
 _num_trainings = 0
 """Number of trainings that this process has begun."""
@@ -113,14 +113,23 @@ class TaskRun:
 
     Args:
         meet: starts the task's other workers, and returns where this process, the first worker, meets them; None if there are no others.
+        on_deadline: called with the time of the monotonic clock at which another process may end this one.
     """
 
-    def __init__(self, task: TrialTask, meet: Callable[[TrialTask], "Rendezvous | None"] = lambda task: None) -> None:
+    def __init__(
+        self,
+        task: TrialTask,
+        meet: Callable[[TrialTask], "Rendezvous | None"] = lambda task: None,
+        on_deadline: Callable[[float], None] = lambda deadline: None,
+    ) -> None:
         global _num_trainings  # noqa: PLW0603  # counts what this process did
         _num_trainings += 1
         self._is_first = _num_trainings == 1
         self._task = task
-        self._watch = Watch(deadline_seconds=task.deadline_seconds, driver=task.driver, hang_file=self._open_hang_file)
+        self._watch = Watch(
+            deadline_seconds=task.deadline_seconds, driver=task.driver, hang_file=self._open_hang_file, on_deadline=on_deadline
+        )
+        self._num_killed = num_killed_for_memory()
         self._training: Generator[Evaluation, Path | None, float | None] | None = None
         self._fingerprint: Mapping[str, Any] = {}
         self._last: Evaluation | None = None
@@ -184,6 +193,8 @@ class TaskRun:
         except AutotuneError as error:
             return WorkerReport(evaluation=None, outcome=Outcome.INVALID, error=str(error), is_data_missing=isinstance(error, DataError))
         except Exception as error:  # noqa: BLE001  # any error of the trained code is an outcome, reported with its traceback
+            if is_killed(error):
+                return report_of_death(self._task, seconds=0.0, reason=f"{_killed_reason(error)}{self._memory_note()}")
             outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
             return WorkerReport(evaluation=None, outcome=outcome, error=traceback.format_exc())
         self._last = evaluation
@@ -196,6 +207,9 @@ class TaskRun:
             is_first_in_process=self._is_first,
             can_pause=self._can_pause,
         )
+
+    def _memory_note(self) -> str:
+        return LOW_ON_MEMORY if num_killed_for_memory() > self._num_killed else ""
 
     def _start(self) -> Generator[Evaluation, Path | None, float | None]:
         task = self._task
@@ -237,7 +251,7 @@ class TaskRun:
 
     def _open_hang_file(self) -> TextIO:
         if self._hang_file is None:
-            path = _hang_path(self._task)
+            path = hang_path(self._task.name, self._task.hang_folder)
             self._hang_file = appending(path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name)
         return self._hang_file
 
@@ -284,28 +298,19 @@ def _settings(task: TrialTask) -> dict[str, Any]:
     return settings
 
 
-def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> tuple[Outcome, str]:
-    """Outcome and error of a training whose process died without reporting an outcome, ``seconds`` after the training began."""
-    stack_traces = ""
-    with contextlib.suppress(OSError):  # there is no hang file, such as from the watchdog of another machine
-        stack_traces = _hang_path(task).read_text(encoding="utf-8")
-        _hang_path(task).unlink()
-    if seconds >= task.deadline_seconds:
-        return Outcome.TIMED_OUT, f"not ended after {task.deadline_seconds:.0f} s; the worker was ended\n{stack_traces}".rstrip()
-    if is_lost(reason):
-        return Outcome.LOST, reason
-    if any(words in reason for words in ("OutOfMemory", "OUT_OF_MEMORY", "low on memory")):  # Ray's words, and the fork server's
-        return Outcome.OUT_OF_MEMORY, reason
-    return Outcome.ERRORED, reason
+def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> Death:
+    """What it says that a training's process died without reporting an outcome, ``seconds`` after the training began."""
+    return death_of(task.name, task.hang_folder, is_past_deadline=seconds >= task.deadline_seconds, reason=reason)
 
 
-def is_lost(reason: str) -> bool:
-    """Whether a worker was lost together with its machine, judged by Ray's error message."""
-    return any(words in reason for words in ("node has died", "preempted", "temporarily unavailable"))
+def report_of_death(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
+    """The report in place of the one that a training's process did not make before it died."""
+    death = outcome_of_death(task, seconds=seconds, reason=reason)
+    return WorkerReport(evaluation=None, outcome=death.outcome, error=death.error, num_retries=death.num_retries)
 
 
-def _hang_path(task: TrialTask) -> Path:
-    return Path(task.hang_folder) / HANG_FILES.replace("*", task.name)
+def _killed_reason(error: Exception) -> str:
+    return f"a process of the training was ended by SIGKILL: {str(error).splitlines()[0]}"
 
 
 def import_training() -> None:

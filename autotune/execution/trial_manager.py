@@ -2,6 +2,7 @@
 
 import logging
 import math
+import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
+from autotune.execution.death import LOW_ON_MEMORY, MOST_RETRIES, is_lost, num_killed_for_memory
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_niceness
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
@@ -42,8 +44,8 @@ class Listener(Protocol):
         """Called when a trial is paused and leaves its worker; ``trial_started`` follows if it is resumed."""
         ...
 
-    def trial_lost(self, trial: int) -> None:
-        """Called when a trial was lost with its machine; a new trial of the same point follows."""
+    def trial_lost(self, trial: int, why: str) -> None:
+        """Called when a trial was lost with its machine, or its process was killed; a new trial of the same point follows."""
         ...
 
     def trial_contended(self, trial: int, why: str) -> None:
@@ -84,6 +86,8 @@ class _ManagedTrial:
     started_at: float = 0.0
     handed_out_at: float = 0.0
     """Unix time at which the trial was handed to its current worker."""
+    num_killed: int = 0
+    """Number of processes that this machine's kernel had killed for memory then."""
     contention: Contention | None = None
     """Contention while the current worker trains the trial."""
     contention_before: Contention | None = None
@@ -235,7 +239,7 @@ class TrialManager:
         if managed is None or managed.stage.is_paused:
             return
         managed.stage = TrialStage.RUNNING
-        managed.handed_out_at = time.time()
+        managed.handed_out_at, managed.num_killed = time.time(), num_killed_for_memory()
         self._ends_at = min(self._ends_at, time.monotonic() + self._time_budget_seconds)
         if not managed.started_at:
             managed.started_at = managed.handed_out_at
@@ -271,7 +275,7 @@ class TrialManager:
             return decision
         if outcome is Outcome.INVALID and (report.is_data_missing or managed.trial.is_baseline):
             self.refusal = self.refusal or (DataError if report.is_data_missing else ConfigError)(report.error or "refused")
-        self._end(key, outcome, report.error)
+        self._end(key, outcome, report.error, report.num_retries)
         return Decision.STOP
 
     def died(self, key: str, reason: str) -> None:
@@ -279,7 +283,10 @@ class TrialManager:
         managed = self._trials.get(key)
         if managed is None:
             return
-        self._end(key, *outcome_of_death(managed.task, seconds=time.time() - managed.handed_out_at, reason=reason))
+        is_here = managed.fingerprint.get("host") == platform.node()
+        note = LOW_ON_MEMORY if is_here and num_killed_for_memory() > managed.num_killed else ""
+        death = outcome_of_death(managed.task, seconds=time.time() - managed.handed_out_at, reason=f"{reason}{note}")
+        self._end(key, death.outcome, death.error, death.num_retries)
 
     def interrupt_all(self) -> None:
         """Give up all running and paused trials, because the search ends; a resumed study continues them or proposes them again."""
@@ -329,11 +336,11 @@ class TrialManager:
         managed.stage = TrialStage.RESUMING
         return None
 
-    def _end(self, key: str, outcome: Outcome, error: str | None) -> None:
+    def _end(self, key: str, outcome: Outcome, error: str | None, num_retries: int = 0) -> None:
         managed = self._trials.pop(key)
         is_paused = managed.stage.is_paused  # its worker may still be writing the state, so its folder is deleted only after the search
         result = managed.result(outcome, error)
-        if self._is_tried_again(managed, result):
+        if self._is_tried_again(managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries):
             return
         score = self._policy.finish(result)
         self._tracker.finish(managed.tracked, result, score)
@@ -342,8 +349,8 @@ class TrialManager:
         for listener in self._listeners:
             listener.trial_finished(result, score)
 
-    def _is_tried_again(self, managed: _ManagedTrial, result: TrialResult) -> bool:
-        """Withdraw a trial whose times were spoilt, or that was lost, if its point is to be tried again."""
+    def _is_tried_again(self, managed: _ManagedTrial, result: TrialResult, num_retries: int) -> bool:
+        """Withdraw a trial whose times were spoilt, or whose process was lost or killed, if its point is to be tried again."""
         why = result.contention
         may_retake = why is not None and not (self.is_over or self._has_no_more) and self._num_in_vain < _MAX_IN_VAIN
         is_retaken = may_retake and self._policy.retry(result.trial, most=self._max_retakes)
@@ -353,15 +360,17 @@ class TrialManager:
         if not is_retaken:
             if result.outcome.is_timed:
                 self._num_in_vain = 0 if why is None else self._num_in_vain + 1
-            if result.outcome is not Outcome.LOST or not self._policy.retry(result.trial, most=self._max_retries):
+            if not num_retries or not self._policy.retry(result.trial, most=min(num_retries, self._max_retries)):
                 return False
-        self._tracker.finish(managed.tracked, replace(result, outcome=Outcome.CONTENDED, error=why) if is_retaken else result, None)
+            logger.info("%s: %s; its configuration is tried again", managed.tracked.name, result.error)
+        ended = replace(result, outcome=Outcome.CONTENDED, error=why) if is_retaken else replace(result, outcome=Outcome.LOST)
+        self._tracker.finish(managed.tracked, ended, None)
         shutil.rmtree(self._state_folder(result.trial), ignore_errors=True)
         for listener in self._listeners:
             if why is not None and is_retaken:
                 listener.trial_contended(result.trial, why)
             else:
-                listener.trial_lost(result.trial)
+                listener.trial_lost(result.trial, "with its machine" if is_lost(result.error or "") else result.error_line)
         return True
 
 

@@ -2,16 +2,21 @@
 
 It wakes ten times a second. If it wakes long after it was due, and the kernel says that it neither ran nor waited for a CPU meanwhile, the
 whole process was stopped: the deadline moves by that time, so that no trial counts as hung because someone else stopped it. (A thread that
-cannot get Python's lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted as waiting.)
+cannot get Python's lock wakes every few milliseconds to try again, and one that the kernel does not let run is counted as waiting.) Twice a
+second it looks whether a process that the training has started is stopped: one that gathers batches, or a script that trains. That the
+whole machine was suspended is told by the clock that goes on meanwhile.
 
 The watchdog ends a hung process, with the stack of every thread in its hang file. If even the watchdog cannot run, since compiled code
-keeps Python's lock for ever, ``faulthandler``'s own timer does the same, some time later.
+keeps Python's lock for ever, another process has to: the fork server ends what it has forked, by the deadline that both see. A worker that
+trains by itself is ended by ``faulthandler``'s own timer, some time later.
 """
 
 import contextlib
 import faulthandler
+import math
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -25,11 +30,19 @@ from autotune.contention import MAX_STOPPED_SECONDS, Contention
 from autotune.execution.awake import has_idle_priority
 
 _BEAT_SECONDS = 0.1
-_MAX_WAKES_PER_SECOND = 20
-"""Upper limit for a thread that was stopped: just before and after, it may wait for Python's lock, which wakes it 200 times a second."""
+_LOCK_SHARE = 1.25
+"""Upper limit on the time between two wakes of a thread that waits for Python's lock, in units of Python's switch interval."""
+_LOOK_EVERY_SECONDS = 0.5
+"""Seconds between two looks at the processes that the training has started."""
+_CATCH_UP_SECONDS = 10.0
+"""Longest wait for the watchdog thread after its process was stopped."""
 _SAMPLE_EVERY_SECONDS = 0.5
 _BACKSTOP_SECONDS = 60.0
 """Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the watchdog thread cannot run."""
+
+
+TRACES_SIGNAL: int = getattr(signal, "SIGUSR2", 0)
+"""Signal at which a training's process writes its stack traces to its hang file, unless the trained code uses that signal itself."""
 
 
 class Watch:
@@ -39,17 +52,31 @@ class Watch:
         deadline_seconds: wall seconds that the training may take; time in which it was stopped or waited for another machine is free.
         driver: host and process id of the driver; all processes that the driver has started belong to the study.
         hang_file: opens the file that the stack traces of a hung process are written to.
+        on_deadline: called with the deadline on the monotonic clock when it changes; infinite while nothing is trained.
     """
 
-    def __init__(self, *, deadline_seconds: float, driver: tuple[str, int], hang_file: Callable[[], TextIO]) -> None:
+    def __init__(
+        self,
+        *,
+        deadline_seconds: float,
+        driver: tuple[str, int],
+        hang_file: Callable[[], TextIO],
+        on_deadline: Callable[[float], None] = lambda deadline: None,
+    ) -> None:
         self._deadline = time.monotonic() + deadline_seconds
         self._driver = driver
         self._hang_file = hang_file
+        self._on_deadline = on_deadline
         self._changed = threading.Condition()
         self._is_on = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._stopped_seconds = 0.0
+        self._due_at = math.inf
+        """When the watchdog thread is to wake; infinite while it has nothing to watch."""
+        self._looked_at = 0.0
+        self._stopped_before: set[int] = set()
+        """Processes started by the training that were stopped when they were last looked at."""
         self._on_seconds = 0.0
         self._on_since = 0.0
         self._first: _Sample | None = None
@@ -63,6 +90,8 @@ class Watch:
             self._first = _sample(self._driver)
         with self._changed:
             if self._thread is None:
+                if TRACES_SIGNAL:
+                    faulthandler.register(TRACES_SIGNAL, file=self._hang_file(), all_threads=True)
                 self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
                 self._thread.start()
             self._switch(is_on=True)
@@ -90,13 +119,17 @@ class Watch:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
+        if self._thread is not None and TRACES_SIGNAL:
+            faulthandler.unregister(TRACES_SIGNAL)
 
     def contention(self, *, is_last: bool) -> Contention | None:
         """What else used the machine so far, measured anew now and then and at the training's end; None before the first measurement."""
         assert self._first is not None, "the training is under way"
+        with self._changed:  # a training that was stopped until now may be faster than the thread that is to see it
+            self._changed.wait_for(lambda: time.monotonic() < self._due_at + MAX_STOPPED_SECONDS, _CATCH_UP_SECONDS)
         latest = self._latest
         seen_seconds, seen_stopped = (latest.seconds, latest.stopped_seconds) if latest else (0.0, 0.0)
-        if not is_last and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS and self._stopped_seconds == seen_stopped:
+        if not is_last and self._on_seconds - seen_seconds < _SAMPLE_EVERY_SECONDS and self._stopped_seconds <= seen_stopped:
             return latest
         now = _sample(self._driver)
         first, seconds = self._first, self._on_seconds
@@ -107,7 +140,7 @@ class Watch:
         self._device = self._device or _device_fault()
         self._latest = Contention(
             seconds=seconds,
-            stopped_seconds=self._stopped_seconds,
+            stopped_seconds=self._stopped_seconds + max(0.0, now.suspended - first.suspended),
             waited_seconds=max((waited - first.waits.get(thread, 0.0) for thread, waited in now.waits.items()), default=0.0),
             others_cpu_seconds=others * fraction,
             study_cpu_seconds=study * fraction,
@@ -120,37 +153,59 @@ class Watch:
         if self._is_on:
             self._on_seconds += now - self._on_since
         self._is_on, self._on_since = is_on, now
+        self._looked_at, self._stopped_before = now, set()
         if is_on:
             self._arm()
         else:
             faulthandler.cancel_dump_traceback_later()
-        self._changed.notify()
+            self._on_deadline(math.inf)
+        self._changed.notify_all()
 
     def _arm(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
+        self._on_deadline(self._deadline)
         faulthandler.dump_traceback_later(2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file())
 
     def _look(self) -> None:
         with self._changed:
             while not self._is_closed:
                 if not self._is_on:
+                    self._due_at = math.inf
+                    self._changed.notify_all()
                     self._changed.wait()
                     continue
                 began, before = time.monotonic(), _ran("thread-self")
+                self._due_at = began + _BEAT_SECONDS
                 self._changed.wait(_BEAT_SECONDS)
-                late, after = time.monotonic() - began - _BEAT_SECONDS, _ran("thread-self")
+                late, after = time.monotonic() - self._due_at, _ran("thread-self")
                 if late >= MAX_STOPPED_SECONDS and before is not None and after is not None:
                     self._was_late(late, before, after)
+                elif self._is_on:
+                    self._look_at_descendants()
                 if self._is_on and time.monotonic() >= self._deadline:
                     self._end_process()
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
-        stopped = late - (after.waited_seconds - before.waited_seconds)
-        if stopped >= MAX_STOPPED_SECONDS and after.times - before.times <= _MAX_WAKES_PER_SECOND * late:
-            self._stopped_seconds += stopped
-            self._deadline += stopped
-            if self._is_on:
-                self._arm()
+        waited_for_lock = _LOCK_SHARE * sys.getswitchinterval() * (after.times - before.times)
+        stopped = late - (after.waited_seconds - before.waited_seconds) - waited_for_lock
+        if stopped >= MAX_STOPPED_SECONDS:
+            self._was_stopped(stopped)
+
+    def _look_at_descendants(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_EVERY_SECONDS:
+            return
+        stopped = {process for process in _descendants(os.getpid()) if is_stopped(process)}
+        if stopped & self._stopped_before:
+            self._was_stopped(now - self._looked_at)
+        self._looked_at, self._stopped_before = now, stopped
+
+    def _was_stopped(self, seconds: float) -> None:
+        self._stopped_seconds += seconds
+        self._deadline += seconds
+        self._looked_at, self._stopped_before = time.monotonic(), set()
+        if self._is_on:
+            self._arm()
 
     def _end_process(self) -> None:
         file = self._hang_file()
@@ -177,6 +232,23 @@ def _ran(thread: str) -> _Ran | None:
     return _Ran(int(waited) / 1e9, int(times))
 
 
+def is_stopped(process: int) -> bool:
+    """Whether a process stands still because of a signal (SIGSTOP) or a debugger; only on Linux."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):  # it has ended
+        return False
+
+
+def _descendants(process: int) -> Iterator[int]:
+    """Ids of the processes that a process has started, and of those that these have started, where Linux tells them."""
+    with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (thread / "children").read_text(encoding="ascii").split()):
+                yield child
+                yield from _descendants(child)
+
+
 class _Sample(NamedTuple):
     """Counters of CPU time at one moment, all in seconds."""
 
@@ -188,6 +260,8 @@ class _Sample(NamedTuple):
     """CPU time used by each process of the study, including this one, by process id."""
     waits: dict[str, float]
     """Time that each thread of this process has waited for a CPU, by thread id."""
+    suspended: float = 0.0
+    """Time that the machine was suspended since it was started; 0 where no clock tells that."""
 
 
 def _sample(driver: tuple[str, int]) -> _Sample:
@@ -201,7 +275,7 @@ def _sample(driver: tuple[str, int]) -> _Sample:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(root_pid)
             processes |= {process.pid: process for process in [root, *root.children(recursive=True)]}
-    return _Sample(time.monotonic(), busy, {pid: _cpu_seconds(process) for pid, process in processes.items()}, _waits())
+    return _Sample(time.monotonic(), busy, {pid: _cpu_seconds(process) for pid, process in processes.items()}, _waits(), _suspended())
 
 
 def _roots(driver: tuple[str, int]) -> Iterator[int]:
@@ -219,6 +293,11 @@ def _cpu_seconds(process: psutil.Process) -> float:
         return float(sum(process.cpu_times()[:4]))
     except psutil.Error:
         return 0.0
+
+
+def _suspended() -> float:
+    clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux: the monotonic clock, which stands still meanwhile, and this one, which goes on
+    return 0.0 if clock is None else round(max(time.clock_gettime(clock) - time.monotonic() for _ in range(3)), 1)
 
 
 def _waits() -> dict[str, float]:

@@ -72,7 +72,7 @@ class TrialsTable:
     def trial_paused(self, trial: int) -> None:
         """Write nothing: only ended trials have a row."""
 
-    def trial_lost(self, trial: int) -> None:
+    def trial_lost(self, trial: int, why: str) -> None:
         """Write nothing: only ended trials have a row."""
 
     def trial_contended(self, trial: int, why: str) -> None:
@@ -285,8 +285,8 @@ class TraceFile:
         """Write the row of a trial that is paused and may be resumed later."""
         self._end(trial, PAUSED)
 
-    def trial_lost(self, trial: int) -> None:
-        """Write the row of a running trial that was lost with its machine."""
+    def trial_lost(self, trial: int, why: str) -> None:
+        """Write the row of a running trial that was lost with its machine, or whose process was killed."""
         if trial in self._running:
             self._end(trial, Outcome.LOST)
 

@@ -119,11 +119,11 @@ class StudyDisplay:
         if trial in self._running:
             self._paused[trial] = self._running.pop(trial)
 
-    def trial_lost(self, trial: int) -> None:
-        """Note that a trial was lost with its machine, and that its configuration is tried again."""
+    def trial_lost(self, trial: int, why: str) -> None:
+        """Note that a trial was lost with its machine, or its process killed, and that its configuration is tried again."""
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
-        self.note(f"trial {trial}  LOST with its machine; its configuration is tried again")
+        self.note(f"trial {trial}  LOST {why}; its configuration is tried again")
 
     def trial_contended(self, trial: int, why: str) -> None:
         """Note that other programs spoilt a trial's times, and that its configuration is tried again."""

@@ -1,5 +1,6 @@
 """The device that a training runs on: its selection, state, capabilities and software, and what disturbs it."""
 
+import errno
 import importlib.util
 import os
 import platform
@@ -202,9 +203,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that device or host memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    )
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Words of RuntimeErrors by which torch and other libraries in C++ tell that memory ran out."""
 
 
 def cpu_name() -> str:

@@ -33,7 +33,6 @@ from autotune.training.device import device_kind, peak_memory_bytes, pick_device
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import (
     WARMED_UP,
-    PaidOnce,
     TrainingEnded,
     function_node,
     how_called,
@@ -104,7 +103,7 @@ def train_own(
     folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
     _warm_up(device)
     is_first = how_called(config) is None
-    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads), is_resumed=folder is not None)
+    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads, clock), is_resumed=folder is not None)
     _reset_process(config, device, num_threads)
     checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
     previous = None if folder is None else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
@@ -113,7 +112,7 @@ def train_own(
     elif previous.outcome is not None:
         yield previous
         return
-    reports = _reports(config, device, clock, paid, checkpoint)
+    reports = _reports(config, device, clock, lambda: imports_are_build(clock, paid), checkpoint)
     try:
         with contextlib.closing(reports):
             for values in reports:
@@ -121,6 +120,7 @@ def train_own(
                     raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
                 phase = clock.phase  # a report may be made within evaluating()
                 clock.enter(None)
+                paid.came_to_report(clock)
                 evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
                 if state_folder is not None and checkpoint.is_fresh:
                     checkpoint.write(state_folder, config, evaluation)
@@ -163,11 +163,11 @@ def _reset_process(config: TrialConfig, device: torch.device, num_threads: int) 
     seed_everything(config.seed)
 
 
-def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int) -> None:
-    """Call the function up to its first report, with a separate clock whose phases do not count."""
+def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int, clock: PhaseClock) -> None:
+    """Call the function up to its first report, with a clock of its own; ``clock`` counts the whole call, in its build phase."""
     _reset_process(config, device, num_threads)
     checkpoint = TrainingCheckpoint(device)
-    reports = _reports(config, device, PhaseClock(), PaidOnce(WARMED_UP), checkpoint)
+    reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), checkpoint)
     with contextlib.suppress(TrainingEnded), contextlib.closing(reports):
         next(reports, None)
         if checkpoint.is_fresh:
@@ -206,10 +206,14 @@ def _function(config: TrialConfig) -> "functools.partial[Any]":
 
 
 def _reports(
-    config: TrialConfig, device: torch.device, clock: PhaseClock, paid: PaidOnce, checkpoint: TrainingCheckpoint
+    config: TrialConfig,
+    device: torch.device,
+    clock: PhaseClock,
+    counting_imports: Callable[[], contextlib.AbstractContextManager[None]],
+    checkpoint: TrainingCheckpoint,
 ) -> Generator[Mapping[str, Any], None, None]:
     """Yield what the function reports; it stands still in ``report`` until the next report is requested."""
-    with imports_are_build(clock, paid):
+    with counting_imports():
         function = _function(config)
     user_clock = TrainingClock(clock)
     offered = {"config": config, "seed": config.seed, "device": device, "clock": user_clock, "checkpoint": checkpoint}
@@ -225,14 +229,14 @@ def _reports(
                 f"training: {_name(config)} is a generator function, which yields its evaluations; it cannot call report, too"
             )
 
-        with imports_are_build(clock, paid), in_session(session(refused)):
+        with counting_imports(), in_session(session(refused)):
             yield from function(**arguments)
         return
     takes_report = "report" in accepted_arguments(function, {"report": None})
 
     def call_with(report: Callable[..., None]) -> None:
         active = session(report)
-        with imports_are_build(clock, paid), in_session(active):
+        with counting_imports(), in_session(active):
             function(**arguments, **({"report": report} if takes_report else {}))
         if active.refused:
             raise active.refused[0]

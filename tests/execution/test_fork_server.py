@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 
 _ENDS = """
-import ctypes, os, pathlib, signal, subprocess, sys, time
+import ctypes, mmap, os, pathlib, resource, signal, subprocess, sys, time
+import torch
 
 def note(name, number):
     pathlib.Path(name + ".part").write_text(str(number))
@@ -49,6 +50,27 @@ def wait_for_what_never_comes():
     note("helper", helper.pid)
     note("trains", os.getpid())
     time.sleep(600)
+
+def hangs_in_c():
+    yield {"metric": 0.1}
+    ctypes.PyDLL(None).sleep(600)  # keeps Python's lock
+
+def takes_all_memory():
+    note("process", os.getpid())
+    hoard = []
+    while True:
+        hoard.append(bytearray(os.urandom(1 << 20)))
+
+def is_refused_memory(by):
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, hard))
+    if by == "torch":
+        torch.empty(64 << 30, dtype=torch.uint8)
+    elif by == "python":
+        bytearray(64 << 30)
+    elif by == "mmap":
+        mmap.mmap(-1, 64 << 30)
+    yield {"metric": 0.1}
 
 def imports():
     known = "wave" in sys.modules
@@ -118,11 +140,14 @@ def test_a_forked_process_trains_as_a_new_one_to_the_last_bit_and_never_trained(
     assert forked[0][0].fingerprint["sha256"] == forked[1][0].fingerprint["sha256"]
 
 
-@pytest.mark.parametrize(("how", "told"), [("kills", "SIGKILL"), ("crashes", "SIGSEGV")])
-def test_what_ended_a_process_is_said_and_the_next_one_trains(server: ForkServer, make_task: Any, how: str, told: str) -> None:
+@pytest.mark.parametrize(("how", "told", "outcome"), [("kills", "SIGKILL", Outcome.LOST), ("crashes", "SIGSEGV", Outcome.ERRORED)])
+def test_what_ended_a_process_is_said_and_the_next_one_trains(
+    server: ForkServer, make_task: Any, how: str, told: str, outcome: Outcome
+) -> None:
     last = list(server.train(make_task(how)))[-1]
     assert last == Died(reason=f"the worker died: it was ended by {told}")
-    assert outcome_of_death(make_task(), seconds=1.0, reason=last.reason) == (Outcome.ERRORED, last.reason)
+    death = outcome_of_death(make_task(), seconds=1.0, reason=last.reason)
+    assert (death.outcome, death.error, death.num_retries > 0) == (outcome, last.reason, outcome is Outcome.LOST)
     [report, *_] = server.train(make_task("works"))
     assert isinstance(report, WorkerReport)
     assert report.outcome is Outcome.REACHED
@@ -157,15 +182,66 @@ def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: Fork
     task = make_task("hangs", deadline_seconds=15.0)
     last = list(server.train(task))[-1]
     assert last == Died(reason="the worker died: it ended with exit code 1")
-    outcome, error = outcome_of_death(task, seconds=16.0, reason=last.reason)
+    outcome, error, _ = outcome_of_death(task, seconds=16.0, reason=last.reason)
     assert outcome is Outcome.TIMED_OUT
     assert "in wait_for_what_never_comes" in error
     wait_until(lambda: _are_gone(tmp_path))
 
 
+def test_what_keeps_pythons_lock_is_ended_from_outside(server: ForkServer, make_task: Any) -> None:
+    task = make_task("hangs_in_c", deadline_seconds=3.0)
+    last = list(server.train(task))[-1]
+    assert last == Died(reason="the worker died: it was still at work past its deadline")
+    death = outcome_of_death(task, seconds=1.0, reason=last.reason)
+    assert (death.outcome, death.num_retries) == (Outcome.TIMED_OUT, 0)
+    assert "in hangs_in_c" in death.error
+
+
+def test_a_process_that_was_killed_after_its_deadline_did_not_hang(make_task: Any) -> None:
+    reason = "the worker died: it was ended by SIGKILL"
+    assert outcome_of_death(make_task(), seconds=1e6, reason=reason).outcome is Outcome.LOST
+
+
 def test_memory_that_ran_out_is_told_by_what_the_kernel_counts(make_task: Any) -> None:
     reason = "the worker died: it was ended by SIGKILL, while this machine was low on memory"
-    assert outcome_of_death(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason)
+    assert outcome_of_death(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason, 1)
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: int) -> Iterator[Path]:
+    """A control group of the kernel's first version with so much memory; the test is skipped, and says why, where none can be made."""
+    group = Path(f"/sys/fs/cgroup/memory/autotune-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(num_bytes))
+    except OSError as error:
+        pytest.skip(f"no control group with a limit of memory can be made here: {error}")
+    try:
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+def test_a_process_that_the_kernel_killed_for_memory_is_out_of_memory(make_task: Any, tmp_path: Path) -> None:
+    with memory_limit(256 << 20) as group:
+        server = ForkServer(is_quiet=True)
+        try:
+            assert server.fault() is None
+            (group / "cgroup.procs").write_text(str(server._process.pid))
+            last = list(server.train(make_task("takes_all_memory")))[-1]
+        finally:
+            server.close()
+    assert last == Died(reason="the worker died: it was ended by SIGKILL, while this machine was low on memory")
+
+
+@pytest.mark.parametrize("by", ["torch", "python", "mmap"])
+def test_an_allocation_that_is_refused_is_out_of_memory(server: ForkServer, make_task: Any, by: str) -> None:
+    task = make_task("is_refused_memory")
+    task = replace(task, config=replace(task.config, training={**task.config.training, "by": by}))
+    last = list(server.train(task))[-1]
+    assert isinstance(last, WorkerReport)
+    assert (last.outcome, last.num_retries) == (Outcome.OUT_OF_MEMORY, 0), last.error
 
 
 def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
@@ -190,13 +266,13 @@ def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server
     wait_until(lambda: not _is_alive(trains))
 
 
-@pytest.mark.parametrize("how", ["kills", "crashes"])
+@pytest.mark.parametrize(("how", "outcome"), [("kills", Outcome.LOST), ("crashes", Outcome.ERRORED)])
 def test_a_trial_whose_process_ended_has_an_outcome_and_the_next_one_has_another_process(
-    server: ForkServer, make_task: Any, how: str
+    server: ForkServer, make_task: Any, how: str, outcome: Outcome
 ) -> None:
     process = ForkedProcess(server.address, {})
     last = reports_of(ForkedRun(process, make_task(how)))[-1]
-    assert (last.outcome, process.is_gone) == (Outcome.ERRORED, True)
+    assert (last.outcome, process.is_gone) == (outcome, True)
     assert "the worker died: it was ended by SIG" in str(last.error)
     assert reports_of(ForkedRun(ForkedProcess(server.address, {}), make_task("works")))[-1].outcome is Outcome.REACHED
 

@@ -49,6 +49,12 @@ def kills():
     os.kill(os.getpid(), signal.SIGKILL)
     yield {"metric": 1.0}
 
+def is_killed_once():
+    if not pathlib.Path("killed").exists():
+        pathlib.Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield {"metric": 1.0}
+
 def waits():
     yield {"metric": 0.1}
     pathlib.Path("trains.part").write_text(str(os.getpid()))

@@ -151,6 +151,42 @@ def test_a_point_that_is_lost_again_and_again_is_given_up(make_trials: MakeTrial
     assert policy.error is None
 
 
+_KILLED = "the worker died: it was ended by SIGKILL"
+_GONE = "the worker died: Worker unexpectedly exits with a connection error code 2. End of file."
+
+
+@pytest.mark.parametrize(
+    ("reason", "num_tries", "outcome"),
+    [
+        (_KILLED, 3, Outcome.LOST),
+        (f"{_KILLED}, while this machine was low on memory", 2, Outcome.OUT_OF_MEMORY),
+        ("Task was killed due to the node running low on memory.", 2, Outcome.OUT_OF_MEMORY),
+        (_GONE, 2, Outcome.ERRORED),
+        ("the worker died: it was ended by SIGSEGV", 1, Outcome.ERRORED),
+    ],
+)
+def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
+    make_trials: MakeTrials, reason: str, num_tries: int, outcome: Outcome
+) -> None:
+    trials, policy = make_trials()
+    heard = Heard()
+    trials._listeners = (heard,)
+    for number in range(num_tries):
+        assert not policy.results
+        assert begin(trials, str(number)).config.batch_size == 64, "the same point"
+        trials.died(str(number), reason)
+    assert (only(policy).trial, only(policy).outcome) == (num_tries - 1, outcome)
+    assert heard.lost == [(number, reason) for number in range(num_tries - 1)]
+    assert policy.error is None
+
+
+def test_memory_that_ran_out_within_a_process_is_no_death(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials()
+    begin(trials, "a")
+    trials.reported("a", report(Outcome.OUT_OF_MEMORY, error="DefaultCPUAllocator: can't allocate memory"))
+    assert only(policy).outcome is Outcome.OUT_OF_MEMORY
+
+
 def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_path: Path) -> None:
     trials, policy = make_trials(trial_deadline_seconds=0.05)
     begin(trials, "a")
@@ -196,9 +232,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.contended: list[tuple[int, str]] = []
+        self.lost: list[tuple[int, str]] = []
 
     def trial_contended(self, trial: int, why: str) -> None:
         self.contended.append((trial, why))
+
+    def trial_lost(self, trial: int, why: str) -> None:
+        self.lost.append((trial, why))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None

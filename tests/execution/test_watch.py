@@ -24,7 +24,7 @@ STOPPED_SECONDS = 12.0
 _HOG = "while True: pass"
 
 _TRAININGS = """
-import os, pathlib, time
+import ctypes, os, pathlib, signal, subprocess, sys, time
 
 def note():
     pathlib.Path("trains.part").write_text(str(os.getpid()))
@@ -37,6 +37,24 @@ def computes(seconds):
     while time.process_time() < until:
         pass
     yield {"metric": 1.0}
+
+def reports_at_once(seconds):
+    # Goes on so fast that no other thread has the lock before the report.
+    sys.setswitchinterval(0.1)
+    note()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    yield {"metric": 1.0}
+
+def waits_for_a_helper(seconds):
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"])
+    pathlib.Path("trains.part").write_text(str(helper.pid))
+    os.replace("trains.part", "trains")
+    helper.wait()
+    yield {"metric": 1.0}
+
+def keeps_pythons_lock(seconds):
+    ctypes.PyDLL(None).sleep(2)
+    yield {"metric": 1.0}
 """
 
 
@@ -44,8 +62,8 @@ def computes(seconds):
 def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callable[..., TrialTask]:
     (tmp_path / "trainings.py").write_text(_TRAININGS)
 
-    def make(seconds: float, **fields: Any) -> TrialTask:
-        training = {"_target_": "trainings.computes", "seconds": seconds, "_warm_up_": False}
+    def make(seconds: float, how: str = "computes", **fields: Any) -> TrialTask:
+        training = {"_target_": f"trainings.{how}", "seconds": seconds, "_warm_up_": False}
         config = replace(trial_config("allowed_targets=[trainings]"), training=training)
         task = TrialTask(
             name="trial-0",
@@ -104,6 +122,37 @@ def test_a_stop_is_seen_told_and_moves_the_deadline(server: ForkServer, make_tas
     assert last.evaluation.contention == last.contention
     assert last.evaluation.train_seconds >= STOPPED_SECONDS, "the clock is the clock: what is not to be trusted is marked, not mended"
     assert Evaluation.from_dict(last.evaluation.as_dict()).contention == last.contention
+
+
+@pytest.mark.parametrize("how", ["reports_at_once", "waits_for_a_helper"])
+def test_a_stop_is_seen_however_short_the_way_to_the_report_and_whichever_process_is_stopped(
+    server: ForkServer, make_task: Any, tmp_path: Path, how: str
+) -> None:
+    stopper = subprocess.Popen([sys.executable, "-c", _STOPS, str(tmp_path / "trains"), "3"], start_new_session=True)
+    last = last_of(server, make_task(1.0, how))
+    assert stopper.wait() == 0
+    assert last.contention is not None
+    assert last.contention.stopped_seconds >= 1.5
+    assert str(last.contention.reason).startswith("its process was stopped for ")
+
+
+def test_a_call_that_keeps_pythons_lock_is_no_stop(server: ForkServer, make_task: Any) -> None:
+    last = last_of(server, make_task(1.0, "keeps_pythons_lock"))
+    assert last.contention is not None
+    assert last.contention.stopped_seconds == 0
+    assert last.evaluation is not None
+    assert last.evaluation.train_seconds >= 2
+
+
+def test_a_machine_that_was_suspended_is_a_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    samples = [watch._Sample(at, 0.0, {}, {}, suspended) for at, suspended in [(0.0, 5.0), (1.0, 35.0)]]
+    monkeypatch.setattr(watch, "_sample", lambda driver: samples.pop(0))
+    seen = watch.Watch(deadline_seconds=60.0, driver=("nowhere", 0), hang_file=(tmp_path / "hang").open)
+    seen._first = watch._sample(("nowhere", 0))
+    found = seen.contention(is_last=True)
+    assert found is not None
+    assert found.stopped_seconds == 30
+    assert found.reason is not None
 
 
 _STOPS = """

@@ -155,9 +155,9 @@ def test_a_training_that_was_left_midway_leaves_nothing_behind(processes: Proces
 def test_a_hung_process_ends_itself_and_leaves_where_it_hung(processes: Processes, folder: Path) -> None:
     assert processes.reused.code == 1
     assert processes.reused.seconds >= processes.hung.deadline_seconds
-    outcome, error = outcome_of_death(processes.hung, seconds=processes.reused.seconds, reason="the worker died")
+    outcome, error, _ = outcome_of_death(processes.hung, seconds=processes.reused.seconds, reason="the worker died")
     assert outcome is Outcome.TIMED_OUT
-    assert error.startswith("not ended after 2 s; the worker was ended\n")
+    assert error.startswith("not ended at its deadline; the worker was ended\n")
     assert "in wait_for_what_never_comes" in error
     assert not list(folder.glob("hang-*"))
 
@@ -183,9 +183,11 @@ def test_the_test_split_is_scored_where_asked(make_task: MakeTask) -> None:
 
 def test_a_process_that_is_gone_before_its_deadline_crashed(make_task: MakeTask) -> None:
     task = make_task()
-    assert outcome_of_death(task, seconds=1.0, reason="SIGSEGV") == (Outcome.ERRORED, "SIGSEGV")
+    assert outcome_of_death(task, seconds=1.0, reason="SIGSEGV") == (Outcome.ERRORED, "SIGSEGV", 0)
     killed = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
-    assert outcome_of_death(task, seconds=1.0, reason=killed) == (Outcome.OUT_OF_MEMORY, killed)
+    assert outcome_of_death(task, seconds=1.0, reason=killed) == (Outcome.OUT_OF_MEMORY, killed, 1)
+    gone = "The actor died unexpectedly: Worker unexpectedly exits with a connection error code 2. End of file."
+    assert outcome_of_death(task, seconds=1.0, reason=gone) == (Outcome.ERRORED, gone, 1)
 
 
 def test_memory_that_ran_out_and_faults_in_the_code_need_a_new_process() -> None:

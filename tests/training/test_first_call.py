@@ -164,8 +164,19 @@ def test_what_a_first_call_pays_once_is_build_in_every_training_of_the_process(o
     for _ in range(3):
         ended = last(own(function))
         assert (ended.train_seconds, ended.evaluate_seconds) == (2 * STEPS, 6)
-        assert ended.build_seconds == 2 * IMPORT + SET_UP + STEPS + 3, "with the call that did not count, up to its first report"
+        assert ended.build_seconds == 2 * IMPORT + SET_UP, "without what the call that did not count trained and evaluated"
     assert len(PROCESS.calls) == 4
+
+
+@both_kinds
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_imports_of_installed_libraries_are_paid_by_no_training(
+    own: MakeConfig, function: Callable[..., Any], warm_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.training.first_call._LIBRARY_FOLDERS", (str(tmp_path),))
+    first, *others = (last(own(function, _warm_up_=warm_up)) for _ in range(3))
+    assert [each.build_seconds for each in (first, *others)] == [SET_UP if warm_up else 0] * 3
+    assert [each.train_seconds for each in (first, *others)] == [2 * STEPS + (0 if warm_up else SET_UP), 2 * STEPS, 2 * STEPS]
 
 
 @both_kinds
