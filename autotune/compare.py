@@ -65,7 +65,7 @@ def compare(
     from autotune.execution.comparison_plan import check_comparison, compose_sides, plan_comparison  # noqa: PLC0415  # imports torch
     from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # imports torch
 
-    code_folders = import_user_code_from(config_dirs)
+    code_folders = import_user_code_from(config_dirs, [*common, *a, *b])
     plan = plan_comparison(compose_sides(common, {"a": a, "b": b}, config_dirs), num_seeds=num_seeds)
     out = console or Console(quiet=True)
     check_comparison(plan, lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True))
@@ -86,8 +86,9 @@ def compare_command(arguments: Sequence[str]) -> int:
         plan_comparison,
     )
 
-    code_folders = import_user_code_from(line.config_dirs)
-    sides = compose_sides(common, {"a": read_override_list(own.a, "a"), "b": read_override_list(own.b, "b")}, line.config_dirs)
+    a, b = read_override_list(own.a, "a"), read_override_list(own.b, "b")
+    code_folders = import_user_code_from(line.config_dirs, [*common, *a, *b])
+    sides = compose_sides(common, {"a": a, "b": b}, line.config_dirs)
     if line.cfg:
         for side in sides:
             print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{side.composer.config_yaml(line.cfg, resolve=line.resolve)}", end="")

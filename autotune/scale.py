@@ -60,7 +60,7 @@ def scale_command(arguments: Sequence[str]) -> int:
     require_experiment(names_experiment(overrides), line.config_dirs)
     if print_config(line, composer_of(line, overrides)):
         return 0
-    code_folders = import_user_code_from(line.config_dirs)
+    code_folders = import_user_code_from(line.config_dirs, overrides)
     from autotune.execution.comparison_plan import check_comparison, describe_comparison  # noqa: PLC0415  # imports torch
     from autotune.execution.run_scaling import plan_scaling, run_scaling  # noqa: PLC0415  # imports torch
     from autotune.reporting.scaling import Mode  # noqa: PLC0415  # after --help

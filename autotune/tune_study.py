@@ -51,7 +51,7 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) 
         return EXIT_BAD_INPUT
     epilog = f"experiments:\n{experiments_help(_config_dirs(arguments))}\n{_KEYS}\ncommands, each with its own --help:\n{commands_help()}"
     line = parse_command_line("autotune", _PURPOSE, epilog, arguments)
-    code_folders = import_user_code_from(line.config_dirs)
+    code_folders = import_user_code_from(line.config_dirs, line.overrides)
     composer = composer_of(line, line.overrides)
     if print_config(line, composer):
         return 0

@@ -56,7 +56,7 @@ def _hydra_composes_once() -> Iterator[None]:
     shipped = Path(__file__).parent.parent / "conf"
 
     def compose_once(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
-        folders = [shipped, *(Path(each) for text in overrides for each in re.findall(r"file://([^',\]]+)", text))]
+        folders = [shipped, *(Path(each) for text in overrides for each in re.findall(r"files?://([^',\]]+)", text))]
         files = sorted((str(path), path.stat().st_mtime_ns) for folder in folders for path in folder.rglob("*.yaml") if path.is_file())
         key = (config_name, tuple(overrides), tuple(settings.items()), tuple(files))
         if key not in made:

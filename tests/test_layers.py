@@ -12,7 +12,7 @@ LAYERS = (
     ("hiding",),
     ("errors", "collector", "contention", "outcome", "ranges"),
     ("files",),
-    ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine", "effects"),
+    ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine", "effects", "yaml_files"),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
     ("execution", "replay"),

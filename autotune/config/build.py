@@ -1,64 +1,55 @@
 """Builds objects from configuration nodes: each node's ``_target_`` is called with the node's other values.
 
-An experiment file can come from anyone, so a ``_target_`` may only name code in packages that hold components and nothing else, and in
-packages that the user adds on the command line. The name is checked when a configuration is composed. When a component is built, the
-object found must also be *defined* in an allowed package, so that a name cannot reach through a module to what that module imported
-(``torch.nn.modules.os.system``).
+An experiment file can come from anyone, so a ``_target_`` may only name a component of the config key that it stands in
+(``autotune.config.accepted_targets``), or code in packages that the user adds on the command line. The name is checked when a
+configuration is composed, before anything is imported. When a component is built, the object found must be of the key's kind, or be
+*defined* in an added package, so that a name cannot reach through a module to what that module imported (``my_net.os.system``).
 """
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import hydra.utils
 from hydra.errors import InstantiationException
 
+from autotune.config.accepted_targets import accepted_names, accepts_name, component_key, entries, is_component, within
 from autotune.errors import ConfigError, TargetNotAllowedError
-
-SHIPPED = (
-    "autotune.objective",
-    "autotune.search",
-    "autotune.tracking",
-    "autotune.training",
-    "autotune.workloads",
-    "optuna.pruners",
-    "optuna.samplers",
-    "schedulefree",
-    "torch.nn",
-    "torch.optim",
-)
-"""Packages that any configuration may name in a ``_target_``."""
-
-_DEFINED_IN = (*SHIPPED, "torch._C._nn")
-"""Packages that define the objects of the ``SHIPPED`` ones: torch.nn.functional takes some of its functions from torch._C._nn."""
 
 
 def check_target_names(config: Mapping[Any, Any], allowed: Sequence[str]) -> None:
-    """Check the name in every ``_target_`` of a configuration, nested ones too, against the allow-list.
+    """Check the name in every ``_target_`` of a whole configuration, nested ones too, against what its config key accepts.
 
     Raises:
-        TargetNotAllowedError: a name is not allowed; names the key, what was found and what is accepted.
+        TargetNotAllowedError: a name is not accepted; names the key, what was found and what is accepted.
     """
-    for where, key, value in _entries(config):
-        if key == "_target_" and not _within(value, (*SHIPPED, *allowed)):
-            raise TargetNotAllowedError(_refusal(where, value))
+    for where, key, value in entries(config):
+        if key == "_target_":
+            _check_name(value, allowed, where, component_key(where))
 
 
-def resolve_target(name: str, allowed: Sequence[str], where: str) -> Callable[..., Any]:
+def resolve_target(name: str, allowed: Sequence[str], where: str, *, key: str | None = None) -> Callable[..., Any]:
     """Import the callable that a ``_target_`` names.
 
+    Args:
+        where: dotted key of the ``_target_``, for messages.
+        key: config key whose components are accepted; None for the one that ``where`` lies beneath.
+
     Raises:
-        TargetNotAllowedError: the name, or the module that defines the object found, is not allowed.
+        TargetNotAllowedError: the name is not accepted, or the object found is no component of the key and an added package does not
+            define it.
         ConfigError: no object has that name, or the object cannot be called.
     """
-    if not _within(name, (*SHIPPED, *allowed)):
-        raise TargetNotAllowedError(_refusal(where, name))
+    component = component_key(where if key is None else key)
+    _check_name(name, allowed, where, component)
     found = _locate(name, where)
+    if accepts_name(name, component) and is_component(found, component):
+        return found  # type: ignore[no-any-return]  # a class or a function
     defined_in = getattr(found, "__module__", None)
-    if not _within(defined_in, (*_DEFINED_IN, *allowed)):
-        raise TargetNotAllowedError(_refusal(where, name, defined_in=str(defined_in)))
+    if not within(name, allowed) or not (within(defined_in, allowed) or is_component(found, component)):
+        raise TargetNotAllowedError(_refusal(where, name, component, defined_in=defined_in))
     if not callable(found):
         raise ConfigError(f"{where}: {name} is a {type(found).__name__}, accepted is something that can be called")
     return found  # type: ignore[no-any-return]  # callable() was checked above
@@ -69,8 +60,8 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
 
     Args:
         node: resolved plain data.
-        allowed: packages that ``_target_`` may name besides autotune's own list.
-        where: the node's config key, for messages.
+        allowed: packages that ``_target_`` may name besides the components of ``where``.
+        where: the node's config key.
 
     Raises:
         ConfigError: the target refused its values, a ``_target_`` in the node is missing or not allowed, or a text contains an
@@ -79,14 +70,19 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
     return call(build_partial(node, allowed, where), where)
 
 
-def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> "partial[Any]":
-    """Bind a node's values to its ``_target_`` without calling it; nested nodes are built."""
+def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str, *, key: str | None = None) -> "partial[Any]":
+    """Bind a node's values to its ``_target_`` without calling it; nested nodes are built.
+
+    Args:
+        where: the node's place, for messages.
+        key: config key whose components are accepted; None for ``where``.
+    """
     if "_target_" not in node:
         raise ConfigError(f"{where}: has no _target_, accepted is the name of something that can be called")
-    _check_nested(node, allowed, where)
+    _check_nested(node, allowed, where, key)
     settings = {key: value for key, value in node.items() if key != "_target_"}
     if not any(_is_for_hydra(key, value) for key, value in settings.items()):  # Hydra takes milliseconds a node, in a measured phase
-        return partial(resolve_target(node["_target_"], allowed, f"{where}._target_"), **settings)
+        return partial(resolve_target(node["_target_"], allowed, f"{where}._target_", key=key), **settings)
     try:
         component = hydra.utils.instantiate({**node, "_partial_": True}, _convert_="all")
     except InstantiationException as error:
@@ -129,33 +125,26 @@ def _is_for_hydra(key: str, value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_is_for_hydra("", item) for item in value)
 
 
-def _check_nested(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for entry, key, value in _entries(node, f"{where}."):
+def _check_nested(node: Mapping[str, Any], allowed: Sequence[str], where: str, component: str | None) -> None:
+    for entry, key, value in entries(node, f"{where}."):
         if key == "_target_":
-            resolve_target(value, allowed, entry)
+            resolve_target(value, allowed, entry, key=component)
         elif isinstance(value, str) and "${" in value:
             raise ConfigError(f"{entry}: found {value!r}, accepted is text without ${{")
 
 
-def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield dotted key, own key and value of every entry of a node's mappings and lists, at any depth."""
-    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
-    for key, value in pairs:
-        yield f"{prefix}{key}", key, value
-        yield from _entries(value, f"{prefix}{key}.")
+def _check_name(name: Any, allowed: Sequence[str], where: str, component: str | None) -> None:
+    if not accepts_name(name, component) and not within(name, allowed):
+        raise TargetNotAllowedError(_refusal(where, name, component))
 
 
-def _within(name: Any, packages: Sequence[str]) -> bool:
-    return isinstance(name, str) and any(name == package or name.startswith(f"{package}.") for package in packages)
-
-
-def _refusal(where: str, name: Any, defined_in: str | None = None) -> str:
+def _refusal(where: str, name: Any, component: str | None, defined_in: str | None = None) -> str:
     place = f", which {defined_in} defines" if defined_in else ""
-    package = (defined_in or str(name)).split(".")[0]
-    return (
-        f"{where}: found {name!r}{place}; accepted are {', '.join(SHIPPED)} and what the command line adds "
-        f"(allowed_targets=[{package}], if you trust that code)"
-    )
+    module = defined_in or (name.rpartition(".")[0] if isinstance(name, str) else "") or str(name)
+    package = module if module.startswith("autotune.") else module.partition(".")[0]
+    added = f"what the command line adds (allowed_targets=[{package}], if you trust that code)"
+    names = ", ".join(accepted_names(component))
+    return f"{where}: found {name!r}{place}; accepted {f'are {names}, and {added}' if names else f'is {added}'}"
 
 
 def _locate(name: str, where: str) -> Any:

@@ -7,6 +7,7 @@ callbacks that a configuration names.
 import argparse
 import importlib.metadata
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ def composer_of(line: CommandLine, overrides: Sequence[str]) -> "Composer":
     """
     from autotune.config.compose import Composer  # noqa: PLC0415  # after --help; imports Hydra
 
-    import_user_code_from(line.config_dirs)
+    import_user_code_from(line.config_dirs, overrides)
     return Composer(overrides, line.config_dirs)
 
 
@@ -134,11 +135,17 @@ def commands_help() -> str:
     return "\n".join(f"  autotune {name:<9} {purpose}" for name, (_, purpose) in COMMANDS.items())
 
 
-def import_user_code_from(config_dirs: Sequence[str]) -> list[str]:
-    """Make the user's own modules importable, and return the folders that may contain them.
+def import_user_code_from(config_dirs: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Make the user's own modules importable if ``overrides`` let any in, and return the folders that may contain them.
 
-    These are the working folder, the folders of ``--config-dir`` and their parents.
+    These are the working folder, the folders of ``--config-dir`` and their parents. Without ``allowed_targets``, none of them is
+    searched: a folder that came from someone else could hold a module of any name that a library imports if it is there.
     """
+    if not any(re.match(r"\+*allowed_targets=", override) for override in overrides):
+        return []
+    from hydra.core.plugins import Plugins  # noqa: PLC0415  # after --help
+
+    Plugins.instance()  # before these folders are searched: Hydra imports every module of a package hydra_plugins
     folders = [str(Path.cwd())]
     for config_dir in config_dirs:
         folder = Path(config_dir).expanduser().resolve()

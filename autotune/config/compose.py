@@ -27,6 +27,7 @@ from autotune.config.messages import value_message
 from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
+from autotune.config.user_files import check_interpolations
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.hiding import MARK, without_secrets_in
 from autotune.remote.url import refuse_url
@@ -96,6 +97,7 @@ class Composer:
         }
         if "experiment" in self.sweeps:
             raise ConfigError(f"experiment={self.sweeps['experiment']}: accepted is one NAME; for a study of each, run the command twice")
+        self._keys = {override.key_or_group for override in parsed}
         self.allowed_targets = _allowed_targets(parsed)
         self.overrides = tuple(
             text
@@ -170,6 +172,10 @@ class Composer:
         """Whether a key names a config group, so that its value is the name of an option."""
         return key in self._choices
 
+    def sets(self, key: str) -> bool:
+        """Whether the command line itself sets a key."""
+        return key in self._keys
+
     @property
     def missing_sources(self) -> list[Source]:
         """The sources whose checkpoint does not exist yet."""
@@ -212,13 +218,14 @@ class Composer:
         Raises:
             ConfigError: a value does not fit the schema, or a configuration file is written in a way that is not accepted.
         """
-        _check_how_files_are_written(config, choices)
         try:
+            _check_how_files_are_written(config, choices)
             config.allowed_targets = list(self.allowed_targets)
             checked = OmegaConf.merge(_schema(), config)
         except OmegaConfBaseException as error:
             raise ConfigError(value_message(error)) from error
         assert isinstance(checked, DictConfig)
+        check_interpolations(OmegaConf.to_container(checked, resolve=False))
         return checked
 
     def _resolved(self, checked: DictConfig, choices: Mapping[str, str]) -> Composed:
@@ -228,6 +235,8 @@ class Composer:
             raise ConfigError(value_message(error)) from error
         assert isinstance(plain, dict)
         check_target_names(plain, self.allowed_targets)
+        if not self.sets("search_space"):
+            _check_space_paths(plain["search_space"])
         refuse_url(plain["study"]["folder"], "study.folder")
         self._name_checkpoint(plain["technique"], Path(plain["study"]["folder"]))
         return Composed({str(key): value for key, value in plain.items()}, choices)
@@ -275,6 +284,16 @@ def _check_how_files_are_written(config: DictConfig, choices: Mapping[str, str])
             )
     if "experiment" in config:
         raise ConfigError(f"experiment={choices['experiment']}: the file's first line must be: # @package _global_")
+
+
+def _check_space_paths(entries: Sequence[Any]) -> None:
+    """Refuse files of a search space that an experiment names outside of the working folder and its own folders."""
+    for entry in entries:
+        if isinstance(entry, str) and (Path(entry).expanduser().is_absolute() or ".." in Path(entry).parts):
+            raise ConfigError(
+                f"search_space: {entry}: accepted in an experiment's file is a path from here or --config-dir, without ..; "
+                f"on the command line any"
+            )
 
 
 @cache

@@ -1,6 +1,7 @@
 """The files of the shipped and the user's own configuration folders, and what Hydra composes from them.
 
-Everything that calls Hydra's ``compose`` is here. Hydra's global state is the caller's again afterwards.
+Everything that calls Hydra's ``compose`` is here. Hydra's global state is the caller's again afterwards. A file of the user's own may come
+from anyone: Hydra reads it through ``autotune.config.user_files``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +15,17 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.experiments import shipped_folder
 from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
-from autotune.config.messages import composing_message
+from autotune.config.messages import composing_message, value_message
 from autotune.config.overrides import parse_override
+from autotune.config.user_files import SAID_BY_COMMAND, leaves_folder, location_of, register_user_files
 from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url
+from autotune.yaml_files import read_yaml
 
 
 class ConfigFiles:
@@ -52,19 +55,25 @@ class ConfigFiles:
         """
         parsed = [parse_override(text) for text in overrides]
         for override in parsed:
+            if override.key_or_group == "hydra.searchpath":
+                raise ConfigError(f"{override.input_line}: accepted is --config-dir DIR")
             self._check_choice(override)
         config = self._compose(overrides)
-        choices = group_choices(config)
-        stated = self._stated_keys(choices.get("experiment"))
-        keep_own_values(config, parsed, stated, self._compose_once)
-        drop_values_of_another_target(config, stated | {override.key_or_group for override in parsed}, self.content)
+        try:
+            self._check_who_says(config, parsed)
+            choices = group_choices(config)
+            stated = self._stated_keys(choices.get("experiment"))
+            keep_own_values(config, parsed, stated, self._compose_once)
+            drop_values_of_another_target(config, stated | {override.key_or_group for override in parsed}, self.content)
+        except OmegaConfBaseException as error:
+            raise ConfigError(value_message(error)) from error
         self._check_names(choices)
         return config
 
     def content(self, group: str, option: str) -> dict[str, Any]:
         """Content of an option's own file, without the files that it builds on; empty if there is no such file."""
         path = next((path for folder in self._folders if (path := folder / group / f"{option}.yaml").is_file()), None)
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
+        content = read_yaml(path) if path else None
         return content if isinstance(content, dict) else {}
 
     def _stated_keys(self, experiment: str | None) -> frozenset[str]:
@@ -89,15 +98,17 @@ class ConfigFiles:
         try:
             with hydra_set_up():
                 return compose("config", [*overrides, *self._search_path], return_hydra_config=True)
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self._file_that_is_not_text()}: is not text; accepted is YAML in UTF-8") from error
+        except RecursionError as error:
+            raise ConfigError(f"{' '.join(overrides)}: its files or values refer to each other without end") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
             raise ConfigError(composing_message(error, lambda: self._known_keys(overrides))) from error
+        except (AssertionError, LookupError, TypeError, AttributeError) as error:  # Hydra takes some files apart without a check
+            raise ConfigError(f"{' '.join(overrides)}: Hydra cannot compose this: {' '.join(str(error).split())}") from error
 
     @property
     def _search_path(self) -> list[str]:
         """Override that has Hydra look for files in the user's folders, too; none if there are none."""
-        paths = ",".join("'" + f"file://{folder}".replace("'", "\\'") + "'" for folder in self.config_dirs)
+        paths = ",".join("'" + location_of(folder).replace("'", "\\'") + "'" for folder in self.config_dirs)
         return [f"hydra.searchpath=[{paths}]"] if paths else []
 
     def _known_keys(self, overrides: Sequence[str]) -> list[str]:
@@ -107,6 +118,21 @@ class ConfigFiles:
             return _keys_of((*options, *self._search_path))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
             return _keys_of(())
+
+    def _check_who_says(self, config: DictConfig, parsed: Sequence[Override]) -> None:
+        """Refuse a value from an experiment's files for a key that only the command line, or an option that it chooses, may set."""
+        keys = {override.key_or_group for override in parsed}
+        said = [key for key, default in SAID_BY_COMMAND.items() if key not in keys and _unresolved(config, key) not in (None, default)]
+        if not said:
+            return
+        ways = {part for key in said for part in (key, key.partition(".")[0])}
+        without_experiment = self._compose_once([str(override.input_line) for override in parsed if override.key_or_group in ways])
+        for key in said:
+            if _unresolved(config, key) != _unresolved(without_experiment, key):
+                raise ConfigError(
+                    f"{key}: found a value in an experiment's files; accepted is {key}=VALUE on the command line: an experiment can come "
+                    f"from anyone, and this key says where files are written or who is sent what"
+                )
 
     def _check_choice(self, override: Override) -> None:
         """Refuse an override of a config group that is no name; Hydra would merge the options of a list into one of no meaning."""
@@ -120,7 +146,7 @@ class ConfigFiles:
                 f"{override.input_line}: found a list, accepted is one of {', '.join(options)}; "
                 f"to search over several, list them in a search space ({group}: [A, B]) or write {group}=choice(A,B)"
             )
-        if not isinstance(value, str | dict):
+        if not isinstance(value, str | dict) or (isinstance(value, str) and leaves_folder(value)):
             raise ConfigError(f"{override.input_line}: accepted is GROUP=NAME with the name of one of the group's files")
 
     def _check_names(self, choices: Mapping[str, str]) -> None:
@@ -131,14 +157,6 @@ class ConfigFiles:
                 if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
                     raise ConfigError(f"{group}={option}: autotune ships a file of this name, which hides {own}; accepted is another name")
 
-    def _file_that_is_not_text(self) -> Path | str:
-        for path in (path for folder in self.config_dirs for path in sorted(folder.rglob("*.yaml")) if path.is_file()):
-            try:
-                path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                return path
-        return "a configuration file"
-
 
 @contextmanager
 def hydra_set_up() -> Iterator[None]:
@@ -146,11 +164,21 @@ def hydra_set_up() -> Iterator[None]:
     saved = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
+        register_user_files()
         with initialize_config_dir(str(shipped_folder("conf")), version_base="1.3"):
             yield
     finally:
         GlobalHydra.instance().clear()
         GlobalHydra.instance().hydra = saved
+
+
+def _unresolved(config: DictConfig, key: str) -> Any:
+    group, _, last = key.rpartition(".")
+    node = OmegaConf.select(config, group, throw_on_resolution_failure=False) if group else config
+    if not isinstance(node, DictConfig):
+        return None
+    value = node._get_node(last, validate_access=False)  # noqa: SLF001  # the only way to a value as it is written
+    return value._value() if isinstance(value, Node) else value  # noqa: SLF001
 
 
 @cache

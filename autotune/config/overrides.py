@@ -12,6 +12,10 @@ from hydra.errors import HydraException
 from autotune.errors import ConfigError
 
 _OPENING = {"[": "]", "{": "}", "(": ")"}
+_MAX_CHARACTERS = 20_000
+"""Hydra's parser takes a second for so many."""
+_MAX_DEPTH = 32
+_MAX_SHOWN = 200
 
 
 def parse_override(text: str, where: str = "") -> Override:
@@ -23,13 +27,30 @@ def parse_override(text: str, where: str = "") -> Override:
     Raises:
         ConfigError: the text is no override.
     """
+    found = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+    found = f"{where}: {found}" if where else found
+    if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
+        raise ConfigError(f"{found}: accepted are at most {_MAX_CHARACTERS:,} characters and {_MAX_DEPTH} brackets in one another")
     try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        found = f"{where}: {text!r}" if where else repr(text)
-        raise ConfigError(
-            f"{found}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"
-        ) from error
+        override = OverridesParser.create().parse_override(text)
+    except (HydraException, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise _no_override(found) from error
+    if not override.key_or_group and "=" not in text[:1]:
+        raise _no_override(found)
+    return override
+
+
+def _no_override(found: str) -> ConfigError:
+    return ConfigError(f"{found}: not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')")
+
+
+def _depth(text: str) -> int:
+    """How many brackets open before one closes, in quotes or not."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "[{(") - (character in "]})")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def read_override_list(text: str, where: str) -> tuple[str, ...]:

@@ -5,13 +5,11 @@ Hydra's sweep functions are accepted as domains, so that existing sweeps can be 
 its name, as an option of a group is: ``search_space=[cnn,precision]``.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
 
 from autotune.config.compose import Composer
@@ -20,7 +18,9 @@ from autotune.config.messages import did_you_mean
 from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
+from autotune.remote.url import refuse_url
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
+from autotune.yaml_files import read_yaml
 
 
 def read_search_space(entries: Sequence[Any], composer: Composer) -> SearchSpace:
@@ -114,13 +114,22 @@ def _check_searchable(space: SearchSpace) -> None:
             )
         if isinstance(parameter, Choice) and any(isinstance(value, Mapping) for value, _ in parameter.options):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
+        if (
+            isinstance(parameter, Choice)
+            and space.sources.get(key) != "command line"
+            and any("${" in str(value) for value, _ in parameter.options)
+        ):
+            raise SearchSpaceError(f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values")
 
 
 def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
     """Content of a search space's file, looked for in the working folder, in and beside --config-dir, and among the shipped spaces."""
+    refuse_url(entry, "search_space", "a file of this machine")
     relative = Path(file).expanduser()
+    if relative.suffix not in (".yaml", ".yml"):
+        raise SearchSpaceError(f"search_space: {entry}: is no search space; accepted is a file whose name ends with .yaml")
     folders = [Path(), *config_dirs, *(folder.parent for folder in config_dirs), shipped_folder("search_spaces").parent]
-    path = next((folder / relative for folder in folders if (folder / relative).is_file()), None)
+    path = next((folder / relative for folder in folders if _is_file(folder / relative)), None)
     if path is None:
         shipped = sorted(path.stem for path in shipped_folder("search_spaces").glob("*.yaml"))
         raise SearchSpaceError(
@@ -128,32 +137,19 @@ def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
             f"from here or --config-dir, as in my_spaces/net.yaml"
         )
     try:
-        return yaml.load(path.read_text(), Loader=_UniqueKeyLoader) or {}  # noqa: S506  # a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise SearchSpaceError(f"{file}{line}: {error.problem}") from error
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise SearchSpaceError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+        content = read_yaml(path, file) or {}
+    except ConfigError as error:
+        raise SearchSpaceError(str(error)) from error
+    if not isinstance(content, Mapping):
+        raise SearchSpaceError(f"{file}: found a {type(content).__name__}, accepted is a mapping from config key to domain")
+    return content
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, changed to refuse a repeated key, of which it would keep the last, and to read 1e-2 as a number, not a text."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key}: stands twice; accepted is each key once", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_UniqueKeyLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"), list("-+0123456789.")
-)
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _without_sweeps(mapping: Any, source: str) -> Any:
@@ -202,7 +198,10 @@ def _range(sweep: RangeSweep, refusal: SearchSpaceError) -> dict[str, Any]:
     start, stop, step = (Decimal(str(number)) for number in (sweep.start, sweep.stop, sweep.step))
     if step <= 0 or stop <= start:
         raise refusal
-    count = int((stop - start) / step) + bool((stop - start) % step)
+    try:
+        count = int((stop - start) / step) + bool((stop - start) % step)
+    except InvalidOperation as error:  # of more values than a number can tell
+        raise refusal from error
     is_int = all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step))
     kind = int if is_int else float
     settings: dict[str, Any] = {"type": kind.__name__, "low": kind(start), "high": kind(start + (count - 1) * step)}

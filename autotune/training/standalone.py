@@ -18,7 +18,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from ruff.__main__ import find_ruff_bin
 
-from autotune.config.build import SHIPPED, build_partial, resolve_target
+from autotune.config.accepted_targets import accepts_name
+from autotune.config.build import build_partial, resolve_target
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.remote.url import is_url
@@ -113,7 +114,7 @@ def _refuse_what_cannot_be_said(config: TrialConfig) -> None:
     if config.precision.float8:
         refuse("precision.float8", "true", "false")
     for key, node in _nodes(config).items():
-        if not any(node["_target_"].startswith(f"{package}.") for package in SHIPPED):
+        if not accepts_name(node["_target_"], key):
             refuse(f"{key}._target_", node["_target_"], "a part of autotune's or torch's")
         for name, value in node.items():
             if isinstance(value, str) and is_url(value):
@@ -190,7 +191,7 @@ class _Writer:
         node, taken = self._nodes[key], inspect.signature(self._callable(key)).parameters
         arguments = {name: self._value(value) for name, value in node.items() if name != "_target_"}
         arguments |= {name: value for name, value in offered.items() if name in taken and name not in node}
-        return f"{self._name(node['_target_'])}({', '.join([*positional, *(f'{name}={value}' for name, value in arguments.items())])})"
+        return f"{self._name(key)}({', '.join([*positional, *(f'{name}={value}' for name, value in arguments.items())])})"
 
     def _callable(self, key: str) -> Callable[..., Any]:
         return resolve_target(self._nodes[key]["_target_"], self._config.allowed_targets, f"{key}._target_")
@@ -200,7 +201,7 @@ class _Writer:
         node = self._nodes[key]
         if inspect.isclass(self._callable(key)):
             return self.call(key, **offered)
-        name = self._name(node["_target_"])
+        name = self._name(key)
         values = [f"{argument}={self._value(value)}" for argument, value in node.items() if argument != "_target_"]
         return f"partial({', '.join([name, *values])})" if values else name
 
@@ -215,10 +216,11 @@ class _Writer:
         outputs = f"model({inputs})" if is_plain else f"{self._part('views')}(model, {inputs})"
         return outputs + (".float()" if self._config.precision.weights_dtype != "float32" else "")
 
-    def _name(self, target: str) -> str:
-        """The name of a target in the script, after collecting its source or its import."""
+    def _name(self, key: str) -> str:
+        """The name of a component's target in the script, after collecting its source or its import."""
+        target = str(self._nodes[key]["_target_"])
         if target.startswith("autotune."):
-            found = resolve_target(target, (), "_target_")
+            found = self._callable(key)
             return self._code.add(found.__module__, found.__qualname__)
         self._code.imports.add(f"import {target.partition('.')[0]}")
         return target

@@ -24,7 +24,7 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
     if metadata["config"].get("training") is not None:
         raise DataError(f"{path}: a training function of one's own made its model; accepted is a training of autotune's")
     where = f"{path}: model"
-    make_model = build_partial(metadata["config"]["model"], tuple(allowed_targets), where)
+    make_model = build_partial(metadata["config"]["model"], tuple(allowed_targets), where, key="model")
     arguments = {"input_shape": tuple(metadata["input_shape"]), "num_classes": metadata["num_classes"]}
     model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))
     try:

@@ -85,7 +85,10 @@ def test_user_code_is_importable_from_here_and_around_the_config_dir(tmp_path: P
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "project" / "conf"
     folder.mkdir(parents=True)
-    assert import_user_code_from(["project/conf"]) == [str(tmp_path), str(folder), str(folder.parent)]
+    before = list(sys.path)
+    assert import_user_code_from(["project/conf"], ["experiment=cnn"]) == []
+    assert sys.path == before
+    assert import_user_code_from(["project/conf"], ["allowed_targets=[mine]"]) == [str(tmp_path), str(folder), str(folder.parent)]
     assert {str(tmp_path), str(folder), str(folder.parent)} <= set(sys.path)
 
 

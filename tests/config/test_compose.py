@@ -143,16 +143,16 @@ HEADER = "# @package _global_\n"
     [
         (HEADER + "search: [1\nbatch_size: 2\n", ["{path}", "line 3", "expected ',' or ']'"]),
         (HEADER + "search:\n\tnum_trials: 3\n", ["{path}", "line 3", "'\\t' that cannot start any token"]),
-        (HEADER + "epochs: 1\nepochs: 2\n", ["{path}", "line 3", "duplicate key epochs"]),
+        (HEADER + "epochs: 1\nepochs: 2\n", ["{path}", "line 3", "epochs: stands twice; accepted is each key once"]),
         (b"\xff\xfe\x00\x80", ["{path}: is not text; accepted is YAML in UTF-8"]),
         (b"epochs: \x00", ["{path}", "special characters are not allowed"]),
         (b"", ["experiment=mine: the file's first line must be: # @package _global_"]),
         ("epochs: 3\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
-        (HEADER + "- a\n", ["experiment/mine", "Cannot merge DictConfig with ListConfig"]),
+        (HEADER + "- a\n", ["experiment/mine", "{path}: found a list, accepted is a mapping of keys to values"]),
         ("# @package a b\nepochs: 3\n", ["Too many components in '@package a b'"]),
         (HEADER + "epocs: 3\n", ["epocs: Key 'epocs' not in 'Config'"]),
         (HEADER + "epochs: many\n", ["epochs: Value 'many' of type 'str' could not be converted to Float"]),
-        (HEADER + "epochs: ${nope\n", ["epochs: no viable alternative at input '${nope'"]),
+        (HEADER + "epochs: ${nope\n", ["{path}: epochs: found ${ with more than a key, accepted in a file is ${KEY}"]),
         (HEADER + "defaults: [override /optimizer: sdg]\n", [f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"]),
         (
             HEADER + "defaults: [override /optimizer: [sgd, lion]]\n",
@@ -161,7 +161,7 @@ HEADER = "# @package _global_\n"
         (HEADER + "defaults: [nope]\n", ["experiment/nope: no such file; the defaults list of experiment/mine, "]),
         (HEADER + "confirm: none\n", ["confirm: found 'none' in a file", "an entry of the defaults list: override /confirm: none"]),
         (HEADER + "optimizer: adamw\n", ["optimizer: found 'adamw' in a file where optimizer=sgd has keys"]),
-        (HEADER + "defaults: 3\n", ["experiment/mine", "defaults must be a list"]),
+        (HEADER + "defaults: 3\n", ["experiment/mine", "{path}: defaults: found a int, accepted is a list"]),
         (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted are "]),
     ],
 )

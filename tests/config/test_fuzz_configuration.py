@@ -1,0 +1,216 @@
+"""Whatever stands on a command line, in an experiment or in a search space runs or is one line, within seconds; never a traceback."""
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from autotune.config.command_line import EXIT_BAD_INPUT, run_command
+from autotune.config.compose import Composer
+from autotune.config.schema import Config
+from autotune.config.space_files import check_space, read_search_space
+from autotune.errors import ConfigError
+from autotune.tune_study import tune_command
+from tests.config.broken import FILES, LINES, SPACES
+from tests.fuzzing import MAX_CPU_SECONDS, fuzz, tiers
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries, about values that no user would write
+
+_SMALL = ("search_space=[{batch_size:[32,64]}]", "device=cpu", "model.widths=[4]", "experiment=cnn_smoke")
+_DRY = ("dry_run=true", "cluster.address=null", "data.download=false")
+_REACHES_OUT = ("address", "download", "storage", "://", "install", "--help", "-h", "_dir", "dry_run")
+"""Parts of arguments that would have a command look for machines, write for the shell, or run a study."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A working folder of its own, with a folder of configurations for --config-dir."""
+    before = Path.cwd()
+    folder = tmp_path_factory.mktemp("fuzzed")
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    os.chdir(folder)
+    yield
+    os.chdir(before)
+
+
+def tuned(*arguments: str) -> int | str | None:
+    """Run ``autotune`` as a dry run in this process; its exit code, after a check that a refusal is one line."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code: int | str | None = run_command(tune_command, arguments)
+        except SystemExit as end:
+            return end.code
+    said = err.getvalue()
+    assert code in (0, EXIT_BAD_INPUT), (arguments, said)
+    if code == EXIT_BAD_INPUT:
+        assert said.startswith("autotune: ")
+        assert said.count("\n") == 1, (arguments, said)
+        assert len(said) < 30_000
+    return code
+
+
+def refused_line(arguments: Sequence[str]) -> None:
+    if not any(part in argument for part in _REACHES_OUT for argument in arguments):
+        tuned(*_SMALL, *arguments, *_DRY)
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """Context in which a configuration may be refused, in one line."""
+    refusal = ""
+    try:
+        yield
+    except ConfigError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+
+
+def compose(line: str) -> None:
+    with one_line():
+        _ = Composer([*_SMALL, line]).compose().trial
+
+
+def read_experiment(content: str) -> None:
+    Path("conf/experiment/mine.yaml").write_text(content, encoding="utf-8", errors="surrogatepass")
+    with one_line():
+        _ = Composer(["experiment=mine"], ["conf"]).compose().trial
+
+
+def read_space(content: str, composer: Composer) -> None:
+    Path("mine.yaml").write_text(content, encoding="utf-8", errors="surrogatepass")
+    with one_line():
+        check_space(read_search_space(["mine.yaml"], composer), composer)
+
+
+@pytest.fixture(scope="module")
+def composer() -> Composer:
+    return Composer(["experiment=cnn"])
+
+
+def timed(check: Callable[[Any], None], corpus: Sequence[Any]) -> None:
+    for broken in corpus:
+        before = time.process_time()
+        check(broken)
+        assert time.process_time() - before < MAX_CPU_SECONDS, broken
+
+
+@pytest.mark.slow
+def test_broken_command_lines_are_one_line_each() -> None:
+    timed(lambda line: refused_line([line]), LINES)
+
+
+def test_broken_command_lines_compose_or_are_one_line_each() -> None:
+    timed(compose, [line for line in LINES if not line.startswith("-")])
+
+
+def test_broken_experiments_are_one_line_each() -> None:
+    timed(read_experiment, FILES)
+
+
+def test_broken_search_spaces_are_one_line_each(composer: Composer) -> None:
+    timed(lambda content: read_space(content, composer), SPACES)
+
+
+# Random ones.
+
+_TERMS = (
+    "sgd", "adamw", "mlp", "cnn", "cnn_smoke", "null", "true", "false", "a", "_self_", "_target_", "float", "int", "power_of_two",
+    "choice", "log", "???", "torch.nn.Linear", "os.system", "${epochs}", "${oc.env:HOME}", "${model}", "../x", "/etc/passwd",
+    "choice(1,2)", "interval(1,2)", "range(1,9)", "tag(log,interval(1,2))", "type", "low", "high", "step", "choices",
+)  # fmt: skip
+_NAMES = (
+    *(key.name for key in fields(Config)), "optimizer.lr", "model.widths", "model.norm", "data.num_train", "experiment", "defaults",
+    "parallelism.num_workers", "runtime.num_threads", "target.value", "target.mode", "target.constraints", "search.sampler",
+    "search.num_trials", "stopping.cap_margin", "cluster.num_cpus", "confirm.max_runs", "study.name", "model._target_",
+    "optimizer._target_", "search.sampler._target_", "hydra", "hydra.run.dir", "hydra/launcher",
+)  # fmt: skip
+_LETTERS = st.characters(codec="utf-8", exclude_categories=["Cs"])
+_WORDS = st.one_of(
+    st.sampled_from(_TERMS),
+    st.text(_LETTERS, max_size=6),
+)
+_NUMBERS = st.one_of(st.integers(-3, 300), st.floats(width=16), st.sampled_from(["1e-3", "1e999", ".nan", ".inf", "0x1F", "1_0", "007"]))
+_KEYS = st.one_of(
+    st.sampled_from(_NAMES),
+    _WORDS,
+)
+
+
+def _listed(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]"),
+        st.lists(st.tuples(_WORDS, inner), max_size=3).map(lambda items: "{" + ",".join(f"{key}: {value}" for key, value in items) + "}"),
+        st.tuples(
+            st.sampled_from(["choice", "range", "interval", "tag", "int", "str", "glob", "sort", "extend_list"]),
+            st.lists(inner, max_size=3),
+        ).map(lambda call: f"{call[0]}({','.join(call[1])})"),
+    )
+
+
+_TEXTS = st.recursive(st.one_of(_WORDS, _NUMBERS.map(str), _WORDS.map(repr)), _listed, max_leaves=6)
+_OVERRIDES = st.tuples(st.sampled_from(["", "", "", "+", "++", "~"]), _KEYS, st.sampled_from(["=", "=", "=", "", "==", "@x="]), _TEXTS).map(
+    "".join
+)
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> str:
+    """A text, of which now and then a part is gone, doubled or replaced."""
+    text = draw(texts)
+    if text and draw(st.booleans()):
+        start = draw(st.integers(0, len(text) - 1))
+        end = draw(st.integers(start, min(len(text), start + 10)))
+        text = text[:start] + draw(st.one_of(st.just(""), st.text(_LETTERS, max_size=4), st.just(text[start:end] * 2))) + text[end:]
+    return text
+
+
+_ARGUMENTS = st.lists(st.one_of(_damaged(_OVERRIDES), st.sampled_from(LINES)), min_size=1, max_size=4)
+_NODES = st.one_of(
+    _TEXTS, st.sampled_from(["&a 1", "*a", "&a [*a]", "!!int x", "!!python/name:os", "|\n  x", ">-\n  x", "# x", "'", '"', "- a", "? a"])
+)
+_FIELDS = st.one_of(
+    st.tuples(_KEYS, st.just(": "), _NODES),
+    st.tuples(_KEYS, st.just(":\n  - "), _NODES),
+    st.tuples(_KEYS, st.just(":\n  "), _WORDS, st.just(": "), _NODES),
+    st.tuples(st.just("defaults:\n  - "), _NODES),
+    st.tuples(st.just("defaults:\n  - override /"), _KEYS, st.just(": "), _WORDS),
+).map("".join)
+_YAML = _damaged(st.lists(_FIELDS, max_size=5).map("\n".join))
+_EXPERIMENTS = st.one_of(
+    _YAML.map("# @package _global_\n".__add__), _YAML, _damaged(st.sampled_from(FILES)), st.text(_LETTERS, max_size=40)
+)
+_DOMAINS = st.one_of(
+    _NODES,
+    st.tuples(
+        st.sampled_from(["float", "int", "power_of_two", "choice", "x"]),
+        st.lists(st.tuples(st.sampled_from(["low", "high", "step", "log", "choices"]), st.one_of(_NUMBERS.map(str), _TEXTS)), max_size=4),
+    ).map(lambda domain: f"{{type: {domain[0]}" + "".join(f", {key}: {value}" for key, value in domain[1]) + "}"),
+)
+_SPACES = st.one_of(
+    _damaged(st.lists(st.tuples(_KEYS, st.just(": "), _DOMAINS).map("".join), max_size=4).map("\n".join)),
+    _damaged(st.sampled_from(SPACES)),
+    st.text(_LETTERS, max_size=40),
+)
+
+
+@tiers(fast=25, slow=250)
+def test_random_command_lines_run_dry_or_are_one_line(num_examples: int) -> None:
+    fuzz(_ARGUMENTS, refused_line, num_examples)
+
+
+@tiers(fast=60, slow=600)
+def test_random_experiments_compose_or_are_one_line(num_examples: int) -> None:
+    fuzz(_EXPERIMENTS, read_experiment, num_examples)
+
+
+@tiers(fast=150, slow=1500)
+def test_random_search_spaces_are_read_or_are_one_line(num_examples: int, composer: Composer) -> None:
+    fuzz(_SPACES, lambda content: read_space(content, composer), num_examples)
