@@ -117,7 +117,7 @@ class _Loader(yaml.SafeLoader):
         return make(node)  # type: ignore[arg-type]  # a scalar, which the constructors check
 
 
-def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 

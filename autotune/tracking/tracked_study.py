@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.hiding import without_secrets
 from autotune.outcome import Outcome
-from autotune.remote.url import without_password
 from autotune.tracking.mlflow_tracker import preload
 
 
@@ -43,11 +43,11 @@ def tracked_study(study: str, folder: Path, experiment: str, uri: str | None) ->
         client = mlflow_store.open_store(uri)
         known = client.get_experiment_by_name(experiment)
         if known is None:
-            return without_password(uri), None
+            return without_secrets(uri), None
         parents = mlflow_store.tagged_runs(client, known.experiment_id, {"autotune.study": study, "autotune.phase": "study"})
         own = [run for run in parents if run.data.tags.get("autotune.folder") == str(folder.resolve())] or parents
         if not own:
-            return without_password(uri), None
+            return without_secrets(uri), None
         parent = max(own, key=lambda run: run.info.start_time)
         runs: dict[str, TrackedRun] = {}
         for run in mlflow_store.tagged_runs(client, known.experiment_id, {"mlflow.parentRunId": parent.info.run_id}):
@@ -55,4 +55,4 @@ def tracked_study(study: str, folder: Path, experiment: str, uri: str | None) ->
             tracked = TrackedRun(outcome=run.data.tags.get("autotune.outcome"), score=run.data.metrics.get("score"))
             if name not in runs or tracked.is_result:
                 runs[name] = tracked
-        return without_password(uri), runs
+        return without_secrets(uri), runs
