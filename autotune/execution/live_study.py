@@ -79,10 +79,11 @@ class LiveStudy:
         return None if budget is None else budget - busy_seconds(list(self.policy.results.values()))
 
     @property
-    def has_search_budget(self) -> bool:
-        """Whether the search may still start a trial."""
+    def has_search(self) -> bool:
+        """Whether the search may still start a trial, or has trials to end, which an earlier process paused."""
         seconds = self.seconds_left
-        return self.policy.num_trials_left != 0 and (seconds is None or seconds > 0) and self.policy.error is None
+        may_start = self.policy.num_trials_left != 0 and (seconds is None or seconds > 0)
+        return (may_start or self.policy.has_unfinished) and self.policy.error is None
 
     @property
     def needs_confirmation(self) -> bool:
@@ -122,7 +123,7 @@ class LiveStudy:
     @property
     def is_work_left(self) -> bool:
         """Whether workers are needed at all; a study that already has all its runs is only reported again."""
-        if self.has_search_budget or self.policy.error is not None:
+        if self.has_search or self.policy.error is not None:
             return self.policy.error is None
         if not self.needs_confirmation:
             return False

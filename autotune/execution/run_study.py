@@ -125,7 +125,7 @@ def _search_and_confirm(
                 live.display.note(f"left out of the search space: {line}")
             for study in plan.earlier:
                 live.display.note(f"warm start: {study.summary}")
-            if live.has_search_budget and not interrupt.is_set():
+            if live.has_search and not interrupt.is_set():
                 _search(live, interrupt, fork_server)
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None

@@ -165,7 +165,7 @@ class TrialManager:
         self._num_in_vain = 0
         """Number of trials in a row that were kept and marked as spoilt, however often their points had been tried."""
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
-        self._ends_at = math.inf
+        self._ends_at = math.inf if self._time_budget_seconds > 0 else -math.inf
         self._has_no_more = False
         self._unsupported = unsupported
         self._on_no_more = on_last_trial

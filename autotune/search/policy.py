@@ -158,6 +158,11 @@ class SearchPolicy:
         return max(0, self._num_trials - len(self.results) - len(self._running))
 
     @property
+    def has_unfinished(self) -> bool:
+        """Whether trials that were started have not ended, such as those that an earlier process paused."""
+        return bool(self._running)
+
+    @property
     def outlook(self) -> Outlook | None:
         """What further trials are expected to bring and to cost; None while that cannot be told."""
         return self._history.outlook()

@@ -32,15 +32,20 @@ _COMMAND = (
 def ended(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], Study]:
     """The study's folder, the trials that were paused as its first process was killed, and the study at its end."""
     folder = tmp_path_factory.mktemp("paused")
+    kept = _kill_with_paused_trials(commands, folder)
+    last = commands.run(*_COMMAND, folder=folder)
+    assert (last.returncode, last.stderr) == (0, "")
+    return folder, kept, read_study("paused", folder / "outputs/paused")
+
+
+def _kill_with_paused_trials(commands: Any, folder: Path) -> set[str]:
+    """Kill a study that has paused trials, and return their names."""
     states = folder / "outputs/paused/paused"
     process = commands.start(*_COMMAND, folder=folder)
     wait_until(lambda: len(list(states.glob("trial-*/*"))) >= 3, process=process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {path.parent.name for path in states.glob("trial-*/state*")}
-    last = commands.run(*_COMMAND, folder=folder)
-    assert (last.returncode, last.stderr) == (0, "")
-    return folder, kept, read_study("paused", folder / "outputs/paused")
+    return {path.parent.name for path in states.glob("trial-*/state*")}
 
 
 def _results(ended: tuple[Path, set[str], Study]) -> dict[int, TrialResult]:
@@ -74,3 +79,12 @@ def test_curves_go_on_where_they_stood(ended: tuple[Path, set[str], Study]) -> N
 
 def test_no_state_is_left_behind(ended: tuple[Path, set[str], Study]) -> None:
     assert not (ended[0] / "outputs/paused/paused").exists()
+
+
+@pytest.mark.parametrize("budget", ["search.num_trials=2", "search.time_budget_seconds=0.1"])
+def test_paused_trials_end_where_no_further_trial_may_be_started(commands: Any, tmp_path: Path, budget: str) -> None:
+    assert _kill_with_paused_trials(commands, tmp_path)
+    assert commands.run(*_COMMAND, budget, folder=tmp_path).returncode in (0, 3)
+    study = read_study("paused", tmp_path / "outputs/paused")
+    assert not [trial for trial in study.trials if trial.state.name == "RUNNING"]
+    assert not (tmp_path / "outputs/paused/paused").exists()
