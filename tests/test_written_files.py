@@ -21,7 +21,6 @@ OF_MODULES = {
 EXCEPTIONS = {
     "autotune/files.py": "it is the fence",
     "autotune/search/journal.py": "records are appended to the journal by Optuna's own protocol, without following a link",
-    "autotune/search/study.py": "opens the journal",
     "autotune/remote/mirror.py": "a probe in a temporary folder of its own",
     "autotune/tracking/mlflow_runs.py": "a temporary folder that MLflow copies from",
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",

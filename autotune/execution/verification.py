@@ -318,7 +318,7 @@ class _Study:
             if isinstance(entry, dict)
             for key, value in entry.items()
         }
-        for key, value in {"seed": result.seed, **result.values}.items():
+        for key, value in without_secrets_in({"seed": result.seed, **result.values}).items():
             found = chosen[key] if key in chosen else _looked_up(content, key)
             if found != json.loads(json.dumps(value)) and trial != self.stored.baseline:
                 yield f"{key}: found {shorten_text(found)}, expected {shorten_text(value)}"

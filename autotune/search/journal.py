@@ -26,6 +26,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
 
 from autotune.errors import StudyError
+from autotune.files import FORMATS
 
 JOURNAL = "study.log"
 END_FILE = ".study.log.end"
@@ -33,7 +34,7 @@ END_FILE = ".study.log.end"
 
 logger = getLogger("autotune.search")
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = FORMATS["journal"]
 """Version of the digests, which each of them begins with; a reader refuses later ones."""
 _DIGEST = re.compile(rb',"digest":"([0-9]{1,9})-([0-9a-f]{32})"\}\n\Z')
 _END_BYTES = 128

@@ -17,7 +17,8 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
 
 from autotune.config.schema import first_difference
-from autotune.errors import StudyError
+from autotune.errors import DataError, StudyError
+from autotune.files import FORMATS, check_format
 from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import TrialResult
 from autotune.search.database import open_database, reason
@@ -26,6 +27,7 @@ from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, pausing_sampler, quiet_optuna
 
 _DEFINITION = "autotune:definition"
+_FORMAT = "autotune:format"
 _CONFIRMED = "autotune:confirmed:"
 _RACE = "autotune:race"
 _RESULTS = ("best.json", "recording", "trials.csv")
@@ -70,9 +72,11 @@ def open_study(
         _check_has_no_results(name, folder, storage_url)
     if study is None:
         study = optuna.create_study(study_name=name, storage=storage, sampler=sampler_for_now, direction="minimize")
+    _check_format(name, study)
     stored = study.user_attrs.get(_DEFINITION)
     wanted: dict[str, Any] = json.loads(json.dumps(definition))  # as a storage returns it: tuples are lists, keys are text
     if stored is None:
+        study.set_user_attr(_FORMAT, FORMATS["study"])
         study.set_user_attr(_DEFINITION, wanted)
     elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
         raise StudyError(f"study.name={name}: was made for something else ({difference}); accepted is the same, or another study.name")
@@ -104,11 +108,21 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
         raise StudyError(f"study={name}: no such study; {known}")
     storage = _storage(folder, storage_url)
     try:
-        return optuna.load_study(study_name=name, storage=storage)
+        study = optuna.load_study(study_name=name, storage=storage)
     except KeyError as error:
         names = ", ".join(sorted(optuna.get_all_study_names(storage)))
         known = f"accepted are {names}" if names else "there is none"
         raise StudyError(f"study={name}: no such study in {without_secrets(storage_url or str(folder / JOURNAL))}; {known}") from error
+    _check_format(name, study)
+    return study
+
+
+def _check_format(name: str, study: Study) -> None:
+    """Raise StudyError for a study that a newer autotune made."""
+    try:
+        check_format("study", study.user_attrs.get(_FORMAT), f"study.name={name}")
+    except DataError as error:
+        raise StudyError(str(error)) from error
 
 
 def study_definition(study: Study) -> dict[str, Any]:

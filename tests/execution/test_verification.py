@@ -4,13 +4,17 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from optuna.samplers import RandomSampler
 
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_DIFFERS, run_command
+from autotune.errors import StudyError
 from autotune.files import FORMATS
+from autotune.search.study import open_study, read_study
 from autotune.verify import verify_command
 
 FIRST_VERSION = Path(__file__).parent.parent / "recorded" / "first_version"
@@ -161,3 +165,13 @@ def test_an_exported_experiment_says_its_format(study: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert run_command(export_command, arguments) == EXIT_BAD_INPUT
     assert "best.yaml: has format 9, this autotune reads up to 1; update autotune\n" in capsys.readouterr().err
+
+
+def test_a_study_of_a_newer_autotune_is_refused_in_one_line(tmp_path: Path) -> None:
+    open_it = partial(open_study, "one", tmp_path, storage_url=None, make_sampler=RandomSampler, seed=0, definition={})
+    study, _ = open_it()
+    assert study.user_attrs["autotune:format"] == FORMATS["study"]
+    study.set_user_attr("autotune:format", 9)
+    for read in (open_it, lambda: read_study("one", tmp_path)):
+        with pytest.raises(StudyError, match=r"^study\.name=one: has format 9, this autotune reads up to 1; update autotune$"):
+            read()
