@@ -28,12 +28,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from autotune.errors import AutotuneError, DataError
+from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.ranges import Float, Int, PowerOfTwo
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
+from autotune.yaml_files import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Recording:
 MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
 """Environment variable that raises the limit of values that one file of a recording may hold: a few bytes can stand for gigabytes."""
 _MAX_VALUES = 100_000_000
-_MAX_YAML_VALUES = 1_000_000
+_MAX_YAML_VALUES = 1_000_000  # an outcome for each of many trials
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, NotImplementedError, RecursionError, TypeError, ValueError)
 """Exceptions that reading what someone changed can raise."""
 
@@ -202,34 +203,12 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
 def _read_yaml(path: Path) -> Mapping[str, Any]:
     check_kind(path, is_folder=False, may_be_link=True)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, *_MALFORMED) as error:
-        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())[:300]}") from error
-    _check_num_values(content, str(path))
+        content = read_yaml(path, max_values=_MAX_YAML_VALUES)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: found {_short(content)}, accepted is a mapping")
     return content
-
-
-def _check_num_values(content: Any, where: str) -> None:
-    """Check that YAML has an end, and no more values than a recording needs, each alias counted as all that it stands for."""
-    sizes: dict[int, int] = {}
-
-    def size(value: Any) -> int:
-        if not isinstance(value, dict | list | set):
-            return 1
-        if id(value) not in sizes:
-            sizes[id(value)] = _MAX_YAML_VALUES + 1  # met again before it is counted: it holds itself
-            parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-            sizes[id(value)] = 1 + sum(map(size, parts))
-        return sizes[id(value)]
-
-    try:
-        num_values = size(content)
-    except RecursionError:
-        num_values = _MAX_YAML_VALUES + 1
-    if num_values > _MAX_YAML_VALUES:
-        raise DataError(f"{where}: found values within values without end, accepted are {_MAX_YAML_VALUES:,} of them")
 
 
 def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:

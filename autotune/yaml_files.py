@@ -6,6 +6,7 @@ parsed, an alias as all that it stands for, so that a file is refused before any
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +25,36 @@ _MAX_DIGITS = 100
 _ONE_LINE = re.compile(r"\s+")
 
 
-def read_yaml(path: Path, shown: str | None = None) -> Any:
+def read_yaml(path: Path, shown: str | None = None, *, max_values: int = 0) -> Any:
     """Plain data of a YAML file; None if it is empty.
 
     Args:
         shown: the file's name in messages; None for its path.
+        max_values: number of values that are accepted at least, whatever the limit for files of a configuration is.
 
     Raises:
         ConfigError: the file cannot be read, is no YAML, repeats a key, or is larger than the limits; names the file and the line, and
             nothing of the file's content but single words.
     """
     where = shown or str(path)
-    max_bytes = _max_values() * _BYTES_PER_VALUE
+    max_bytes = max(max_values, _max_values()) * _BYTES_PER_VALUE
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
     if len(content) > max_bytes:
-        raise ConfigError(f"{where}: found more than {max_bytes:,} bytes; {_raised()}")
+        raise ConfigError(f"{where}: found more than {max_bytes:,} bytes; {_raised(max_values)}")
     try:
-        return load_yaml(content.decode("utf-8"), where)
+        return load_yaml(content.decode("utf-8"), where, max_values=max_values)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: is not text; accepted is YAML in UTF-8") from error
 
 
-def load_yaml(text: str, where: str) -> Any:
+def load_yaml(text: str, where: str, *, max_values: int = 0) -> Any:
     """Plain data of a text in YAML, as ``read_yaml``; ``where`` names the text in messages."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
+        return yaml.load(text, Loader=partial(_Loader, max_values=max_values))  # noqa: S506  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark else ""
@@ -68,9 +70,9 @@ class _Loader(yaml.SafeLoader):
     It differs in plain values, too, as OmegaConf's loader does: a repeated key is refused, 1e-2 is a number, and a date is a text.
     """
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, max_values: int) -> None:
         super().__init__(stream)
-        self._max_values = _max_values()
+        self._max_values = max(max_values, _max_values())
         self._depth = self._num_values = 0
         self._sizes: dict[int, int] = {}
         """Values in each node that is composed, by its identity; a node that is still being composed is not in it."""
@@ -87,7 +89,10 @@ class _Loader(yaml.SafeLoader):
             raise _refused("found an alias inside of what it stands for; accepted are values that end", mark)
         self._num_values += self._sizes[id(node)] if is_alias else 1
         if self._num_values > self._max_values:
-            raise _refused(f"found more than {self._max_values:,} values, each alias counted as all that it stands for; {_raised()}", mark)
+            raise _refused(
+                f"found more than {self._max_values:,} values, each alias counted as all that it stands for; {_raised(self._max_values)}",
+                mark,
+            )
         self._sizes[id(node)] = self._num_values - before
         return node
 
@@ -121,8 +126,9 @@ def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def _raised() -> str:
-    return f"{MAX_VALUES_VARIABLE}=NUMBER in the environment raises the limit of {_max_values():,} values of {_BYTES_PER_VALUE} bytes"
+def _raised(max_values: int) -> str:
+    most = max(max_values, _max_values())
+    return f"{MAX_VALUES_VARIABLE}=NUMBER in the environment raises the limit of {most:,} values of {_BYTES_PER_VALUE} bytes"
 
 
 def _max_values() -> int:
