@@ -6,7 +6,6 @@ parsed, an alias as all that it stands for, so that a file is refused before any
 
 import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def read_yaml(path: Path, shown: str | None = None, *, max_values: int = 0) -> A
 def load_yaml(text: str, where: str, *, max_values: int = 0) -> Any:
     """Plain data of a text in YAML, as ``read_yaml``; ``where`` names the text in messages."""
     try:
-        return yaml.load(text, Loader=partial(_Loader, max_values=max_values))  # noqa: S506  # a SafeLoader
+        return _Loader(text, max_values).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark else ""
