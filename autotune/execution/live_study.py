@@ -30,7 +30,7 @@ from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import PausingSampler
-from autotune.search.study import Study, confirmations, open_study, store_race, stored_race
+from autotune.search.study import Study, confirmations, open_study, store_race, stored_race, told_storage_errors
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
 from autotune.training.checkpoint import is_kept
@@ -55,7 +55,7 @@ class LiveStudy:
     @property
     def resume_command(self) -> str:
         """Command line that resumes this study."""
-        return self._command_with({})
+        return _command_with(self.plan, self.command, {})
 
     @property
     def further_command(self) -> str:
@@ -64,13 +64,7 @@ class LiveStudy:
         doubled: dict[str, object] = {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
         if search.time_budget_seconds is not None:
             doubled["search.time_budget_seconds"] = f"{2 * search.time_budget_seconds:g}"
-        return self._command_with(doubled)
-
-    def _command_with(self, values: Mapping[str, object]) -> str:
-        replaced = {"study.name": self.plan.name, **values}
-        kept = [argument for argument in self.command if argument.partition("=")[0] not in {*replaced, "dry_run"}]
-        shown = [without_secrets(argument) for argument in kept]
-        return shlex.join(["python", "-m", "autotune", *shown, *(f"{key}={value}" for key, value in replaced.items())])
+        return _command_with(self.plan, self.command, doubled)
 
     @property
     def seconds_left(self) -> float | None:
@@ -162,6 +156,13 @@ class LiveStudy:
         )
 
 
+def _command_with(plan: StudyPlan, command: Sequence[str], values: Mapping[str, object]) -> str:
+    replaced = {"study.name": plan.name, **values}
+    kept = [argument for argument in command if argument.partition("=")[0] not in {*replaced, "dry_run"}]
+    shown = [without_secrets(argument) for argument in kept]
+    return shlex.join(["python", "-m", "autotune", *shown, *(f"{key}={value}" for key, value in replaced.items())])
+
+
 @contextlib.contextmanager
 def opened(
     plan: StudyPlan,
@@ -175,10 +176,10 @@ def opened(
     """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
 
     Raises:
-        StudyError: another process runs the study, or the stored study has another definition.
+        StudyError: another process runs the study, the stored study has another definition, or the storage failed within the context.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), told_storage_errors(_command_with(plan, command, {})):
         study, pausing = _open_storage(plan)
         policy = _policy(plan, study, pausing)
         tracker = BackgroundTracker(partial(_tracker_opening, plan, study, policy), tracker_process)

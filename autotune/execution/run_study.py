@@ -31,7 +31,7 @@ from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
-from autotune.search.study import confirmations, store_confirmation, told_storage_errors
+from autotune.search.study import confirmations, store_confirmation
 from autotune.training.device import unsupported
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ def run_study(
         interruptible() as interrupt,
         told_end(webhook),
         opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process, webhook=webhook) as live,
-        told_storage_errors(live.resume_command),
     ):
         confirmation, exit_code = None, None
         try:

@@ -113,7 +113,7 @@ def open_journal(folder: Path) -> JournalStorage:
     except StudyError:
         raise
     except Exception as error:  # a line of a first version, without digest, that is JSON but nothing that Optuna can replay
-        raise backend.damage("is no record of Optuna's") from error
+        raise StudyError(f"{backend.last_line}: is no record of Optuna's; {_RESTORE}") from error
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Position:
         if signed is not None and int(signed[1]) > _FORMAT_VERSION:
             fault = f"has a digest of format {int(signed[1])}, which a later autotune wrote; accepted is up to {_FORMAT_VERSION}"
         elif signed is not None and bytes.fromhex(signed[2].decode()) != digest:
-            fault = "does not follow from the lines before it: a line was changed, removed or moved"
+            fault = fault or "does not follow from the lines before it: a line was changed, removed or moved"
             digest = bytes.fromhex(signed[2].decode())  # what follows is held against what was found
         elif signed is None and fault is None and self.has_digests and not _is_note(record):
             fault = "has no digest, and is no note of optuna-dashboard's: another program wrote it"
@@ -215,7 +215,7 @@ class _End:
         except OSError as error:
             raise StudyError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise StudyError(f"{path}: is damaged; {_ACCEPTED}, {_OVERRIDE}") from error
+            raise StudyError(f"{path}: is damaged; {_RESTORE}, or {_OVERRIDE}") from error
         if version != _FORMAT_VERSION:
             raise StudyError(f"{path}: is of format {version!r}; accepted is {_FORMAT_VERSION}: a later autotune wrote it")
         return end
@@ -252,9 +252,10 @@ class _Journal(BaseJournalBackend):
         self._position = _Position()
         """How far the storage has read."""
 
-    def damage(self, fault: str) -> StudyError:
-        """The error of a fault in the line that was read last."""
-        return _damage(self._path, f"line {self._position.num_records}: {fault}")
+    @property
+    def last_line(self) -> str:
+        """The line that was read last, for an error message."""
+        return f"{self._path}: line {self._position.num_records}"
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Read the records from a number on: zero, or that of the first record that was not read yet.
@@ -268,7 +269,7 @@ class _Journal(BaseJournalBackend):
         end = _End.read(self._folder) if log_number_from == 0 else None
         if not os.path.lexists(self._path):
             if self._position.num_bytes:
-                raise StudyError(f"{self._path}: is gone; accepted is the file as autotune wrote it")
+                raise _damage(self._path, "is gone")
         else:
             _check_is_file(self._path)
             yield from self._new_records(end)
@@ -287,11 +288,11 @@ class _Journal(BaseJournalBackend):
                 if not line.endswith(b"\n"):  # torn, or still being written
                     return
                 step = self._position.after(line)
-                self._position = step.position
                 if step.fault is not None:
-                    raise self.damage(step.fault)
+                    raise _damage(self._path, f"line {step.position.num_records}: {step.fault}")
                 if end is not None and (fault := end.fault(step.position)) is not None:
                     raise _damage(self._path, fault, is_end=True)
+                self._position = step.position
                 yield step.record
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -368,9 +369,9 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _damage(path: Path, fault: str, *, is_end: bool = False) -> StudyError:
-    override = f", {_OVERRIDE}" if is_end else ""
-    return StudyError(f"{path}: {fault}; {_ACCEPTED} (restore it from a backup){override}, or another study.name")
+    return StudyError(f"{path}: {fault}; {f'{_RESTORE}, or {_OVERRIDE}' if is_end else _RESTORE}")
 
 
 _ACCEPTED = "accepted is the file as autotune wrote it"
-_OVERRIDE = f"what is left of it once {END_FILE} beside it is deleted"
+_RESTORE = f"{_ACCEPTED}, restored from a backup, or another study.name"
+_OVERRIDE = f"what is left of it, once {END_FILE} beside it is deleted"

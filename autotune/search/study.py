@@ -173,7 +173,7 @@ def _storage(folder: Path, url: str | None) -> BaseStorage:
 
 @contextmanager
 def told_storage_errors(resume_command: str) -> Iterator[None]:
-    """Report a lost study storage in one line, with the command that resumes the study once the storage is back.
+    """Report a study storage that fails in one line, with the command that resumes the study once it works again.
 
     Raises:
         StudyError: the storage failed within the context.
@@ -182,5 +182,5 @@ def told_storage_errors(resume_command: str) -> Iterator[None]:
         yield
     except StorageInternalError as error:
         raise StudyError(
-            f"search.storage: went away ({reason(error)}); what was in it is kept, and the study goes on with: {resume_command}"
+            f"search.storage: {reason(error)}; what was in it is kept, and the study goes on with: {resume_command}"
         ) from error

@@ -1,7 +1,8 @@
 """A study whose storage and MLflow store are databases of a real PostgreSQL server."""
 
 import csv
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from mlflow import MlflowClient
 
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
+from tests.patience import exit_code, wait_until
 from tests.postgresql import PostgreSql, running_postgresql
 
 pytestmark = [
@@ -47,3 +49,42 @@ def test_a_study_is_whole_and_in_order_in_both_stores_and_goes_on_from_them(serv
     assert {each.data.tags["autotune.outcome"] for each in of_trials} == {each.outcome.value for each in results.values()}
     assert sum(each.data.tags["autotune.phase"] == "confirm" for each in runs) == len(confirmations(study))
     assert sum(each.data.tags["autotune.phase"] == "study" for each in runs) == 1
+
+
+@pytest.mark.parametrize("fault", [PostgreSql.kill, PostgreSql.stop_immediately])
+def test_a_study_goes_on_once_its_server_that_crashed_is_back(
+    server: PostgreSql, commands: Any, tmp_path: Path, fault: Callable[[PostgreSql], None]
+) -> None:
+    storage, folder = server.new_database(f"crash_{fault.__name__}"), tmp_path / "outputs/crash"
+    process = commands.start(
+        "experiment=cnn_smoke", "study.name=crash", f"search.storage='{storage}'", "search=tpe", "stopping=none", "target.value=0.9",
+        "target.max_train_seconds=60", "epochs=range(25,40)", "optimizer.lr=interval(1e-4,1e-3)", "search.num_trials=12",
+        "confirm.max_runs=0",
+        folder=tmp_path,
+    )  # fmt: skip
+
+    def num_rows() -> int:
+        return len(_rows(folder)) if (folder / "trials.csv").is_file() else 0
+
+    wait_until(lambda: num_rows() >= 3, process=process, said=(tmp_path / "err.txt").read_text)
+    fault(server)
+    time.sleep(5)
+    before = num_rows()
+    assert process.poll() is None
+    server.start()
+    assert exit_code(process) in (0, 3), (tmp_path / "err.txt").read_text()
+
+    results = finished_results(read_study("crash", folder, storage_url=storage))
+    assert before < len(results)
+    assert sorted(results) == sorted(int(row["trial"]) for row in _rows(folder)) == list(range(12))
+    assert "it is waited for" in (folder / "autotune.log").read_text()
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    trials = [int(each.data.tags["autotune.trial"]) for each in runs if each.data.tags["autotune.phase"] == "search"]
+    assert sorted(trials) == list(range(12))
+    assert all(each.info.status != "RUNNING" for each in runs)
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

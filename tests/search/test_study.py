@@ -1,8 +1,6 @@
 """Opening and reading studies in real journals and real databases, of which one does not answer, restarts, or stays away."""
 
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.search import database as database_module
 from autotune.search.journal import END_FILE, JOURNAL
 from autotune.search.samplers import quiet_optuna
 from autotune.search.study import (
@@ -21,17 +18,9 @@ from autotune.search.study import (
     read_study,
     store_confirmation,
     study_definition,
-    told_storage_errors,
 )
-from tests.postgresql import PostgreSql, running_postgresql
 
 DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.widths": [[8, 16], [16, 32]]}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgreSql]:
-    with running_postgresql() as server:
-        yield server
 
 
 def open_in(folder: Path, name: str = "first", definition: Mapping[str, Any] = DEFINITION, url: str | None = None) -> optuna.Study:
@@ -174,40 +163,3 @@ def test_a_database_that_cannot_be_opened_is_one_line(tmp_path: Path, url: str, 
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "accepted is null, or a database" in str(caught.value)
-
-
-@pytest.mark.store
-def test_a_database_that_restarts_is_waited_for(server: PostgreSql, tmp_path: Path) -> None:
-    url = server.new_database("restarts")
-    study = open_in(tmp_path, url=url)
-    study.set_user_attr("before", 1)
-
-    def restart() -> None:
-        time.sleep(1)
-        server.start()
-
-    server.stop()
-    restarting = threading.Thread(target=restart)
-    restarting.start()
-    study.set_user_attr("after", 2)
-    restarting.join()
-    known = read_study("first", tmp_path, storage_url=url).user_attrs
-    assert (known["before"], known["after"]) == (1, 2)
-
-
-@pytest.mark.store
-def test_one_that_stays_away_is_one_line_with_the_command_that_goes_on(
-    server: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = open_in(tmp_path, url=server.new_database("stays_away"))
-    monkeypatch.setattr(database_module, "PATIENCE_SECONDS", 0.1)
-    server.stop()
-    try:
-        with (
-            pytest.raises(StudyError, match=r"went away .*goes on with: python -m autotune x") as caught,
-            told_storage_errors("python -m autotune x"),
-        ):
-            study.set_user_attr("after", 2)
-    finally:
-        server.start()
-    assert "\n" not in str(caught.value)
