@@ -61,8 +61,8 @@ def death_of(run: str, hang_folder: str, *, is_past_deadline: bool, reason: str)
 
 
 def is_lost(reason: str) -> bool:
-    """Whether a worker was lost together with its machine, judged by Ray's error message."""
-    return any(words in reason for words in ("node has died", "preempted", "temporarily unavailable"))
+    """Whether a worker was lost with its machine, or a paused trial's state with a disk that is full, judged by the error message."""
+    return any(words in reason for words in ("node has died", "preempted", "temporarily unavailable", "cannot be written"))
 
 
 def is_killed(error: BaseException) -> bool:

@@ -22,6 +22,7 @@ from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker
+from autotune.training.checkpoint import has_room
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -169,6 +170,7 @@ class TrialManager:
         self._has_no_more = False
         self._unsupported = unsupported
         self._on_no_more = on_last_trial
+        self._is_told_of_full_disk = False
         self._trials: dict[str, _ManagedTrial] = {}
         self.refusal: AutotuneError | None = None
         """Error that every trial would meet: the data cannot be read, the baseline cannot be made, or no suggestion can be run."""
@@ -265,7 +267,8 @@ class TrialManager:
             for listener in self._listeners:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:
-                decision = self._policy.observe(managed.trial.number, evaluation, may_pause=report.can_pause)
+                may_pause = report.can_pause and self._has_room_for_states(managed)
+                decision = self._policy.observe(managed.trial.number, evaluation, may_pause=may_pause)
         outcome = report.outcome or _OUTCOME_OF[decision]
         if outcome is None and self.is_over:
             outcome = Outcome.STOPPED
@@ -315,6 +318,14 @@ class TrialManager:
     def _deadline_seconds(self) -> float:
         seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
         return min(self._trial_deadline_seconds, max(1.0, seconds_left) + _GRACE_SECONDS)
+
+    def _has_room_for_states(self, managed: _ManagedTrial) -> bool:
+        folder = self._state_folder(managed.trial.number).parent
+        is_full = not has_room(folder)
+        if is_full and not self._is_told_of_full_disk:
+            logger.warning("%s: the disk has no room for the states of paused trials; trials go on without being paused", folder)
+            self._is_told_of_full_disk = True
+        return not is_full
 
     def _pause(self, key: str) -> None:
         managed = self._trials[key]

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -223,7 +223,7 @@ class _End:
     def write(self, folder: Path) -> None:
         """Write the file of the end in place. It is not flushed: after a power cut it may be old, and then it asks for less."""
         fields = {"format_version": _FORMAT_VERSION, **self.__dict__}
-        descriptor = os.open(folder / END_FILE, os.O_WRONLY | os.O_CREAT, 0o666)
+        descriptor = os.open(folder / END_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             os.pwrite(descriptor, json.dumps(fields, separators=(",", ":")).encode().ljust(_END_BYTES - 1) + b"\n", 0)
         finally:
@@ -313,7 +313,7 @@ class _Journal(BaseJournalBackend):
 
     def _append(self, logs: list[dict[str, Any]]) -> None:
         position = self._position
-        with self._path.open("a+b", buffering=0) as file:
+        with open(self._path, "a+b", buffering=0, opener=_opened_without_links) as file:
             file.seek(position.num_bytes)
             *lines, torn = file.read().split(b"\n")  # other programs' notes since the last reading, and a line that one was killed in
             for line in lines:
@@ -339,23 +339,21 @@ class _Journal(BaseJournalBackend):
         _End(position.num_records, position.num_bytes, position.digest.hex()).write(self._folder)
 
 
+def _opened_without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _check_is_file(path: Path) -> None:
-    """Raise StudyError unless there is a file, which can be opened without waiting for another program."""
+    """Raise StudyError unless there is a file, which is no link and can be opened without waiting for another program."""
     try:
-        mode = path.stat().st_mode
+        mode = path.lstat().st_mode
     except OSError as error:
         raise StudyError(f"{path}: cannot be read: {error.strerror}; {_ACCEPTED}") from error
     if not stat.S_ISREG(mode):
-        kind = next((name for name, is_kind in _KINDS.items() if is_kind(mode)), "no file")
-        raise StudyError(f"{path}: is {kind}; {_ACCEPTED}")
+        raise StudyError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; {_ACCEPTED}")
 
 
-_KINDS: dict[str, Callable[[int], bool]] = {
-    "a folder": stat.S_ISDIR,
-    "a pipe": stat.S_ISFIFO,
-    "a socket": stat.S_ISSOCK,
-    "a device": stat.S_ISCHR,
-}
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
 
 
 @contextmanager

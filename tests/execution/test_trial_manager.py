@@ -1,6 +1,7 @@
 """Trials between the policy and the workers, driven by hand: what is handed out, stopped, given up and refused."""
 
 import math
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -287,3 +288,34 @@ def test_an_end_that_is_not_of_its_time_is_not_taken_again(make_trials: MakeTria
     begin(trials, "a")
     trials.reported("a", report(Outcome.DIVERGED, contention=_HOGGED))
     assert (only(policy).outcome, only(policy).contention) == (Outcome.DIVERGED, None)
+
+
+def test_a_trial_whose_state_could_not_be_written_is_tried_again(make_trials: MakeTrials) -> None:
+    trials, policy = make_trials(max_retries=1)
+    reason = "the worker died: autotune.errors.DataError: paused/trial-0/state.safetensors: cannot be written: No space left on device"
+    point = begin(trials, "a").config.as_dict()
+    trials.died("a", reason)
+    assert policy.results == {}
+    assert begin(trials, "b").config.as_dict() == point
+    trials.died("b", reason)
+    assert only(policy).outcome is Outcome.LOST
+
+
+def test_trials_are_not_paused_while_the_disk_has_no_room_for_their_states(
+    make_trials: MakeTrials, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "paused"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs to mount a file system")
+    try:
+        trials, _ = make_trials()
+        begin(trials, "a")
+        for _ in range(2):
+            assert trials.reported("a", report(can_pause=True)) is Decision.CONTINUE
+        assert [record.getMessage() for record in caplog.records if "no room" in record.getMessage()] == [
+            f"{folder}: the disk has no room for the states of paused trials; trials go on without being paused"
+        ]
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
