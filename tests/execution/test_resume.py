@@ -6,7 +6,8 @@ import io
 import os
 import shlex
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
+from autotune.search.journal import check_journal
+from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tune_study import tune_command
 from tests.patience import exit_code, wait_until
@@ -221,3 +224,41 @@ def test_no_process_is_left_behind(long: Long) -> None:
 
 def test_nothing_but_the_studys_files_is_left_behind(long: Long) -> None:
     assert not list((long.folder / "outputs/long").glob("hang-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The folder for studies, on a file system of four megabytes."""
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs to mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_once_there_is_room(commands: Any, tmp_path: Path, small_disk: Path) -> None:
+    arguments = [*(each for each in _COMMAND if "num_trials" not in each), "search.num_trials=8", "confirm.max_runs=0"]
+    process = commands.start(*arguments, folder=tmp_path)
+    wait_until(lambda: len(_rows(tmp_path)) >= 2, process=process)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert exit_code(process) == 2
+    said = (tmp_path / "err.txt").read_text()
+    assert said.count("\n") == 1, said
+    assert "No space left on device" in said
+    filler.unlink()
+    assert check_journal(small_disk / "long").faults == ()
+    kept = set(finished_results(read_study("long", small_disk / "long")))
+    assert len(kept) >= 2
+    assert not [status for status in _statuses(tmp_path).values() if status.startswith("RUNNING")]
+
+    assert commands.run(*arguments, folder=tmp_path).returncode in (0, 3)
+    results = finished_results(read_study("long", small_disk / "long"))
+    assert kept < set(results)
+    assert len(results) == 8
+    assert sorted(results) == sorted(int(row["trial"]) for row in _rows(tmp_path))
