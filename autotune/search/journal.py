@@ -279,8 +279,7 @@ class _Journal(BaseJournalBackend):
     def _new_records(self, end: _End | None) -> Iterator[dict[str, Any]]:
         with _open(self._path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size < self._position.num_bytes:
-                raise _damage(self._path, f"became shorter: {size:,} bytes, of {self._position.num_bytes:,} that were read")
+            self._check_size(size)
             if size == self._position.num_bytes:
                 return
             file.seek(self._position.num_bytes)
@@ -294,6 +293,10 @@ class _Journal(BaseJournalBackend):
                     raise _damage(self._path, fault, is_end=True)
                 self._position = step.position
                 yield step.record
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes < self._position.num_bytes:
+            raise _damage(self._path, f"became shorter: {num_bytes:,} bytes, of {self._position.num_bytes:,} that were read")
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append records, flushed to disk, or none of them.
@@ -314,6 +317,7 @@ class _Journal(BaseJournalBackend):
     def _append(self, logs: list[dict[str, Any]]) -> None:
         position = self._position
         with open(self._path, "a+b", buffering=0, opener=_opened_without_links) as file:
+            self._check_size(os.fstat(file.fileno()).st_size)
             file.seek(position.num_bytes)
             *lines, torn = file.read().split(b"\n")  # other programs' notes since the last reading, and a line that one was killed in
             for line in lines:

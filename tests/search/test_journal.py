@@ -240,6 +240,9 @@ def test_a_running_study_meets_what_another_program_does_in_one_line(folder: Pat
     (folder / JOURNAL).write_bytes(b"")
     with pytest.raises(StudyError, match="became shorter"):
         study.get_trials()
+    with pytest.raises(StudyError, match="became shorter"):
+        study.set_user_attr("a", 1)
+    assert (folder / JOURNAL).read_bytes() == b""
     (folder / JOURNAL).unlink()
     with pytest.raises(StudyError, match="is gone"):
         study.get_trials()
