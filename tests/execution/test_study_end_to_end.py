@@ -117,7 +117,7 @@ def test_its_folder_holds_every_file(study: Whole) -> None:
     recording = {"study.yaml", "space.yaml", "trials.parquet", "curves.parquet"}
     assert files == {
         "best.yaml", "best.py", "best.json", "best.safetensors",
-        f".weights/trial-{best}.safetensors", "study.log", "trials.csv", "trace.csv",
+        f".weights/trial-{best}.safetensors", "study.log", ".study.log.end", "trials.csv", "trace.csv",
         "autotune.log", "machine.yaml", "summary.json", "report.html",
         *(f"recording/{name}" for name in recording), *(f"figures/{name}" for name in _FIGURES),
     }  # fmt: skip
