@@ -13,7 +13,8 @@ from autotune.errors import ConfigError
 
 _OPENING = {"[": "]", "{": "}", "(": ")"}
 _MAX_CHARACTERS = 20_000
-"""Hydra's parser takes a second for so many."""
+_MAX_COMMAS = 2_000
+"""Hydra's parser takes a second for a list of so many values, and four times as long for one of twice as many."""
 _MAX_DEPTH = 32
 _MAX_SHOWN = 200
 
@@ -29,13 +30,15 @@ def parse_override(text: str, where: str = "") -> Override:
     """
     found = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
     found = f"{where}: {found}" if where else found
-    if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
-        raise ConfigError(f"{found}: accepted are at most {_MAX_CHARACTERS:,} characters and {_MAX_DEPTH} brackets in one another")
+    if len(text) > _MAX_CHARACTERS or text.count(",") > _MAX_COMMAS or _depth(text) > _MAX_DEPTH:
+        raise ConfigError(
+            f"{found}: accepted are at most {_MAX_CHARACTERS:,} characters, {_MAX_COMMAS:,} commas and {_MAX_DEPTH} brackets in one another"
+        )
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError) as error:  # ValueError: a number of thousands of digits
         raise _no_override(found) from error
-    if not override.key_or_group and "=" not in text[:1]:
+    if not override.key_or_group:
         raise _no_override(found)
     return override
 

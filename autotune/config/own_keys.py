@@ -122,14 +122,15 @@ def _value(keys: type[Any], key: "Field[Any]", text: str) -> Any:
     refusal = ConfigError(f"{_name(key)}: found {text!r}, accepted is {_accepted(key)}")
     value: Any = text
     if key.type is not str:
-        import yaml  # noqa: PLC0415  # after --help
         from omegaconf import OmegaConf  # noqa: PLC0415  # after --help
         from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415  # after --help
 
+        from autotune.yaml_files import load_yaml  # noqa: PLC0415  # after --help
+
         config = OmegaConf.structured(keys)
         try:
-            config[key.name] = yaml.safe_load(text) if text == "null" or text.startswith("[") else text
-        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            config[key.name] = load_yaml(text, _name(key)) if text == "null" or text.startswith("[") else text
+        except (OmegaConfBaseException, ConfigError) as error:
             raise refusal from error
         value = OmegaConf.to_container(config)[key.name]  # type: ignore[index,call-overload]  # made from a dataclass
     least, most, choices = (key.metadata[name] for name in ("least", "most", "choices"))

@@ -13,6 +13,7 @@ LINES = (
     "epochs=${", "epochs=${}", "epochs=${epochs}", "epochs=${oc.env:UNSET}", "epochs=${nope:1}", "epochs=$", "epochs=${.}", "epochs=${..a}",
     "epochs=[[[[[[[[]]]]]]]]", "epochs=" + "[" * 3000 + "]" * 3000, "epochs=" + "{a:" * 3000 + "1" + "}" * 3000, "epochs=" + "(" * 500,
     "epochs=" + "9" * 5000, "epochs=1e" + "9" * 30, "batch_size=" + "9" * 400, "batch_size=1" + "0" * 30, "seed=" + "9" * 30,
+    "model.widths=[" + "1," * 9000 + "1]", "epochs=choice(" + "1," * 9000 + "1)",
     "epochs=int(", "epochs=int(a)", "epochs=float([1])", "epochs=str(1)", "epochs=json_str({a:1})", "epochs=sort(3,1)",
     "epochs=shuffle(1,2)",
     "epochs=choice(1,2", "epochs=range(1)", "epochs=range(1,10,0)", "epochs=interval(1)", "epochs=interval(a,b)", "epochs=tag(log)",

@@ -104,7 +104,14 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("device=gpu", "device: found 'gpu', accepted are auto, cpu, cuda"),
         ("target.mode=up", "target.mode: found 'up', accepted are max, min"),
         ("model=3", "model=3: accepted is GROUP=NAME with the name of one of the group's files"),
-        ("=3", "=3: accepted is GROUP=NAME with the name of one of the group's files"),
+        ("=3", "'=3': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
+        ('+=""', "'+=\"\"': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
+        ("experiment=[[[[]]]]", "experiment=[[[[]]]]: found a list, accepted is one of "),
+        (
+            "epochs=" + "[" * 3000,
+            f"{('epochs=' + '[' * 193 + '...')!r}: accepted are at most 20,000 characters, 2,000 commas and 32 brackets in one another",
+        ),
+        ("hydra.searchpath=[a]", "hydra.searchpath=[a]: accepted is --config-dir DIR"),
         ("optimizer=null", "optimizer=null: accepted is GROUP=NAME with the name of one of the group's files"),
         (
             "model={width: [8]}",
@@ -118,7 +125,7 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_with_its_key(override: str, message: str) -> None:
-    assert refusal(override) == message
+    assert refusal(override).startswith(message) if message.endswith(" ") else refusal(override) == message
 
 
 @pytest.mark.parametrize("found", ["[sgd,lion]", "[sgd,adamw]", "[sgd,{a: 1}]", "[sgd]", "[]"])
