@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
@@ -19,12 +20,14 @@ from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError
 from autotune.tune_study import tune_command
 from tests.config.broken import FILES, LINES, SPACES
-from tests.fuzzing import MAX_CPU_SECONDS, fuzz, tiers
+from tests.fuzz import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries, about values that no user would write
 
 _SMALL = ("search_space=[{batch_size:[32,64]}]", "device=cpu", "model.widths=[4]", "experiment=cnn_smoke")
 _DRY = ("dry_run=true", "cluster.address=null", "data.download=false")
+_MAX_CPU_SECONDS = 10.0
+"""Processor time that no input may take longer than to read or to refuse."""
 _REACHES_OUT = ("address", "download", "storage", "://", "install", "--help", "-h", "_dir", "dry_run")
 """Parts of arguments that would have a command look for machines, write for the shell, or run a study."""
 
@@ -95,28 +98,32 @@ def composer() -> Composer:
     return Composer(["experiment=cnn"])
 
 
-def timed(check: Callable[[Any], None], corpus: Sequence[Any]) -> None:
+def timed(check: Callable[[Any], None], example: Any) -> None:
+    before = time.process_time()
+    check(example)
+    assert time.process_time() - before < _MAX_CPU_SECONDS, example
+
+
+def all_of(corpus: Sequence[Any], check: Callable[[Any], None]) -> None:
     for broken in corpus:
-        before = time.process_time()
-        check(broken)
-        assert time.process_time() - before < MAX_CPU_SECONDS, broken
+        timed(check, broken)
 
 
 @pytest.mark.slow
 def test_broken_command_lines_are_one_line_each() -> None:
-    timed(lambda line: refused_line([line]), LINES)
+    all_of(LINES, lambda line: refused_line([line]))
 
 
 def test_broken_command_lines_compose_or_are_one_line_each() -> None:
-    timed(compose, [line for line in LINES if not line.startswith("-")])
+    all_of([line for line in LINES if not line.startswith("-")], compose)
 
 
 def test_broken_experiments_are_one_line_each() -> None:
-    timed(read_experiment, FILES)
+    all_of(FILES, read_experiment)
 
 
 def test_broken_search_spaces_are_one_line_each(composer: Composer) -> None:
-    timed(lambda content: read_space(content, composer), SPACES)
+    all_of(SPACES, lambda content: read_space(content, composer))
 
 
 # Random ones.
@@ -201,16 +208,30 @@ _SPACES = st.one_of(
 )
 
 
-@tiers(fast=25, slow=250)
+def _tiers(fast: int, slow: int) -> Any:
+    """Parametrisation of a test by ``num_examples``, one value for each tier."""
+    return pytest.mark.parametrize("num_examples", [fast, pytest.param(slow, marks=pytest.mark.slow)])
+
+
+def _fuzz(inputs: st.SearchStrategy[Any], check: Callable[[Any], None], num_examples: int) -> None:
+    @examples(num_examples)
+    @given(inputs)
+    def run(example: Any) -> None:
+        timed(check, example)
+
+    run()
+
+
+@_tiers(fast=25, slow=250)
 def test_random_command_lines_run_dry_or_are_one_line(num_examples: int) -> None:
-    fuzz(_ARGUMENTS, refused_line, num_examples)
+    _fuzz(_ARGUMENTS, refused_line, num_examples)
 
 
-@tiers(fast=60, slow=600)
+@_tiers(fast=60, slow=600)
 def test_random_experiments_compose_or_are_one_line(num_examples: int) -> None:
-    fuzz(_EXPERIMENTS, read_experiment, num_examples)
+    _fuzz(_EXPERIMENTS, read_experiment, num_examples)
 
 
-@tiers(fast=150, slow=1500)
+@_tiers(fast=150, slow=1500)
 def test_random_search_spaces_are_read_or_are_one_line(num_examples: int, composer: Composer) -> None:
-    fuzz(_SPACES, lambda content: read_space(content, composer), num_examples)
+    _fuzz(_SPACES, lambda content: read_space(content, composer), num_examples)
