@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from autotune.collector import spare_imports
+from autotune.config.experiments import user_path
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def import_user_code_from(config_dirs: Sequence[str], overrides: Sequence[str]) 
     Plugins.instance()  # before these folders are searched: Hydra imports every module of a package hydra_plugins
     folders = [str(Path.cwd())]
     for config_dir in config_dirs:
-        folder = Path(config_dir).expanduser().resolve()
+        folder = user_path(config_dir).resolve()
         folders += [str(folder), str(folder.parent)]
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     return folders

@@ -19,6 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.command_line import COMMANDS
 from autotune.config.config_files import hydra_set_up
+from autotune.config.experiments import user_path
+from autotune.config.user_files import location_of
 from autotune.errors import ConfigError
 
 _FLAGS_OF_A_FOLDER = ("--config-dir", "-cd")
@@ -51,7 +53,7 @@ def shell_completion(command: str, overrides: list[str], config_dirs: list[str])
             print(" ".join(commands))
         elif (overrides_typed := _overrides_typed(_line_to_cursor())) is not None:
             os.environ["COMP_LINE"] = overrides_typed
-            with contextlib.suppress(HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
+            with contextlib.suppress(ConfigError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError):
                 plugin.query(config_name="config")  # a line that does not compose has no completions
     return 0
 
@@ -82,5 +84,5 @@ def _overrides_typed(line: str) -> str | None:
             overrides += [] if flag else [word]
     if not words or is_at_flag:
         return None
-    paths = ",".join(f"'file://{Path(folder).expanduser().resolve()}'" for folder in folders)
+    paths = ",".join(f"'{location_of(user_path(folder).resolve())}'" for folder in folders)
     return " ".join(("autotune", f"hydra.searchpath=[{paths}]", *overrides))

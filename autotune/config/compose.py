@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.build import check_target_names
 from autotune.config.config_files import ConfigFiles
+from autotune.config.experiments import user_path
 from autotune.config.groups import Choices, ComposedOptions
 from autotune.config.messages import value_message
 from autotune.config.overrides import parse_override
@@ -289,7 +290,7 @@ def _check_how_files_are_written(config: DictConfig, choices: Mapping[str, str])
 def _check_space_paths(entries: Sequence[Any]) -> None:
     """Refuse files of a search space that an experiment names outside of the working folder and its own folders."""
     for entry in entries:
-        if isinstance(entry, str) and (Path(entry).expanduser().is_absolute() or ".." in Path(entry).parts):
+        if isinstance(entry, str) and (user_path(entry).is_absolute() or ".." in Path(entry).parts):
             raise ConfigError(
                 f"search_space: {entry}: accepted in an experiment's file is a path from here or --config-dir, without ..; "
                 f"on the command line any"

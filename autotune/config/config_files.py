@@ -7,7 +7,6 @@ from anyone: Hydra reads it through ``autotune.config.user_files``.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.experiments import shipped_folder
+from autotune.config.experiments import shipped_folder, user_path
 from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.messages import composing_message, value_message
 from autotune.config.overrides import parse_override
@@ -38,9 +37,9 @@ class ConfigFiles:
     def __init__(self, config_dirs: Sequence[str]) -> None:
         for config_dir in config_dirs:
             refuse_url(config_dir, "--config-dir")
-            if not Path(config_dir).expanduser().is_dir():
+            if not user_path(config_dir).is_dir():
                 raise ConfigError(f"--config-dir {config_dir}: no such folder")
-        self.config_dirs = tuple(Path(config_dir).expanduser().resolve() for config_dir in config_dirs)
+        self.config_dirs = tuple(user_path(config_dir).resolve() for config_dir in config_dirs)
         self._folders = (shipped_folder("conf"), *self.config_dirs)
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
 
 from autotune.config.compose import Composer
-from autotune.config.experiments import shipped_folder
+from autotune.config.experiments import shipped_folder, user_path
 from autotune.config.messages import did_you_mean
 from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS
@@ -125,7 +125,7 @@ def _check_searchable(space: SearchSpace) -> None:
 def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:
     """Content of a search space's file, looked for in the working folder, in and beside --config-dir, and among the shipped spaces."""
     refuse_url(entry, "search_space", "a file of this machine")
-    relative = Path(file).expanduser()
+    relative = user_path(file)
     if relative.suffix not in (".yaml", ".yml"):
         raise SearchSpaceError(f"search_space: {entry}: is no search space; accepted is a file whose name ends with .yaml")
     folders = [Path(), *config_dirs, *(folder.parent for folder in config_dirs), shipped_folder("search_spaces").parent]
