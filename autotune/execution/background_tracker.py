@@ -28,6 +28,7 @@ from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Trac
 
 logger = logging.getLogger(__name__)
 
+_HURRY_SECONDS = 2.0
 MAX_HOLD_SECONDS = 60.0
 """Upper limit in seconds on how long a message to the tracker's process is held back while runs are timed."""
 _NICENESS = 10
@@ -88,9 +89,13 @@ class TrackerProcess:
         self.connection.close()
         self._process.wait()
 
-    def close(self) -> None:
-        """Kill the process; a tracker that was opened in it must have been closed before."""
+    def kill(self) -> None:
+        """Kill the process; a tracker that was opened in it and not closed before has not written everything."""
         self._process.kill()
+
+    def close(self) -> None:
+        """Kill the process and close the connection."""
+        self.kill()
         self.wait()
 
 
@@ -108,6 +113,8 @@ class BackgroundTracker:
         self._may_write = threading.Event()
         self._may_write.set()
         self._is_closed = False
+        self._end_seconds: float | None = None
+        """Longest wait for the tracker to write everything when it is closed; None waits until it has."""
         self._process = process
         self._thread = threading.Thread(target=self._work, args=(opening, process.connection), name="tracker", daemon=True)
         self._thread.start()
@@ -152,6 +159,10 @@ class BackgroundTracker:
         finally:
             self._may_write.set()
 
+    def hurry(self) -> None:
+        """Let ``close`` wait for a moment only: what is not written then is written when the study is taken up again."""
+        self._end_seconds = _HURRY_SECONDS
+
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Close the tracker with the study's results, and wait until it has written everything.
 
@@ -161,12 +172,22 @@ class BackgroundTracker:
         self._is_closed = True
         self._may_write.set()
         self._tell("close", status=status, metrics=metrics, tags=tags, artifacts=artifacts)
-        self._thread.join()
+        self._thread.join(self._end_seconds)
+        if self._thread.is_alive():
+            self._process.kill()  # which ends the thread, too
+            self._thread.join()
         self._opened.result()
 
     def close_if_open(self, *, is_interrupt: bool) -> None:
         """Close the tracker with status KILLED or FAILED, unless it is already closed or could not be opened."""
-        if not self._is_closed and self._opened.exception() is None:
+        if self._is_closed:
+            return
+        try:
+            fault = self._opened.exception(self._end_seconds)
+        except TimeoutError:
+            self._process.kill()
+            fault = self._opened.exception()
+        if fault is None:
             self.close(status="KILLED" if is_interrupt else "FAILED", metrics={}, tags={}, artifacts=[])
 
     def _tell(self, verb: str, *arguments: Any, **named: Any) -> None:

@@ -77,6 +77,7 @@ def run_study(
                 exit_code = conclude_study(live, confirmation)
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
+            live.tracker.hurry()
         if interrupt.is_set() and exit_code is None:
             said = f"interrupted; the same study goes on with\n  {live.resume_command}"
             logger.warning(said)  # where the terminal is gone

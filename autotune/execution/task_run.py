@@ -5,6 +5,7 @@ How a trial ends is reported as data, not raised. Nothing here needs Ray, so tha
 
 import contextlib
 import logging
+import math
 import os
 import platform
 import sys
@@ -260,9 +261,17 @@ def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
     """Train a task as one of its other workers until the first worker ends; returns this worker's failure, None if there was none."""
     take_niceness(task)
     enter_code_folders(task)
-    from autotune.training.parallel.rendezvous import follow  # noqa: PLC0415  # torch is imported by the first training
+    from autotune.training.parallel.rendezvous import StopNotes, follow  # noqa: PLC0415  # torch is imported by the first training
 
-    return follow(task.config, rendezvous, **_settings(task))
+    with tempfile.TemporaryFile("w") as nowhere:  # the first worker ends what hangs
+        watch = Watch(
+            deadline_seconds=math.inf, driver=task.driver, hang_file=lambda: nowhere, on_stopped=StopNotes(rendezvous).note_stopped_seconds
+        )
+        try:
+            with watch.on(), paused_while_waiting(watch.off):
+                return follow(task.config, rendezvous, **_settings(task))
+        finally:
+            watch.close()
 
 
 def enter_code_folders(task: TrialTask) -> None:

@@ -49,10 +49,12 @@ class Watch:
     """Watches one training of this process.
 
     Args:
-        deadline_seconds: wall seconds that the training may take; time in which it was stopped or waited for another machine is free.
+        deadline_seconds: wall seconds that the training may take, or infinity; time in which it was stopped or waited for another machine
+            is free.
         driver: host and process id of the driver; all processes that the driver has started belong to the study.
         hang_file: opens the file that the stack traces of a hung process are written to.
         on_deadline: called with the deadline on the monotonic clock when it changes; infinite while nothing is trained.
+        on_stopped: called with the seconds that the training has been stopped in all, when these have grown.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class Watch:
         driver: tuple[str, int],
         hang_file: Callable[[], TextIO],
         on_deadline: Callable[[float], None] = lambda deadline: None,
+        on_stopped: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._deadline = time.monotonic() + deadline_seconds
         self._driver = driver
         self._hang_file = hang_file
         self._on_deadline = on_deadline
+        self._on_stopped = on_stopped
         self._changed = threading.Condition()
         self._is_on = False
         self._is_closed = False
@@ -164,7 +168,8 @@ class Watch:
     def _arm(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
         self._on_deadline(self._deadline)
-        faulthandler.dump_traceback_later(2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file())
+        if math.isfinite(left):
+            faulthandler.dump_traceback_later(2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file())
 
     def _look(self) -> None:
         with self._changed:
@@ -204,6 +209,7 @@ class Watch:
         self._stopped_seconds += seconds
         self._deadline += seconds
         self._looked_at, self._stopped_before = time.monotonic(), set()
+        self._on_stopped(self._stopped_seconds)
         if self._is_on:
             self._arm()
 

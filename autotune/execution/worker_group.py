@@ -85,7 +85,18 @@ class WorkerGroup:
                 report = _report_of_first(failures)
                 is_unfit = report.outcome is not None and report.outcome.needs_new_worker
                 return report if is_unfit else replace(report, outcome=Outcome.ERRORED)  # this process must be replaced in any case
-        return self._explained(pending.result())
+        return self._with_stops(self._explained(pending.result()), run.num_workers)
+
+    def _with_stops(self, report: WorkerReport, size: int) -> WorkerReport:
+        """Tell the time that any worker was stopped as the time that the first one was: all others waited for it."""
+        from autotune.training.parallel.rendezvous import stopped_seconds  # noqa: PLC0415  # imports torch
+
+        contention = report.contention
+        if contention is None or self._store is None:
+            return report
+        contention = replace(contention, stopped_seconds=max(contention.stopped_seconds, stopped_seconds(self._store, size)))
+        evaluation = report.evaluation and replace(report.evaluation, contention=contention)
+        return replace(report, evaluation=evaluation, contention=contention)
 
     def end(self, run: TaskRun | ForkedRun) -> None:
         """End the training where it stands and wait until the other workers have ended; those that failed or do not end are killed."""

@@ -36,6 +36,8 @@ class FileTracker:
         self._write(f"finish {trial.name}")
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+        while self._path.with_name("slow").exists():
+            time.sleep(0.1)
         self._write(f"close {status}")
 
     def _write(self, line: str) -> None:
@@ -57,6 +59,14 @@ def tracker(path: Path) -> Iterator[BackgroundTracker]:
     made.wait()
     yield made
     made.close_if_open(is_interrupt=True)
+
+
+def test_a_study_in_a_hurry_leaves_a_slow_tracker_behind(tracker: BackgroundTracker, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.with_name("slow").touch()
+    tracker.hurry()
+    tracker.close_if_open(is_interrupt=True)
+    assert not path.exists(), "the tracker has not closed"
+    assert "resuming it writes what is missing" in caplog.text
 
 
 def run(name: str) -> TrackedTrial:

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -132,11 +133,32 @@ def _command_line(path: Path) -> bytes:
         return b""
 
 
+def _other_worker() -> int:
+    (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
+    return other
+
+
+def test_a_worker_that_was_stopped_is_seen_by_the_first_one(cluster: None) -> None:
+    seconds = 4.0
+    with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999", "target.max_train_seconds=2")) as worker:
+        answer(worker.step.remote())
+        other = _other_worker()
+        os.kill(other, signal.SIGSTOP)
+        pending = worker.step.remote()
+        time.sleep(seconds)
+        os.kill(other, signal.SIGCONT)
+        report = answer(pending)["report"]
+        while report.outcome is None:
+            report = answer(worker.step.remote())["report"]
+        assert report.outcome is Outcome.TIMED_OUT
+        assert report.contention.stopped_seconds == pytest.approx(seconds, abs=1.5)
+        assert report.evaluation.contention == report.contention
+
+
 def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
     with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999")) as worker:
         answer(worker.step.remote())
-        (other,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if b"ray::_Other" in _command_line(path)]
-        os.kill(other, signal.SIGKILL)
+        os.kill(_other_worker(), signal.SIGKILL)
         report = last_report(worker)
         assert report.outcome is Outcome.LOST
         assert report.error.startswith("a worker was lost: ")

@@ -3,6 +3,7 @@
 Without a cluster, the first rank starts the others as processes on its own machine (``spawned``).
 """
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -97,6 +98,30 @@ def _interface_towards(host: str) -> str | None:
         local = probe.getsockname()[0]
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, addresses in interfaces if any(address.address == local for address in addresses)), None)
+
+
+class StopNotes:
+    """Where ranks note that they were stopped, which the first rank cannot see: it only waits for them. Notes are in the ranks' store."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
+        self._store: TCPStore | None = None
+
+    def note_stopped_seconds(self, seconds: float) -> None:
+        """Note how long this rank has been stopped in all; may be called in any thread."""
+        with contextlib.suppress(RuntimeError):  # the first rank is gone
+            if self._store is None:
+                self._store = TCPStore(self._rendezvous.host, self._rendezvous.port, is_master=False, timeout=TIMEOUT)
+            self._store.set(f"{_STOPPED}{self._rendezvous.rank}", str(seconds))
+
+
+def stopped_seconds(store: TCPStore, size: int) -> float:
+    """Longest time that one of the other ranks of a training has been stopped, as they have noted it in the first rank's store."""
+    noted = [f"{_STOPPED}{rank}" for rank in range(1, size)]
+    return max((float(store.get(key)) for key in noted if store.check([key])), default=0.0)
+
+
+_STOPPED = "autotune/stopped_seconds/"
 
 
 def follow(config: TrialConfig, rendezvous: Rendezvous, **settings: Any) -> Failure | None:
