@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _ENDS = """
 import ctypes, mmap, os, pathlib, re, resource, signal, subprocess, sys, time
+from types import SimpleNamespace
 import torch
 
 def note(name, number):
@@ -60,6 +61,23 @@ def takes_all_memory():
     hoard = []
     while True:
         hoard.append(bytearray(os.urandom(1 << 20)))
+
+class Reads(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def loses_a_reader():
+    yield {"metric": 0.1}
+    list(torch.utils.data.DataLoader(Reads(), num_workers=1))
+
+def loses_its_script():
+    from autotune.script import run
+    yield {"metric": 0.1}
+    config = SimpleNamespace(seed=0, target=SimpleNamespace(metric="a"))
+    run("python -c 'import os; os.kill(os.getpid(), 9)'", report=None, clock=None, config=config)
 
 def is_refused_memory(by):
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -195,6 +213,15 @@ def test_what_keeps_pythons_lock_is_ended_from_outside(server: ForkServer, make_
     death = outcome_of_death(task, seconds=1.0, reason=last.reason)
     assert (death.outcome, death.num_retries) == (Outcome.TIMED_OUT, 0)
     assert "in hangs_in_c" in death.error
+
+
+@pytest.mark.parametrize("how", ["loses_a_reader", "loses_its_script"])
+def test_a_training_whose_own_process_was_killed_is_lost(server: ForkServer, make_task: Any, how: str) -> None:
+    last = list(server.train(make_task(how)))[-1]
+    assert isinstance(last, WorkerReport)
+    assert last.outcome is Outcome.LOST, last.error
+    assert str(last.error).startswith("a process of the training was ended by SIGKILL: ")
+    assert last.num_retries > 0
 
 
 def test_a_process_that_was_killed_after_its_deadline_did_not_hang(make_task: Any) -> None:

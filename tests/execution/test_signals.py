@@ -1,5 +1,6 @@
 """Signals that end a command: SIGTERM and SIGHUP do what Ctrl-C does, whoever gets them."""
 
+import contextlib
 import os
 import pty
 import select
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from autotune.config.compose import Composer
@@ -33,6 +35,8 @@ _COMMAND = (
     "search.num_trials=1000",  # never ends by itself
     "tracking=none",
 )
+GENEROUS_SECONDS = 60.0
+"""What takes five on a machine with nothing else to do."""
 _WAITS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -159,6 +163,51 @@ def test_a_study_ends_in_good_order_whoever_gets_the_signal(commands: Any, tmp_p
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+_HANGS = """
+import re
+
+def hangs(lr):
+    yield {"metric": 0.1}
+    re.match("(a+)+$", 60 * "a" + "b")  # keeps Python's lock, and takes longer than anyone lives
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_two_signals_end_a_study_that_hangs_and_all_that_it_started(commands: Any, tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "hanging.py").write_text(_HANGS)
+    (tmp_path / "my_conf/experiment").mkdir(parents=True)
+    (tmp_path / "my_conf/experiment/hangs.yaml").write_text(
+        "# @package _global_\ntraining: {_target_: hanging.hangs, lr: 0.1, _warm_up_: false}\nsearch_space: [{training.lr: [0.1, 0.2]}]\n"
+    )
+    command = ["experiment=hangs", "allowed_targets=[hanging]", "study.name=ended", "search=random", "tracking=none"]
+    process = commands.start(*command, "--config-dir", "my_conf", folder=tmp_path)
+    try:
+        wait_until(lambda: any((tmp_path / "outputs/ended").glob("hang-*")), process=process)
+        time.sleep(2)
+        os.killpg(process.pid, number)
+        time.sleep(1.2)
+        began = time.monotonic()
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        assert exit_code(process) == 130
+        assert time.monotonic() - began < GENEROUS_SECONDS
+        assert "study.name=ended" in (tmp_path / "out.txt").read_text().splitlines()[-1]
+        wait_until(lambda: not _of_session(process.pid))
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _of_session(session: int) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 @pytest.mark.slow
