@@ -159,6 +159,7 @@ class Watch:
         self._is_on, self._on_since = is_on, now
         self._looked_at, self._stopped_before = now, set()
         if is_on:
+            self._due_at = min(self._due_at, now + _BEAT_SECONDS)  # the process may be stopped before the thread wakes
             self._arm()
         else:
             faulthandler.cancel_dump_traceback_later()
@@ -174,14 +175,10 @@ class Watch:
     def _look(self) -> None:
         with self._changed:
             while not self._is_closed:
-                if not self._is_on:
-                    self._due_at = math.inf
-                    self._changed.notify_all()
-                    self._changed.wait()
-                    continue
-                began, before = time.monotonic(), _ran("thread-self")
-                self._due_at = began + _BEAT_SECONDS
-                self._changed.wait(_BEAT_SECONDS)
+                before = _ran("thread-self")
+                self._due_at = time.monotonic() + _BEAT_SECONDS if self._is_on else math.inf
+                self._changed.notify_all()
+                self._changed.wait(_BEAT_SECONDS if self._is_on else None)
                 late, after = time.monotonic() - self._due_at, _ran("thread-self")
                 if late >= MAX_STOPPED_SECONDS and before is not None and after is not None:
                     self._was_late(late, before, after)

@@ -45,6 +45,17 @@ def reports_at_once(seconds):
     os.kill(os.getpid(), signal.SIGSTOP)
     yield {"metric": 1.0}
 
+def stops_after_a_report(seconds):
+    # Is stopped before the thread that is to see it has heard that the training goes on.
+    sys.setswitchinterval(0.1)
+    yield {"metric": 0.1}
+    note()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    yield {"metric": 1.0}
+
 def waits_for_a_helper(seconds):
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"])
     pathlib.Path("trains.part").write_text(str(helper.pid))
@@ -124,7 +135,7 @@ def test_a_stop_is_seen_told_and_moves_the_deadline(server: ForkServer, make_tas
     assert Evaluation.from_dict(last.evaluation.as_dict()).contention == last.contention
 
 
-@pytest.mark.parametrize("how", ["reports_at_once", "waits_for_a_helper"])
+@pytest.mark.parametrize("how", ["reports_at_once", "stops_after_a_report", "waits_for_a_helper"])
 def test_a_stop_is_seen_however_short_the_way_to_the_report_and_whichever_process_is_stopped(
     server: ForkServer, make_task: Any, tmp_path: Path, how: str
 ) -> None:
