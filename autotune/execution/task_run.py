@@ -178,7 +178,7 @@ class TaskRun:
         self._watch.close()
         if self._hang_file is not None:
             self._hang_file.close()
-            Path(self._hang_file.name).unlink(missing_ok=True)
+            self._hang_path.unlink(missing_ok=True)
             self._hang_file = None
 
     def _advance(self) -> WorkerReport:
@@ -252,9 +252,13 @@ class TaskRun:
 
     def _open_hang_file(self) -> TextIO:
         if self._hang_file is None:
-            path = hang_path(self._task.name, self._task.hang_folder)
-            self._hang_file = appending(path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name)
+            self._hang_file = appending(self._hang_path)
         return self._hang_file
+
+    @property
+    def _hang_path(self) -> Path:
+        path = hang_path(self._task.name, self._task.hang_folder)
+        return path if path.parent.is_dir() else Path(tempfile.gettempdir()) / path.name
 
 
 def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
