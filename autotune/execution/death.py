@@ -67,7 +67,11 @@ def is_lost(reason: str) -> bool:
 
 def is_killed(error: BaseException) -> bool:
     """Whether an exception of a training means that a process of its own was killed: one that gathers batches, or a script."""
-    return isinstance(error, RuntimeError) and re.search(r"killed by signal: Killed|was ended by SIGKILL", str(error)) is not None
+    causes = (error, error.__cause__, error.__context__)  # torch tells the signal in the first of two errors
+    return any(isinstance(cause, RuntimeError) and _TOLD_AS_KILLED.search(str(cause)) is not None for cause in causes)
+
+
+_TOLD_AS_KILLED = re.compile(r"killed by signal: Killed|was ended by SIGKILL")
 
 
 def hang_path(run: str, folder: str) -> Path:
