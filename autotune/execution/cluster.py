@@ -1,5 +1,10 @@
-"""Connecting to Ray: to a local instance started for the study, or to a running cluster."""
+"""Connecting to Ray, to a local instance started for the study or to a running cluster, and hearing when it is gone.
 
+Calls to a Ray that is gone may hang for good, and after a minute Ray would end the process that makes them. So the driver makes them in a
+thread that it can leave, and another thread looks whether Ray is there.
+"""
+
+import atexit
 import contextlib
 import ctypes
 import logging
@@ -12,20 +17,23 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.awake import kept_awake
+from autotune.execution.local_ray import LocalRay
 from autotune.execution.task_run import ACCELERATOR, TrialTask
 
 if TYPE_CHECKING:
     from autotune.training.device import Capabilities  # imports torch
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +95,14 @@ _SIGACTION_BYTES = 512
 """Room for C's ``struct sigaction``, which takes 152 bytes on Linux."""
 _START_PATIENCE_SECONDS = 8.0
 """Seconds that an interrupted driver waits for a Ray that is still starting."""
+_LEAVE_SECONDS = 3.0
+"""Seconds that work with Ray may take to end once it is interrupted at once, or Ray is gone; then it is left where it hangs."""
+_SHUTDOWN_SECONDS = 10.0
+"""Seconds that Ray may take to end its part of this process."""
+_HEAD_SECONDS = 15.0
+"""Seconds for which the head of a running cluster may not answer before it counts as gone."""
+_ANSWER_SECONDS = 5.0
+"""Longest wait for one answer of a running cluster's head."""
 
 
 def cluster_capabilities(config: ClusterConfig) -> "Capabilities":
@@ -119,6 +135,25 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
     Raises:
         ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
     """
+    with _linked(config) as (size, _):
+        yield size
+
+
+class _Ray(Protocol):
+    """The Ray that this process is connected to."""
+
+    def lost(self) -> str | None:
+        """Why Ray counts as gone; None if it is there."""
+        ...
+
+    def end(self) -> None:
+        """End what this process has started of it."""
+        ...
+
+
+@contextlib.contextmanager
+def _linked(config: ClusterConfig) -> Iterator[tuple[ClusterSize, _Ray]]:
+    """Connect to Ray as ``connected`` does, and also yield the Ray itself."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     address = None if config.address == "local" else config.address
@@ -128,28 +163,94 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
 
     _log_to_autotune("ray")
     options = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    try:
-        with _kept_handler(signal.SIGTERM), _in_own_process_groups():
-            if address is None:
-                os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets timed workers wait for all other processes
-                for name in ("authentication", "worker"):  # mute: our own Ray wants a token, and its SIGTERM handler is not installed
-                    logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
-                ray.init(address="local", num_cpus=config.num_cpus, num_gpus=config.num_gpus, include_dashboard=False, **options)
-            else:
-                ray.init(address=address, **options)
-    except Exception as error:  # Ray raises plain Exception where it does not start in time
-        raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{_advice(error, address)}") from error
-    try:
+    with contextlib.ExitStack() as stack:
+        running: _Ray
+        stack.enter_context(_errors_logged())
+        try:
+            with _kept_handler(signal.SIGTERM):
+                if address is None:
+                    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets timed workers wait for all other processes
+                    for name in ("authentication", "worker"):  # mute: our own Ray wants a token, and its SIGTERM handler is not installed
+                        logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
+                    running = local = LocalRay()
+                    stack.callback(local.end)
+                    stack.callback(_shut_down, local)
+                    local.start(num_cpus=config.num_cpus, num_gpus=config.num_gpus, **options)
+                else:
+                    stack.callback(_shut_down, None)
+                    ray.init(address=address, **options)
+                    running = _RunningCluster()
+        except (Exception, SystemExit) as error:  # Ray raises both where it does not start
+            raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{_advice(error, address)}") from error
         _check_has(config.accelerator_type)
         size = _size_of(_machines(config.accelerator_type))
         if size.num_cpus < config.cpus_per_worker:
             raise ClusterError(
                 f"cluster.cpus_per_worker: found {config.cpus_per_worker}, accepted is at most the {size.num_cpus} CPUs of the cluster"
             )
-        with kept_awake() if config.keep_cpus_awake and address is None and not size.num_gpus else contextlib.nullcontext():
-            yield size
+        if config.keep_cpus_awake and address is None and not size.num_gpus:
+            stack.enter_context(kept_awake())
+        yield size, running
+
+
+@contextlib.contextmanager
+def _errors_logged() -> Iterator[None]:
+    """Send to the log what Ray would print of errors on its machines, such as the last lines of a raylet's log."""
+    from ray._private import worker  # noqa: PLC0415  # only after connected() has set the environment
+
+    def to_log(data: Mapping[str, Sequence[str]], **named: object) -> None:
+        logging.getLogger("ray").warning("%s", "\n".join(data["lines"]))
+
+    of_ray, worker.print_to_stdstream = worker.print_to_stdstream, to_log
+    try:
+        yield
     finally:
-        ray.shutdown()
+        worker.print_to_stdstream = of_ray
+
+
+def _shut_down(local: LocalRay | None) -> None:
+    """Disconnect from Ray, which may hang if it is gone; its processes on this machine are then ended first."""
+    import ray  # noqa: PLC0415  # only after connected() has set the environment
+
+    if local is not None and local.lost() is not None:
+        local.end()
+    thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    thread.start()
+    thread.join(_SHUTDOWN_SECONDS)
+    if thread.is_alive():
+        logger.warning("Ray did not end its part of this process in %g s", _SHUTDOWN_SECONDS)
+        atexit.unregister(ray.shutdown)  # it would wait for the thread
+
+
+class _RunningCluster:
+    """A cluster of others that this process has joined."""
+
+    def __init__(self) -> None:
+        import ray  # noqa: PLC0415  # only after connected() has set the environment
+
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._head = (host.strip("[]"), int(port))
+        self._raylet: str = ray._private.worker._global_node.raylet_socket_name  # noqa: SLF001  # nothing public has it
+        self._answered_at = time.monotonic()
+
+    def lost(self) -> str | None:
+        """Why the cluster counts as gone: the raylet of this machine has ended, or the head has not answered for a while."""
+        try:
+            with socket.socket(socket.AF_UNIX) as raylet:
+                raylet.connect(self._raylet)
+        except OSError:
+            return "the raylet of this machine has ended"
+        try:
+            socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
+        except OSError as error:
+            if time.monotonic() - self._answered_at > _HEAD_SECONDS:
+                return f"its head does not answer ({getattr(error, 'strerror', None) or error})"
+        else:
+            self._answered_at = time.monotonic()
+        return None
+
+    def end(self) -> None:
+        """End nothing: it is the cluster of others."""
 
 
 class Connection:
@@ -161,8 +262,16 @@ class Connection:
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._size: Future[ClusterSize] = Future()
+        self._ray: _Ray | None = None
+        self._lost: Future[str] = Future()
+        self._losing = threading.Lock()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Ray was there and is gone."""
+        return self._lost.done()
 
     def start(self) -> None:
         """Begin to connect, unless that has begun already."""
@@ -188,6 +297,48 @@ class Connection:
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         return size
 
+    def run(self, work: Callable[[], Result], interrupt: threading.Event) -> Result:
+        """Call ``work``, which may call Ray, in a thread of its own, and return what it returns.
+
+        Args:
+            interrupt: ends ``work`` in good order when set; it is set here if Ray is gone.
+
+        Raises:
+            ClusterError: Ray is gone.
+            KeyboardInterrupt: raised in this thread meanwhile; it is then raised in ``work``, too.
+        """
+        done: Future[Result] = Future()
+        thread = threading.Thread(target=_call, args=(work, done), name="with-ray", daemon=True)
+        thread.start()
+        try:
+            wait([done, self._lost], return_when=FIRST_COMPLETED)
+        except KeyboardInterrupt:
+            interrupt.set()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+            thread.join(_LEAVE_SECONDS)
+            raise
+        if self.is_lost or (done.exception() is not None and self._is_gone()):
+            interrupt.set()
+            thread.join(_LEAVE_SECONDS)
+            self.check()
+        return done.result()
+
+    def check(self) -> None:
+        """Raise if Ray is gone: a worker that seems to have died may have gone with it.
+
+        Raises:
+            ClusterError: Ray is gone.
+        """
+        if self._is_gone():
+            raise ClusterError(f"cluster.address: {self._config.address or 'local'}: Ray is gone: {self._lost.result()}")
+
+    def _is_gone(self) -> bool:
+        with self._losing:
+            reason = None if self._lost.done() or self._ray is None else self._ray.lost()
+            if reason is not None:
+                self._lost.set_result(reason)
+            return self._lost.done()
+
     def close(self) -> None:
         """Disconnect and wait until that is done: Ray ends a process that frees a Ray object meanwhile.
 
@@ -200,14 +351,25 @@ class Connection:
 
     def _hold(self) -> None:
         try:
-            with connected(self._config) as size:
+            with _linked(self._config) as (size, running):
+                self._ray = running
                 self._size.set_result(size)
-                self._is_over.wait()
+                while not self._is_over.wait(_POLL_SECONDS):
+                    if self._is_gone():
+                        running.end()
+                        self._is_over.wait()
         except BaseException as error:  # raised again in size()
             if self._size.done():
                 logger.exception("Ray did not end as it should")
             else:
                 self._size.set_exception(error)
+
+
+def _call(work: Callable[[], Result], done: "Future[Result]") -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # noqa: BLE001  # raised again in run()
+        done.set_exception(error)
 
 
 @contextlib.contextmanager
@@ -251,6 +413,7 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -262,7 +425,8 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "5",
 }
 """Environment variables that keep Ray quiet, make it keep no state of its own and leave the working folder alone: a study resumes from
-its storage, and a worker's death is its trial's outcome. Ray may start any number of workers at once: ``Room`` limits their number."""
+its storage, a worker's death is its trial's outcome, and Ray does not end this process a minute after it is gone itself. Ray may start any
+number of workers at once: ``Room`` limits their number."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:
@@ -306,24 +470,6 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
     except (OSError, OverflowError) as error:  # OverflowError for a port above 65535
         reason = getattr(error, "strerror", None) or error
         raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}") from error
-
-
-@contextlib.contextmanager
-def _in_own_process_groups() -> Iterator[None]:
-    """Let Ray start its processes in process groups of their own: signals to the driver's group are for the driver, which ends Ray."""
-    from ray._private import services  # noqa: PLC0415  # only after connected() has set the environment
-
-    popen = services.ConsolePopen
-
-    class PopenInOwnGroup(popen):  # type: ignore[misc,valid-type]  # ray has no types
-        def __init__(self, *arguments: object, **named: object) -> None:
-            super().__init__(*arguments, **named, process_group=0)
-
-    services.ConsolePopen = PopenInOwnGroup
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
 
 
 def _advice(error: Exception, address: str | None) -> str:

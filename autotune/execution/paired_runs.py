@@ -15,6 +15,7 @@ from autotune.execution.confirmation import run_score
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
+from autotune.outcome import Outcome
 from autotune.tracking.tracker import TrackedTrial
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def run_in_turns(
     objective: Objective,
     interrupt: threading.Event,
     max_retakes: int,
+    check_ray: Callable[[], None],
     fork_server: "ForkServer | None" = None,
     on_end: Callable[[PairedRun, TrialResult], None],
 ) -> None:
@@ -54,6 +56,7 @@ def run_in_turns(
         runs: the next run is taken from it only after ``on_end`` has returned for the previous one.
         tracker: receives each run once all runs are over or a minute has passed: writing would take CPUs from runs that are timed.
         max_retakes: how often a run is repeated if its times were spoilt by something else on the machine.
+        check_ray: raises if Ray is gone; called before the death of a worker is held against its run.
         fork_server: the driver's own fork server; given only if Ray has no machine but this one.
         on_end: called with each run and its result, before the tracker receives the result.
 
@@ -84,6 +87,8 @@ def run_in_turns(
             )
             if result is None:
                 return
+            if result.outcome in (Outcome.ERRORED, Outcome.LOST):
+                check_ray()
             on_end(run, result)
             scored = run_score(result, objective)
             tracker.finish(tracked, result, scored.score if scored.reached else None)

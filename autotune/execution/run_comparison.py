@@ -16,7 +16,7 @@ from rich.console import Console
 from autotune.comparison import RunScore, in_turns
 from autotune.errors import ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
-from autotune.execution.cluster import connected
+from autotune.execution.cluster import Connection
 from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
 from autotune.execution.interrupt import interruptible
@@ -111,8 +111,10 @@ def make_runs(
         WorkerError: several runs of a side in a row failed in the user's own code.
     """
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:  # a second Ctrl-C ends the runs at once
+        connection = Connection(plan.config.cluster)
+        stack.callback(connection.close)
         with console.status("starting Ray"):
-            size = stack.enter_context(connected(plan.config.cluster))
+            size = connection.size(interrupt)
             tracker.wait()
         display = stack.enter_context(
             ComparisonDisplay(
@@ -144,15 +146,19 @@ def make_runs(
             display.run_finished(side.name, result, run_score(result, plan.objective).score)
             write()
 
-        run_in_turns(
-            runs(),
-            size=size,
-            tracker=tracker,
-            objective=plan.objective,
-            interrupt=interrupt,
-            max_retakes=plan.config.search.max_retakes,
-            on_end=on_end,
-        )
+        def make() -> None:
+            run_in_turns(
+                runs(),
+                size=size,
+                tracker=tracker,
+                objective=plan.objective,
+                interrupt=interrupt,
+                max_retakes=plan.config.search.max_retakes,
+                check_ray=connection.check,
+                on_end=on_end,
+            )
+
+        connection.run(make, interrupt)
 
 
 def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:

@@ -16,6 +16,7 @@ from functools import partial
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED
+from autotune.errors import ClusterError
 from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Connection, Room
@@ -75,6 +76,10 @@ def run_study(
             confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
             if not interrupt.is_set() and live.policy.error is None:
                 exit_code = conclude_study(live, confirmation)
+        except ClusterError as error:
+            if not connection.is_lost:
+                raise
+            raise ClusterError(f"{error}; what was found is kept, and the study goes on with: {live.resume_command}") from error
         except KeyboardInterrupt:  # a second Ctrl-C ends the study at once
             interrupt.set()
             live.tracker.hurry()
@@ -126,16 +131,17 @@ def _search_and_confirm(
             for study in plan.earlier:
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search and not interrupt.is_set():
-                _search(live, interrupt, fork_server)
+                connection.run(lambda: _search(live, interrupt, connection, fork_server), interrupt)
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
-            _confirm(live, size, interrupt, fork_server)
+            connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
     finally:
-        connection.close()
+        if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
+            connection.close()
     return _conclude_stored(live)
 
 
-def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer | None) -> None:
+def _search(live: LiveStudy, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
     from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # only a search needs it
 
@@ -177,7 +183,7 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         on_last_trial=hold_tracker,
     )
     make_folder(plan.state_folder(0).parent)
-    run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt)
+    run_search(trial_manager, folder=plan.folder / ".ray", interrupt=interrupt, check_ray=connection.check)
     if policy.is_not_worth_more and policy.outlook is not None:
         outlook, scale, trainings = policy.outlook, score_format_of(plan.objective), plan.config.search.expected_trainings or 0
         saved = scale.format(trainings * outlook.saving)
@@ -191,7 +197,9 @@ def _search(live: LiveStudy, interrupt: threading.Event, fork_server: ForkServer
         raise trial_manager.refusal
 
 
-def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, fork_server: ForkServer | None) -> None:
+def _confirm(
+    live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None
+) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()
     limits = live.race_limits(race)
@@ -226,6 +234,7 @@ def _confirm(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, for
         objective=plan.objective,
         interrupt=interrupt,
         max_retakes=plan.config.search.max_retakes,
+        check_ray=connection.check,
         fork_server=fork_server,
         on_end=on_end,
     )

@@ -6,7 +6,7 @@ Ray's own experiment state, loggers and signal handling are off: a study resumes
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from autotune.files import make_folder, replace_file
 from autotune.search.stopping import Decision
 
 
-def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threading.Event) -> None:
+def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threading.Event, check_ray: Callable[[], None]) -> None:
     """Run trials until the policy suggests no more, or ``interrupt`` is set; trials that still run then are given up.
 
     Args:
         folder: folder for the files that Ray cannot do without; deleted before and after the search.
+        check_ray: raises if Ray is gone; called before the death of a worker is held against its trial.
     """
     shutil.rmtree(folder, ignore_errors=True)
     _leave_mlflow_out()
@@ -38,7 +39,7 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
             name="search",
             num_samples=-1,
             search_alg=PolicySearcher(trial_manager),
-            scheduler=PolicyScheduler(trial_manager),
+            scheduler=PolicyScheduler(trial_manager, check_ray),
             callbacks=[_StartCallback(trial_manager)],
             stop=_InterruptStopper(trial_manager, interrupt),
             reuse_actors=True,
@@ -94,9 +95,10 @@ class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types
 class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
     """Passes workers' reports to the policy and its decisions to Ray, and resumes paused trials when the policy says so."""
 
-    def __init__(self, trial_manager: TrialManager) -> None:
+    def __init__(self, trial_manager: TrialManager, check_ray: Callable[[], None]) -> None:
         super().__init__()
         self._trial_manager = trial_manager
+        self._check_ray = check_ray
         self._paused: dict[str, Any] = {}
         self._new: list[Any] = []
 
@@ -136,6 +138,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """Tell the trial manager that a trial's worker is gone, which ends a trial that had not ended."""
+        self._check_ray()
         self._trial_manager.died(trial.trial_id, _death_reason(trial))
 
 

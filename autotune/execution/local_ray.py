@@ -1,0 +1,157 @@
+"""A Ray on this machine that belongs to this process, listens on loopback only, and leaves nothing behind.
+
+Ray's files lie in a folder that no other user may open. A guard, a process of its own, is told of all that Ray starts here. Once this
+process says so, or is gone, however that came, the guard ends those processes with all of their sessions and deletes the folder: Ray itself
+would leave its agents, workers of a raylet that was killed, and its folder. The folder of a driver that was killed together with its guard
+is deleted by the next driver.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_FOLDERS = "autotune-ray-"
+"""What the names of the folders begin with; short, since Ray makes sockets in them and the kernel limits a socket's path."""
+_LOCK = "lock"
+_HOST = "127.0.0.1"
+_GUARD = """
+import os, shutil, signal, sys, time
+for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+sessions = {line.strip() for line in sys.stdin}
+def of_ray():
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/stat") as file:
+                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if session in sessions and state not in "ZX":
+            yield int(process)
+for _ in range(100):
+    left = list(of_ray())
+    for process in left:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except OSError:
+            pass
+    if not left:
+        break
+    time.sleep(0.05)
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+
+
+class LocalRay:
+    """A Ray that this process starts and ends.
+
+    Raises:
+        OSError: the folder for Ray's files cannot be made.
+    """
+
+    def __init__(self) -> None:
+        from ray._common.utils import get_default_system_temp_dir  # noqa: PLC0415  # only after the environment is set
+
+        base = Path(get_default_system_temp_dir())
+        _delete_stale(base)
+        base.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=base))  # no other user may open it
+        self._lock = _locked(self._folder)
+        self._guard: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  # our own interpreter and code
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # signals to the driver's group are for the driver
+        )
+        self._needed: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, **options: Any) -> None:
+        """Call ``ray.init`` with these options."""
+        import ray  # noqa: PLC0415  # only after the environment is set
+
+        folder = self._folder / "r"  # Ray makes it and all in it writable by all
+        with _started_private(self._tell_guard):
+            ray.init(address="local", include_dashboard=False, _node_ip_address=_HOST, _temp_dir=str(folder), **options)
+        processes: Mapping[str, Any] = ray._private.worker._global_node.all_processes  # noqa: SLF001  # nothing public has them
+        self._needed = {name: processes[kind][0].process for kind, name in _NEEDED.items()}
+
+    def lost(self) -> str | None:
+        """Which of the processes that Ray cannot do without has ended, and how; None if all are there."""
+        for name, process in self._needed.items():
+            code = process.poll()
+            if code is not None:
+                return f"its {name} {'was ended by ' + signal.Signals(-code).name if code < 0 else f'ended with exit code {code}'}"
+        return None
+
+    def end(self) -> None:
+        """End what Ray has started and still runs, and delete its folder; called again, delete what was written there since."""
+        assert self._guard.stdin is not None
+        if not self._guard.stdin.closed:
+            with contextlib.suppress(OSError):  # the guard was killed
+                self._guard.stdin.close()
+            self._guard.wait()
+            os.close(self._lock)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _tell_guard(self, session: int) -> None:
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"{session}\n".encode())
+        self._guard.stdin.flush()
+
+
+_NEEDED = {"gcs_server": "control service (gcs_server)", "raylet": "raylet"}
+"""The processes that Ray cannot do without: name by Ray's kind of process."""
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder of Ray's files as long as this process lives; return the lock's file descriptor."""
+    path = folder / f"{_LOCK}.new"  # only a folder that has a lock can be stale
+    lock = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    path.rename(folder / _LOCK)
+    return lock
+
+
+def _delete_stale(base: Path) -> None:
+    """Delete folders of Ray's files whose drivers, of this user, are gone."""
+    for folder in base.glob(f"{_FOLDERS}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, or another process deletes it
+            continue
+
+
+@contextlib.contextmanager
+def _started_private(on_session: Callable[[int], None]) -> Iterator[None]:
+    """Have Ray start its processes in sessions of their own and at loopback, in place of which it would take another interface.
+
+    Args:
+        on_session: called with each new session's id. Signals to the driver's process group do not reach it.
+    """
+    from ray._private import services  # noqa: PLC0415  # only after the environment is set
+
+    popen, resolve = services.ConsolePopen, services.resolve_ip_for_localhost
+
+    class PopenInSession(popen):  # type: ignore[misc,valid-type]  # ray has no types
+        def __init__(self, *arguments: object, **named: object) -> None:
+            super().__init__(*arguments, **named, start_new_session=True)
+            on_session(self.pid)
+
+    services.ConsolePopen, services.resolve_ip_for_localhost = PopenInSession, lambda host: host
+    try:
+        yield
+    finally:
+        services.ConsolePopen, services.resolve_ip_for_localhost = popen, resolve
