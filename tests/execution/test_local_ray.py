@@ -62,7 +62,7 @@ def test_a_ray_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     connection = Connection(ClusterConfig())
-    with pytest.raises(ClusterError, match="^cluster.address: local: "):
+    with pytest.raises(ClusterError, match=r"^cluster.address: local: "):
         connection.size(threading.Event())
     connection.close()
     assert list(tmp_path.iterdir()) == []

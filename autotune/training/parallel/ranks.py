@@ -5,6 +5,7 @@ evaluation, its clock counts, and the other ranks are told what its caller wants
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ ALONE = Ranks()
 
 def open_store(host: str = "127.0.0.1") -> TCPStore:
     """Open the store at which ranks meet, on a free port of the first rank's machine; it exists as long as the returned object."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)  # torch itself would listen at all addresses of the machine
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach())
 
 
 @contextmanager
