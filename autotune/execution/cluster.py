@@ -95,11 +95,13 @@ _SIGACTION_BYTES = 512
 """Room for C's ``struct sigaction``, which takes 152 bytes on Linux."""
 _START_PATIENCE_SECONDS = 8.0
 """Seconds that an interrupted driver waits for a Ray that is still starting."""
+_WATCH_SECONDS = 1.0
+"""Seconds between two looks whether Ray is there."""
 _LEAVE_SECONDS = 3.0
 """Seconds that work with Ray may take to end once it is interrupted at once, or Ray is gone; then it is left where it hangs."""
 _SHUTDOWN_SECONDS = 10.0
 """Seconds that Ray may take to end its part of this process."""
-_HEAD_SECONDS = 15.0
+_HEAD_SECONDS = 10.0
 """Seconds for which the head of a running cluster may not answer before it counts as gone."""
 _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
@@ -354,7 +356,7 @@ class Connection:
             with _linked(self._config) as (size, running):
                 self._ray = running
                 self._size.set_result(size)
-                while not self._is_over.wait(_POLL_SECONDS):
+                while not self._is_over.wait(_WATCH_SECONDS):
                     if self._is_gone():
                         running.end()
                         self._is_over.wait()

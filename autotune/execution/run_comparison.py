@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.comparison import RunScore, in_turns
-from autotune.errors import ConfigError, WorkerError
+from autotune.errors import ClusterError, ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.cluster import Connection
 from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
@@ -158,7 +158,13 @@ def make_runs(
                 on_end=on_end,
             )
 
-        connection.run(make, interrupt)
+        try:
+            connection.run(make, interrupt)
+        except ClusterError as error:
+            if not connection.is_lost:
+                raise
+            tracker.close_if_open(is_interrupt=False)  # before the connection: what Ray does then is uncertain
+            raise ClusterError(f"{error}; the runs so far are in {shown_path(plan.folder)}") from error
 
 
 def compared_sides(plan: ComparisonPlan, results: Results) -> list[ComparedSide]:
