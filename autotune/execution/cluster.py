@@ -182,6 +182,8 @@ def _linked(config: ClusterConfig) -> Iterator[tuple[ClusterSize, _Ray]]:
                     stack.callback(_shut_down, None)
                     ray.init(address=address, **options)
                     running = _RunningCluster()
+        except ClusterError:
+            raise
         except (Exception, SystemExit) as error:  # Ray raises both where it does not start
             raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{_advice(error, address)}") from error
         _check_has(config.accelerator_type)
@@ -474,10 +476,12 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
         raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}") from error
 
 
-def _advice(error: Exception, address: str | None) -> str:
+def _advice(error: BaseException, address: str | None) -> str:
     """What to do where Ray did not start, as the end of a message; empty where a setting is wrong, or a running cluster's answer."""
     if address is not None or isinstance(error, ValueError):
         return ""
+    if isinstance(error, OSError):
+        return "; RAY_TMPDIR says in which folder Ray's files are: it has to have room, and a short path"
     return "; try again when this machine is less busy, or start Ray with `ray start --head` and add cluster.address=auto"
 
 
@@ -489,4 +493,6 @@ def _log_to_autotune(name: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "Ray did not start"
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

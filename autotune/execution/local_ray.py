@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import ClusterError
+
 _FOLDERS = "autotune-ray-"
 """What the names of the folders begin with; short, since Ray makes sockets in them and the kernel limits a socket's path."""
 _LOCK = "lock"
+_ACCEPTED = "accepted is a folder of a short path that can be written, said by RAY_TMPDIR"
 _HOST = "127.0.0.1"
 _GUARD = """
 import os, shutil, signal, sys, time
@@ -54,7 +57,7 @@ class LocalRay:
     """A Ray that this process starts and ends.
 
     Raises:
-        OSError: the folder for Ray's files cannot be made.
+        ClusterError: the folder for Ray's files cannot be made.
     """
 
     def __init__(self) -> None:
@@ -62,9 +65,12 @@ class LocalRay:
 
         base = Path(get_default_system_temp_dir())
         _delete_stale(base)
-        base.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=base))  # no other user may open it
-        self._lock = _locked(self._folder)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=base))  # no other user may open it
+            self._lock = _locked(self._folder)
+        except OSError as error:
+            raise ClusterError(f"cluster.address: local: {base} takes no files ({error.strerror}); {_ACCEPTED}") from error
         self._guard: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  # our own interpreter and code
             [sys.executable, "-I", "-S", "-c", _GUARD, str(self._folder)],
             stdin=subprocess.PIPE,

@@ -48,7 +48,9 @@ def test_a_ray_without_a_folder_is_told_in_one_line(kind: str, tmp_path: Path, m
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file" if kind == "file" else "/proc/missing"))
     connection = Connection(ClusterConfig())
-    with pytest.raises(ClusterError, match=r"^cluster.address: local: .*(file|/proc/missing).*$") as caught:
+    with pytest.raises(
+        ClusterError, match=r"^cluster.address: local: .*(file|/proc/missing) takes no files \(.*\); .*RAY_TMPDIR$"
+    ) as caught:
         connection.size(threading.Event())
     assert "\n" not in str(caught.value)
     connection.close()
@@ -62,7 +64,7 @@ def test_a_ray_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     connection = Connection(ClusterConfig())
-    with pytest.raises(ClusterError, match=r"^cluster.address: local: "):
+    with pytest.raises(ClusterError, match=r"^cluster.address: local: Ray did not start; "):
         connection.size(threading.Event())
     connection.close()
     assert list(tmp_path.iterdir()) == []
