@@ -56,12 +56,22 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 def _ended_by(driver: Any, name: str) -> tuple[float, list[psutil.Process]]:
     """Kill a process of a driver's Ray, or the driver; return how long the driver then took to end, and what of it was left."""
     below = psutil.Process(driver.pid).children(recursive=True)
-    process = psutil.Process(driver.pid) if name == "driver" else next(child for child in below if child.name() == name)
+    process = psutil.Process(driver.pid) if name == "driver" else next(child for child in below if _runs(child) and child.name() == name)
     began_at = time.monotonic()
     process.kill()
     exit_code(driver)
     seconds = time.monotonic() - began_at
-    return seconds, psutil.wait_procs(below, timeout=10)[1]
+    until = time.monotonic() + MAX_SECONDS
+    while (left := [child for child in below if _runs(child)]) and time.monotonic() < until:
+        time.sleep(0.1)
+    return seconds, left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _statuses(folder: Path) -> Counter[str]:
@@ -146,7 +156,7 @@ def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(commands: Co
         began_at = time.monotonic()
         os.kill(head.pid, signal.SIGKILL)
         assert exit_code(study) == 2
-        assert time.monotonic() - began_at < 2 * MAX_SECONDS
+        assert time.monotonic() - began_at < MAX_SECONDS
     finally:
         cluster.shutdown()
     said = (tmp_path / "err.txt").read_text()
