@@ -10,10 +10,14 @@ import psutil
 import pytest
 import ray
 
-from autotune.config.schema import ClusterConfig
+from autotune.config.compose import Composer
 from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, Connection
 from autotune.execution.local_ray import LocalRay, _delete_stale
+
+
+def _connection() -> Connection:
+    return Connection(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
 
 
 def _ray_folder() -> Path:
@@ -47,7 +51,7 @@ def test_it_is_reached_from_this_machine_and_by_this_user_only(cluster: ClusterS
 def test_a_ray_without_a_folder_is_told_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file" if kind == "file" else "/proc/missing"))
-    connection = Connection(ClusterConfig())
+    connection = _connection()
     with pytest.raises(
         ClusterError, match=r"^cluster.address: local: .*(file|/proc/missing) takes no files \(.*\); .*RAY_TMPDIR$"
     ) as caught:
@@ -63,7 +67,7 @@ def test_a_ray_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    connection = Connection(ClusterConfig())
+    connection = _connection()
     with pytest.raises(ClusterError, match=r"^cluster.address: local: Ray did not start; "):
         connection.size(threading.Event())
     connection.close()
@@ -106,7 +110,7 @@ class _Gone:
 
 def test_work_that_hangs_in_a_ray_that_is_gone_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.execution.cluster._LEAVE_SECONDS", 0.1)
-    connection, interrupt, hangs = Connection(ClusterConfig()), threading.Event(), threading.Event()
+    connection, interrupt, hangs = _connection(), threading.Event(), threading.Event()
 
     def work() -> None:
         connection._ray = _Gone()
@@ -121,7 +125,7 @@ def test_work_that_hangs_in_a_ray_that_is_gone_is_left(monkeypatch: pytest.Monke
 
 
 def test_work_with_ray_returns_and_raises_as_if_called() -> None:
-    connection, interrupt = Connection(ClusterConfig()), threading.Event()
+    connection, interrupt = _connection(), threading.Event()
     assert connection.run(lambda: 3, interrupt) == 3
     with pytest.raises(ZeroDivisionError):
         connection.run(lambda: 1 // 0, interrupt)
@@ -130,7 +134,7 @@ def test_work_with_ray_returns_and_raises_as_if_called() -> None:
 
 
 def test_an_error_that_is_due_to_a_ray_that_is_gone_is_told_as_that() -> None:
-    connection = Connection(ClusterConfig())
+    connection = _connection()
 
     def work() -> None:
         connection._ray = _Gone()
