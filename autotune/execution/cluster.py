@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
@@ -315,7 +315,8 @@ class Connection:
         thread = threading.Thread(target=_call, args=(work, done), name="with-ray", daemon=True)
         thread.start()
         try:
-            wait([done, self._lost], return_when=FIRST_COMPLETED)
+            either: list[Future[Any]] = [done, self._lost]
+            wait(either, return_when=FIRST_COMPLETED)
         except KeyboardInterrupt:
             interrupt.set()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
