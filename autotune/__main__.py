@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError
 
+PUSH = "--push"
+"""Flag of ``autotune record`` that turns its direction around, to a study's tracker."""
+
 
 def autotune_command(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, or else ``tune``, and return its exit code.
@@ -20,6 +23,10 @@ def autotune_command(arguments: Sequence[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(f"{name}: no such command{meant}; accepted are {', '.join(COMMANDS)}, and key=value alone, which tunes")
+    if name == "record" and PUSH in rest:
+        from autotune.tune_study import push_command  # noqa: PLC0415  # only the command that is run is imported
+
+        return push_command([argument for argument in rest if argument != PUSH])
     exit_code: int = getattr(importlib.import_module(COMMANDS[name][0]), f"{name}_command")(rest)
     return exit_code
 

@@ -1,6 +1,10 @@
-"""Write a study that was tracked in MLflow as a recording: ``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]``.
+"""Between a study's storage and MLflow, in both directions.
 
-Exit code 0: the recording was written; 2: bad input.
+``autotune record mlflow_run=RUN_ID output=DIR [tracking.uri=URI]`` writes a study that was tracked in MLflow as a recording.
+``autotune record --push experiment=NAME study.name=NAME ...``, with the study's own arguments, gives the study's tracker what it lacks
+(``autotune.tune_study: push_command``).
+
+Exit code 0: everything was written; 1: the tracker still lacks something; 2: bad input.
 """
 
 from collections.abc import Sequence
@@ -17,6 +21,9 @@ from autotune.remote.url import refuse_url
 from autotune.tracking.earlier_recordings import fetch_recording
 
 _PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all their learning curves."
+_PUSH_HELP = """
+autotune record --push experiment=NAME study.name=NAME ...
+  with the arguments of a study, gives its tracker what that lacks of it, and trains nothing"""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +42,8 @@ class RecordKeys:
 
 def record_command(arguments: Sequence[str]) -> int:
     """Run ``autotune record`` with command-line arguments and return its exit code."""
-    line = parse_command_line("autotune record", _PURPOSE, own_keys_help(RecordKeys), arguments, takes="mlflow_run=RUN_ID output=DIR")
+    help_text = own_keys_help(RecordKeys) + "\n" + _PUSH_HELP
+    line = parse_command_line("autotune record", _PURPOSE, help_text, arguments, takes="mlflow_run=RUN_ID output=DIR")
     own, others = read_own_keys(RecordKeys, line.overrides)
     refuse_other_keys(RecordKeys, others)
     refuse_url(own.output, "output")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.config.command_line import EXIT_BAD_INPUT, commands_help, composer_of, import_user_code_from, parse_command_line, print_config
 from autotune.config.experiments import experiments_help, require_experiment
+from autotune.errors import ConfigError
 from autotune.hiding import without_secrets
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ keys that people change most:
 """
 
 
-def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) -> int:
-    """Run ``autotune`` with command-line arguments, print to ``console`` or else to stdout, and return the exit code."""
+def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, trains: bool = True) -> int:
+    """Run ``autotune`` with command-line arguments, print to ``console`` or else to stdout, and return the exit code.
+
+    Without ``trains`` nothing is trained: the tracker of the study, which must exist, is given what it lacks.
+    """
     if not arguments:
         print(
             f"usage: autotune experiment=NAME [key=value ...]\n\nexperiments:\n{experiments_help()}\n\n--help says more.", file=sys.stderr
@@ -67,9 +71,11 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) 
         console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
+    if not trains and _is_new(composed.config.study):
+        raise ConfigError(f"study.name={composed.config.study.name}: no such study in {composed.config.study.folder}")
     is_local = cluster.address in (None, "local")
     with contextlib.ExitStack() as stack:
-        fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run else None
+        fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run and trains else None
         tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
 
@@ -87,9 +93,9 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) 
 
         with console.status("reading the configuration and checking every branch of the search space"):
             plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster), settings)
-            if not is_dry_run:
+            if not is_dry_run and trains:
                 train_missing_sources(composer, say)
-            if is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
+            if trains and is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
                 check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
         if tracker_process is None:  # a dry run
             for text in describe_plan(plan):
@@ -105,7 +111,13 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None) 
             connection=connection,
             tracker_process=tracker_process,
             fork_server=fork_server,
+            trains=trains,
         )
+
+
+def push_command(arguments: Sequence[str]) -> int:
+    """Run ``autotune record --push``: give the tracker of the study with these arguments what it lacks; return the exit code."""
+    return tune_command(arguments, trains=False)
 
 
 def _fork_server() -> "AbstractContextManager[ForkServer | None]":

@@ -1,10 +1,15 @@
-"""A tracker in a process of its own: importing MLflow, creating its database and writing to it take no time from the driver."""
+"""A tracker in a process of its own: importing MLflow, creating its database and writing to it take no time from the driver.
+
+What the tracker is told goes through a file (``spool.py``), so that a tracker that falls behind takes no memory of either process. How far
+it is behind can be asked at any time; at the end it has ``close_seconds`` to catch up, and whatever it still lacks then is told in a line.
+"""
 
 import contextlib
 import importlib
 import io
 import json
 import logging
+import math
 import os
 import queue
 import socket
@@ -12,16 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError
+from autotune.execution.spool import Message, Spool, SpooledSequence
 from autotune.execution.study_folder import log_file
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
@@ -31,6 +39,18 @@ logger = logging.getLogger(__name__)
 _HURRY_SECONDS = 2.0
 MAX_HOLD_SECONDS = 60.0
 """Upper limit in seconds on how long a message to the tracker's process is held back while runs are timed."""
+CLOSE_SECONDS = 300.0
+"""Longest time in seconds that a tracker may take to catch up once the study has ended, unless its ``close_seconds`` says otherwise."""
+INTERRUPTED_CLOSE_SECONDS = 15.0
+"""Longest time in seconds that a tracker may take to catch up once the study was interrupted or has failed."""
+FEW_RUNS = 20
+"""Runs that a tracker may be behind without a word."""
+_GRACE_SECONDS = 10.0
+"""Seconds past its limit after which a tracker's process is killed: a call to the store may hang."""
+_MAX_SPOOL_BYTES = 2**26
+"""Size of a spool file in bytes after which messages go to a new one, so that the space of what was read is freed."""
+_POLL_SECONDS = 0.1
+_REPORT_EVERY_SECONDS = 0.5
 _NICENESS = 10
 """Niceness added to the tracker's process once its tracker is open: trainings and the driver go first where CPUs are few."""
 _MAIN = """
@@ -40,6 +60,9 @@ from multiprocessing.connection import Connection
 from autotune.execution.background_tracker import serve
 serve(Connection(int(sys.argv[1])), sys.argv[3])
 """
+
+
+_NAMES = {"Mlflow": "MLflow", "Wandb": "W&B"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +75,21 @@ class TrackerOpening:
     log_path: Path
     """File that the tracker's log messages are appended to."""
     info: StudyInfo
-    finished: tuple[FinishedRun, ...] = ()
-    """Runs that ended before this process began, for the tracker to fill in."""
+    finished: Iterable[FinishedRun] = ()
+    """Runs that ended before this process began, for the tracker to fill in; they go to the tracker's process through a file."""
+    rest_command: str | None = None
+    """Command line that writes what the tracker lacks at the end; None if there is none."""
+
+    @property
+    def close_seconds(self) -> float:
+        """Longest time in seconds that the tracker may take to catch up once the study has ended."""
+        return float(self.node.get("close_seconds", CLOSE_SECONDS))
+
+    @property
+    def tracker_name(self) -> str:
+        """Name of the tracker for people, such as ``MLflow``."""
+        name = str(self.node.get("_target_", "")).rpartition(".")[2].removesuffix("Tracker")
+        return _NAMES.get(name, name)
 
     def open(self) -> Tracker:
         """Make the tracker that the configuration names.
@@ -105,19 +141,50 @@ class BackgroundTracker:
     Args:
         opening: returns what the tracker is made of; called in a separate thread.
         process: the process that the tracker is opened in.
+        spool_folder: folder on a disk, for the file of messages that are not written yet.
+        say: prints a line for the user: what the tracker warns of, and what it lacks at the end; called from any thread.
     """
 
-    def __init__(self, opening: Callable[[], TrackerOpening], process: TrackerProcess) -> None:
-        self._opened: Future[None] = Future()
-        self._queue: queue.SimpleQueue[tuple[float, tuple[str, tuple[Any, ...], Mapping[str, Any]]]] = queue.SimpleQueue()
-        self._may_write = threading.Event()
-        self._may_write.set()
+    def __init__(
+        self,
+        opening: Callable[[], TrackerOpening],
+        process: TrackerProcess,
+        *,
+        spool_folder: Path | None = None,
+        say: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self._opened: Future[TrackerOpening] = Future()
+        self._lock = threading.Lock()
+        self._say = say
+        self._spool_folder = spool_folder
+        self._spool: Spool | None = Spool(spool_folder)
+        """End of the file that messages are appended to; None once the tracker is gone."""
+        self._num_ended = 0
+        """Number of runs whose end was told."""
+        self._num_dropped = 0
+        """Number of runs whose end could not be told, since the disk is full or the process is gone."""
+        self._num_written = 0
+        self._make_model: Callable[[], tuple[Any, Any]] | None = None
         self._is_closed = False
-        self._end_seconds: float | None = None
-        """Longest wait for the tracker to write everything when it is closed; None waits until it has."""
+        self._is_hurried = False
+        self._closed: tuple[int, bool] | None = None
+        """Number of runs that the tracker lacks at the end, and whether it lacks the study's own end; None before that."""
         self._process = process
         self._thread = threading.Thread(target=self._work, args=(opening, process.connection), name="tracker", daemon=True)
         self._thread.start()
+
+    @property
+    def num_behind(self) -> int:
+        """Number of runs that have ended and that the tracker has not written completely."""
+        if self._closed is not None:
+            return self._closed[0] + self._num_dropped
+        return max(0, self._num_ended + self._num_dropped - self._num_written)
+
+    @property
+    def backlog(self) -> str:
+        """How far the tracker is behind, in words for the live table; empty where it is not worth a word."""
+        behind = self.num_behind
+        return f"{self._opened.result().tracker_name}: {behind:,} runs behind" if behind > FEW_RUNS and self._opened.done() else ""
 
     def wait(self) -> None:
         """Wait until the tracker is open; called before anything is trained.
@@ -140,88 +207,172 @@ class BackgroundTracker:
         self._tell("finish", trial, result, score)
 
     def log_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
-        """Pass on ``log_model`` to a tracker that has one, without waiting for it; ``make_model`` is called in the tracker's process."""
-        self._tell("log_model", make_model)
+        """Have ``close`` pass a model on to a tracker that keeps models; ``make_model`` is called in the tracker's process."""
+        self._make_model = make_model
 
     def hold(self) -> None:
         """Hold back all messages to the tracker from now on, each for ``MAX_HOLD_SECONDS`` at most, until ``held`` or the tracker ends."""
-        self._may_write.clear()
+        self._control("hold", True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold back messages to the tracker while short runs are timed, since writing would take CPUs from the runs.
 
-        The process still writes what it was told before; to hold back the end of a search as well, call ``hold`` earlier.
+        The process still writes what it has read before; to hold back the end of a search as well, call ``hold`` earlier.
         """
         self.hold()
         try:
             yield
         finally:
-            self._may_write.set()
+            self._control("hold", False)
 
     def hurry(self) -> None:
         """Let ``close`` wait for a moment only: what is not written then is written when the study is taken up again."""
-        self._end_seconds = _HURRY_SECONDS
+        self._is_hurried = True
 
-    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Close the tracker with the study's results, and wait until it has written everything.
+    def close(
+        self,
+        *,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        artifacts: Sequence[Path],
+        most_seconds: float = math.inf,
+    ) -> None:
+        """Close the tracker with the study's results, and wait until it has written everything or its time is over.
+
+        What it lacks then is told in a line, with the command that writes it. Its time is its ``close_seconds``, or ``most_seconds``.
 
         Raises:
             ConfigError: the tracker could not be opened.
         """
         self._is_closed = True
-        self._may_write.set()
-        self._tell("close", status=status, metrics=metrics, tags=tags, artifacts=artifacts)
-        self._thread.join(self._end_seconds)
+        opening = self._opened.result()
+        seconds, grace_seconds = min(opening.close_seconds, most_seconds), _GRACE_SECONDS
+        if self._is_hurried:
+            seconds = grace_seconds = _HURRY_SECONDS / 2
+        end = {"status": status, "metrics": metrics, "tags": tags, "artifacts": artifacts}
+        self._control("close", seconds, self._make_model, end)
+        self._thread.join(min(1.0, seconds))
+        if self._thread.is_alive() and self.num_behind > FEW_RUNS and not self._is_hurried:
+            self._say(f"{self.backlog}; they are written now, for {seconds:.0f} s at most")
+        self._thread.join(seconds + grace_seconds)
         if self._thread.is_alive():
-            self._process.kill()  # which ends the thread, too
+            logger.warning("the tracker's process did not end within %.0f s of its time; it is killed", grace_seconds)
+            self._process.kill()
             self._thread.join()
-        self._opened.result()
+        self._tell_what_is_missing(opening)
 
     def close_if_open(self, *, is_interrupt: bool) -> None:
         """Close the tracker with status KILLED or FAILED, unless it is already closed or could not be opened."""
         if self._is_closed:
             return
         try:
-            fault = self._opened.exception(self._end_seconds)
+            fault = self._opened.exception(_HURRY_SECONDS if self._is_hurried else None)
         except TimeoutError:
             self._process.kill()
             fault = self._opened.exception()
         if fault is None:
-            self.close(status="KILLED" if is_interrupt else "FAILED", metrics={}, tags={}, artifacts=[])
+            status = "KILLED" if is_interrupt else "FAILED"
+            self.close(status=status, metrics={}, tags={}, artifacts=[], most_seconds=INTERRUPTED_CLOSE_SECONDS)
 
-    def _tell(self, verb: str, *arguments: Any, **named: Any) -> None:
-        self._queue.put((time.monotonic(), (verb, arguments, named)))
+    @property
+    def name(self) -> str:
+        """Name of the tracker for people; it must be open."""
+        return self._opened.result().tracker_name
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the tracker was closed and lacks nothing of the study."""
+        return self._closed == (0, False) and not self._num_dropped
+
+    def _tell_what_is_missing(self, opening: TrackerOpening) -> None:
+        num_missing, lacks_end = self._closed or (self.num_behind, True)
+        num_missing += self._num_dropped if self._closed else 0
+        if num_missing or lacks_end:
+            missing = f"{num_missing:,} runs" if num_missing else ""
+            end = "the study's own end" if lacks_end else ""
+            rest = f"; what is missing is written by\n  {opening.rest_command}" if opening.rest_command else ""
+            self._say(f"{opening.tracker_name} lacks {' and '.join(filter(None, (missing, end)))}{rest}")
+
+    def _tell(self, verb: str, *arguments: Any) -> None:
+        """Append a message for the tracker to the file; one that cannot be written is dropped, and the study goes on."""
+        is_end = verb == "finish"
+        with self._lock:
+            try:
+                if self._spool is None:
+                    raise OSError("the tracker's process has ended")
+                self._spool.append((verb, arguments), ends_run=is_end, not_before=time.monotonic() + MAX_HOLD_SECONDS)
+                self._num_ended += is_end
+                if self._spool.position > _MAX_SPOOL_BYTES and self._opened.done():
+                    self._renew_spool()
+            except OSError as error:
+                self._num_dropped += is_end
+                if self._num_dropped == 1 and is_end and self._spool is not None:
+                    logger.warning("what the tracker is to write cannot be kept (%s); the study goes on", error)
+                    self._say(f"the tracker falls behind, since its file in {self._spool_folder} cannot be written: {error.strerror}")
+
+    def _renew_spool(self) -> None:
+        assert self._spool is not None, "checked by the caller"
+        new, old = Spool(self._spool_folder), self._spool
+        self._process.connection.send(("spool",))
+        send_handle(self._process.connection, new.descriptor, None)
+        self._spool = new
+        old.close()
+
+    def _control(self, *message: Any) -> None:
+        """Send a message that the tracker's process heeds at once; there are few of them."""
+        if self._opened.exception() is None:
+            with self._lock, contextlib.suppress(OSError):
+                self._process.connection.send(message)
 
     def _work(self, opening: Callable[[], TrackerOpening], connection: Connection) -> None:
-        """Have the process open the tracker, then send it the queued messages; runs in the thread."""
+        """Have the process open the tracker, then hear what it says; runs in the thread."""
         try:
-            connection.send(opening())
+            made = opening()
+            self._send_opening(made, connection)
             error = connection.recv()
         except Exception as fault:  # noqa: BLE001  # raised again in the callers of wait and close
             error = ConfigError("tracking: its process ended") if isinstance(fault, EOFError | OSError) else fault
         if error is not None:
             self._opened.set_exception(error)
         else:
-            self._opened.set_result(None)
-            self._pass_on(connection)
+            self._opened.set_result(made)
+            self._hear(connection)
         self._process.wait()
+        with self._lock:
+            if self._spool is not None:
+                self._spool.close()
+            self._spool = None
 
-    def _pass_on(self, connection: Connection) -> None:
-        verb = ""
+    def _send_opening(self, opening: TrackerOpening, connection: Connection) -> None:
+        finished = Spool(self._spool_folder)
+        for run in opening.finished:
+            finished.append(run)
+        connection.send(replace(opening, finished=()))
+        assert self._spool is not None, "it is closed by this thread"
+        for spool in (finished, self._spool):
+            send_handle(connection, spool.descriptor, None)
+        finished.close()
+
+    def _hear(self, connection: Connection) -> None:
         try:
-            while verb != "close":
-                told_at, message = self._queue.get()
-                self._may_write.wait(max(0.0, told_at + MAX_HOLD_SECONDS - time.monotonic()))
-                connection.send(message)
-                verb = message[0]
-            connection.recv()
+            while self._closed is None:
+                verb, *said = connection.recv()
+                if verb == "written":
+                    (self._num_written,) = said
+                elif verb == "said":
+                    self._say(said[0])
+                else:
+                    self._closed = said[0], said[1]
         except (EOFError, OSError):
             logger.warning("the tracker's process was ended; the study goes on, and resuming it writes what is missing")
+            if not self._is_closed:
+                self._say("the tracker's process was ended; the study goes on")
 
 
 def serve(connection: Connection, target: str) -> None:
-    """Open a tracker in this process and carry out the messages from the connection, until the tracker is closed.
+    """Open a tracker in this process and carry out the messages of the study's process, until the tracker is closed.
 
     The process exits at once if the study's own process is gone. ``target`` is the tracker's ``_target_``: if it is one of autotune's
     own, the ``preload`` of its module is called before the first message is read.
@@ -232,19 +383,100 @@ def serve(connection: Connection, target: str) -> None:
             with contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
                 getattr(importlib.import_module(module), "preload", lambda: None)()
         opening: TrackerOpening = connection.recv()
+        finished, spool = (Spool(descriptor=recv_handle(connection)) for _ in range(2))
         with log_file(opening.log_path):
             try:
-                tracker = opening.open()
+                tracker = replace(opening, finished=SpooledSequence(finished)).open()
             except Exception as error:  # noqa: BLE001  # raised again in the study's process
                 connection.send(error)
                 return
             connection.send(None)
             os.nice(_NICENESS)
-            verb = ""
-            while verb != "close":
-                verb, arguments, named = connection.recv()
-                if verb != "log_model" or hasattr(tracker, verb):
-                    getattr(tracker, verb)(*arguments, **named)
-            connection.send(None)
+            connection.send(("closed", *_Reader(connection, tracker, spool).carry_out()))
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing
+
+
+class _Reader(logging.Handler):
+    """Hands the messages of the study's process to a tracker, as many as it has room for, and passes the tracker's warnings on."""
+
+    def __init__(self, connection: Connection, tracker: Any, spool: Spool) -> None:
+        super().__init__(logging.WARNING)
+        self._connection, self._tracker = connection, tracker
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._spools = deque([spool])
+        self._holds = False
+        self._close: tuple[float, Any, Mapping[str, Any]] | None = None
+        """Time of the monotonic clock at which reading ends, the model's maker and the arguments of the tracker's ``close``."""
+        self._num_ended = 0
+        self._reported_at, self._reported = 0.0, 0
+
+    def carry_out(self) -> tuple[int, bool]:
+        """Carry out everything that the tracker is told; return the number of runs that it lacks, and whether it lacks the study's end."""
+        tracking = logging.getLogger("autotune.tracking")
+        tracking.addHandler(self)
+        may_take = True
+        while True:
+            self._heed(0.0 if may_take else _POLL_SECONDS)
+            close = self._close
+            message = self._message()  # the last one before the close, if that is said
+            self._heed(0.0)  # a hold that was said before the message
+            if close is not None and (message is None or time.monotonic() > close[0]):
+                tracking.removeHandler(self)  # what is missing at the end is told by the study's process
+                return self._end(*close)
+            may_take = message is not None and self._has_room and (not self._holds or time.monotonic() >= message.not_before)
+            if may_take and message is not None:
+                self._spools[0].take(message)
+                self._num_ended += message.ends_run
+                verb, arguments = message.open()
+                getattr(self._tracker, verb)(*arguments)
+            self._report()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a warning for the study's process, which shows it; called from any thread of the tracker."""
+        self._warnings.put(record.getMessage())
+
+    @property
+    def _has_room(self) -> bool:
+        return bool(getattr(self._tracker, "has_room", True))
+
+    @property
+    def _num_unwritten(self) -> int:
+        return int(getattr(self._tracker, "num_unwritten", 0))
+
+    def _message(self) -> Message | None:
+        while (message := self._spools[0].read()) is None and len(self._spools) > 1:
+            self._spools.popleft().close()
+        return message
+
+    def _heed(self, wait_seconds: float) -> None:
+        while self._connection.poll(wait_seconds):
+            verb, *arguments = self._connection.recv()
+            wait_seconds = 0.0
+            if verb == "hold":
+                (self._holds,) = arguments
+            elif verb == "spool":
+                self._spools.append(Spool(descriptor=recv_handle(self._connection)))
+            else:
+                seconds, make_model, end = arguments
+                self._holds, self._close = False, (time.monotonic() + seconds, make_model, end)
+
+    def _report(self) -> None:
+        now, num_written = time.monotonic(), self._num_ended - self._num_unwritten
+        if num_written != self._reported and now - self._reported_at >= _REPORT_EVERY_SECONDS:
+            self._connection.send(("written", num_written))
+            self._reported_at, self._reported = now, num_written
+        while not self._warnings.empty():
+            self._connection.send(("said", self._warnings.get()))
+
+    def _end(self, ends_at: float, make_model: Any, end: Mapping[str, Any]) -> tuple[int, bool]:
+        num_skipped = 0
+        while (message := self._message()) is not None:
+            self._spools[0].take(message)
+            num_skipped += message.ends_run
+        if make_model is not None and hasattr(self._tracker, "log_model"):
+            self._tracker.log_model(make_model)
+        if hasattr(self._tracker, "close_by"):
+            self._tracker.close_by(ends_at)
+        self._tracker.close(**end)
+        return num_skipped + self._num_unwritten, bool(getattr(self._tracker, "lacks_end", False))

@@ -102,8 +102,9 @@ def _print_result(live: LiveStudy, confirmation: Confirmation | None, front: Fro
     for line in describe_front(front) if front is not None else ():
         _say(live, line)
     if confirmation is None:
-        number, scale = min(policy.scores, key=lambda number: policy.scores[number]), score_format_of(plan.objective)
-        best_word, score = "fastest" if scale.is_time else "best", scale.format(policy.scores[number])
+        scores, scale = policy.scores, score_format_of(plan.objective)
+        number = min(scores, key=lambda number: scores[number])
+        best_word, score = "fastest" if scale.is_time else "best", scale.format(scores[number])
         _say(live, f"not confirmed (confirm=none), so nothing is exported; the {best_word} trial was {number}, {score}")
         return 0
     print_summary(live.console, _summary(live, confirmation, no_script))

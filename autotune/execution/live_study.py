@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ class LiveStudy:
     @property
     def resume_command(self) -> str:
         """Command line that resumes this study."""
-        return _command_with(self.plan, self.command, {})
+        return _study_command(self.plan.name, self.command, {})
 
     @property
     def further_command(self) -> str:
@@ -64,7 +64,7 @@ class LiveStudy:
         doubled: dict[str, object] = {} if search.num_trials is None else {"search.num_trials": 2 * search.num_trials}
         if search.time_budget_seconds is not None:
             doubled["search.time_budget_seconds"] = f"{2 * search.time_budget_seconds:g}"
-        return _command_with(self.plan, self.command, doubled)
+        return _study_command(self.plan.name, self.command, doubled)
 
     @property
     def seconds_left(self) -> float | None:
@@ -156,11 +156,21 @@ class LiveStudy:
         )
 
 
-def _command_with(plan: StudyPlan, command: Sequence[str], values: Mapping[str, object]) -> str:
-    replaced = {"study.name": plan.name, **values}
+def push_command(command: Sequence[str], study: str) -> str:
+    """Command line that writes to the tracker what it lacks of the study that ``command`` started, and trains nothing."""
+    return _command_line(["record", "--push"], command, {"study.name": study})
+
+
+def _study_command(study: str, command: Sequence[str], values: Mapping[str, object]) -> str:
+    """Command line that goes on with the study that ``command`` started, with some values replaced."""
+    return _command_line([], command, {"study.name": study, **values})
+
+
+def _command_line(begin: Sequence[str], command: Sequence[str], replaced: Mapping[str, object]) -> str:
+    """A command line of a study's arguments, without passwords, and with some keys replaced."""
     kept = [argument for argument in command if argument.partition("=")[0] not in {*replaced, "dry_run"}]
     shown = [without_secrets(argument) for argument in kept]
-    return shlex.join(["python", "-m", "autotune", *shown, *(f"{key}={value}" for key, value in replaced.items())])
+    return shlex.join(["python", "-m", "autotune", *begin, *shown, *(f"{key}={value}" for key, value in replaced.items())])
 
 
 @contextlib.contextmanager
@@ -179,16 +189,21 @@ def opened(
         StudyError: another process runs the study, the stored study has another definition, or the storage failed within the context.
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
-    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), told_storage_errors(_command_with(plan, command, {})):
+    with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), told_storage_errors(_study_command(plan.name, command, {})):
         study, pausing = _open_storage(plan)
         policy = _policy(plan, study, pausing)
-        tracker = BackgroundTracker(partial(_tracker_opening, plan, study, policy), tracker_process)
+        tracker = BackgroundTracker(
+            partial(_tracker_opening, plan, study, policy, push_command(command, plan.name)),
+            tracker_process,
+            spool_folder=plan.folder,
+            say=lambda line: console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True),
+        )
         live = LiveStudy(
             plan=plan,
             study=study,
             policy=policy,
             tracker=tracker,
-            display=_display(plan, policy, console, webhook or Webhook(None, {})),
+            display=_display(plan, policy, console, webhook or Webhook(None, {}), lambda: tracker.backlog),
             console=console,
             code_folders=tuple(code_folders),
             command=tuple(command),
@@ -262,15 +277,17 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
     )
 
 
-def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> TrackerOpening:
+def _finished_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Iterator[FinishedRun]:
+    """The runs in a study's storage that have ended, one at a time: with their configurations many of them would fill the memory."""
     scores = policy.scores
-    finished: list[FinishedRun] = [
-        (_tracked_search(plan, result), result, scores.get(number)) for number, result in sorted(policy.results.items())
-    ]
+    for number, result in sorted(policy.results.items()):
+        yield _tracked_search(plan, result), result, scores.get(number)
     for (trial, number), result in sorted(confirmations(study).items()):
         score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
-        tracked = tracked_confirmation(plan, trial, Suggestion(result.values), number, started_at=result.started_at)
-        finished.append((tracked, result, score))
+        yield tracked_confirmation(plan, trial, Suggestion(result.values), number, started_at=result.started_at), result, score
+
+
+def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str) -> TrackerOpening:
     info = StudyInfo(
         name=plan.name,
         kind="study",
@@ -291,7 +308,8 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Tra
         allowed_targets=tuple(plan.trial.allowed_targets),
         log_path=plan.folder / "autotune.log",
         info=info,
-        finished=tuple(finished),
+        finished=_finished_runs(plan, study, policy),
+        rest_command=push_command,
     )
 
 
@@ -333,7 +351,7 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     )
 
 
-def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, webhook: Webhook) -> StudyDisplay:
+def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, webhook: Webhook, backlog: Callable[[], str]) -> StudyDisplay:
     def on_best(result: TrialResult, score: float, line: str) -> None:
         webhook.tell("best", line, trial=result.trial, score=score, overrides=list(result.overrides), num_trials=len(policy.results))
 

@@ -55,7 +55,7 @@ def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders
     def write() -> None:
         write_comparison(plan.folder, _comparison(plan, results), {**facts, "device": device_of(results)})
 
-    with interruptible() as interrupt, opened(plan) as tracker:
+    with interruptible() as interrupt, opened(plan, console) as tracker:
         make_runs(plan, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
         comparison = _comparison(plan, results)
         _conclude(comparison, plan, {**facts, "device": device_of(results)}, tracker)
@@ -232,10 +232,15 @@ def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSid
 
 
 @contextlib.contextmanager
-def opened(plan: ComparisonPlan) -> Iterator[BackgroundTracker]:
+def opened(plan: ComparisonPlan, console: Console) -> Iterator[BackgroundTracker]:
     """Lock the plan's folder and open its tracker, which is closed if the context ends by an error."""
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
-        tracker = BackgroundTracker(partial(_tracker_opening, plan), TrackerProcess(plan.config.tracking))
+        tracker = BackgroundTracker(
+            partial(_tracker_opening, plan),
+            TrackerProcess(plan.config.tracking),
+            spool_folder=plan.folder,
+            say=lambda line: console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True),
+        )
         try:
             yield tracker
         except BaseException as error:

@@ -122,7 +122,7 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
     def write() -> None:
         write_scaling(plan.runs.folder, _scaling(plan, results), {**facts, "device": device_of(results)})
 
-    with interruptible() as interrupt, opened(plan.runs) as tracker:
+    with interruptible() as interrupt, opened(plan.runs, console) as tracker:
         make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
         scaling = _scaling(plan, results)
         from autotune.reporting.comparison_figures import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end

@@ -15,7 +15,7 @@ from functools import partial
 
 from rich.console import Console
 
-from autotune.config.command_line import EXIT_INTERRUPTED
+from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.errors import ClusterError
 from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import keep_first, run_path
@@ -47,6 +47,7 @@ def run_study(
     connection: Connection,
     tracker_process: TrackerProcess,
     fork_server: ForkServer | None = None,
+    trains: bool = True,
 ) -> int:
     """Run a planned study, or resume it where an earlier process stopped.
 
@@ -56,9 +57,10 @@ def run_study(
         connection: connection to Ray; closed as soon as no worker is needed any more.
         tracker_process: process that the tracker is opened in.
         fork_server: the driver's own fork server, for trials and confirmation runs on this machine.
+        trains: whether anything is trained; if not, the tracker is only given what it lacks of the study.
 
     Returns:
-        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted.
+        The exit code: 0 finished, 3 nothing reached the target, 130 interrupted; 1, without ``trains``, if the tracker lacks something.
 
     Raises:
         AutotuneError: the study cannot be run; the message is one line.
@@ -71,6 +73,8 @@ def run_study(
         told_end(webhook),
         opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process, webhook=webhook) as live,
     ):
+        if not trains:
+            return _push(live)
         confirmation, exit_code = None, None
         try:
             confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
@@ -94,6 +98,19 @@ def run_study(
             raise live.policy.error
         _tell_end(webhook, live, exit_code, confirmation)
         return exit_code
+
+
+def _push(live: LiveStudy) -> int:
+    """Give the tracker what it lacks of a study, conclude the study again if it has ended, and return the exit code."""
+    live.tracker.wait()
+    if live.is_work_left:
+        live.tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
+    else:
+        conclude_study(live, _conclude_stored(live))
+    if not live.tracker.is_complete:
+        return EXIT_WORKER_ERROR
+    live.console.print(f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended", markup=False, highlight=False)
+    return 0
 
 
 def _tell_end(webhook: Webhook, live: LiveStudy, exit_code: int, confirmation: Confirmation | None) -> None:

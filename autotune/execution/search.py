@@ -113,6 +113,7 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         is starting is never chosen, or short trials would run on one worker for ever. Ray starts workers for the other new trials itself.
         """
         new, self._new = self._new, []
+        _forget_ended(tune_controller)
         for key, trial in list(self._paused.items()):
             if trial.status == Trial.PAUSED and not self._trial_manager.is_alive(key):
                 del self._paused[key]
@@ -140,6 +141,14 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
         """Tell the trial manager that a trial's worker is gone, which ends a trial that had not ended."""
         self._check_ray()
         self._trial_manager.died(trial.trial_id, _death_reason(trial))
+
+
+def _forget_ended(tune_controller: Any) -> None:
+    """Let go of trials that have ended: Ray keeps every trial with its task, and writes all of them when the search ends."""
+    trials = tune_controller.get_trials()
+    for trial in [trial for trial in trials[1:] if trial.is_finished()]:
+        trials.remove(trial)
+        getattr(tune_controller, "_trials_to_cache", set()).discard(trial)
 
 
 def _death_reason(trial: Any) -> str:

@@ -27,6 +27,8 @@ from autotune.training.checkpoint import has_room
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
+MAX_EVALUATIONS = 4000
+"""Maximum number of evaluations that are kept of a trial; of a longer curve half are left out, again and again."""
 _MAX_REJECTED_IN_A_ROW = 1000
 
 
@@ -93,6 +95,24 @@ class _ManagedTrial:
     """Contention while the current worker trains the trial."""
     contention_before: Contention | None = None
     """Contention while earlier workers trained the trial, up to its last pause."""
+
+    num_evaluations: int = 0
+    """Number of evaluations that the trial has reported."""
+    stride: int = 1
+    """One in so many evaluations is kept in ``evaluations``, beside the last."""
+
+    def add(self, evaluation: Evaluation) -> bool:
+        """Take an evaluation, and say whether it is kept once others follow: of a long curve only every second, fourth, ... is."""
+        if self.num_evaluations and (self.num_evaluations - 1) % self.stride:
+            self.evaluations.pop()  # it was kept as the last only
+        self.evaluations.append(evaluation)
+        self.num_evaluations += 1
+        is_kept = (self.num_evaluations - 1) % self.stride == 0
+        if is_kept and len(self.evaluations) > MAX_EVALUATIONS:
+            self.stride *= 2
+            is_last_kept = len(self.evaluations) % 2 == 1
+            self.evaluations = self.evaluations[::2] + ([] if is_last_kept else [evaluation])
+        return is_kept
 
     def pause(self) -> None:
         """Note that the trial leaves its worker, which has kept its state."""
@@ -179,6 +199,7 @@ class TrialManager:
             composed = composer.compose_suggestion(trial.suggestion, seed=trial.seed)
             paused = self._managed(trial, composed, TrialStage.PAUSED_EARLIER)
             paused.evaluations += evaluations
+            paused.num_evaluations = len(evaluations)
             self._trials[paused.tracked.name] = paused
 
     @property
@@ -262,8 +283,8 @@ class TrialManager:
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation
-            managed.evaluations.append(evaluation)
-            self._tracker.evaluate(managed.tracked.name, evaluation)
+            if managed.add(evaluation):
+                self._tracker.evaluate(managed.tracked.name, evaluation)
             for listener in self._listeners:
                 listener.evaluated(managed.trial.number, evaluation)
             if report.outcome is None:

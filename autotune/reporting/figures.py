@@ -32,6 +32,7 @@ from autotune.reporting.drawing import (
     counted,
     curve_of,
     draw_mark,
+    draw_marks,
     mark_properties,
     metric_range,
     say,
@@ -45,6 +46,8 @@ from autotune.reporting.drawing import (
 from autotune.reporting.scores import SECONDS, ArmScores, ConfirmationFigures, ScoreFormat, describe_ratio, format_expected
 from autotune.reporting.study_files import Front
 
+_MAX_CURVES = 500
+"""Maximum number of learning curves in one figure."""
 _MANY_TRIALS = 100
 _MAX_BARS = 25
 _BEATEN = Mark(colour="#BBBBBB", marker="o", hollow=False, size=5)
@@ -111,10 +114,11 @@ def draw_best_over_search(
         label = f"baseline {scale.format(scores[0])}"
         handles.append(axes.axhline(scores[0], color=BASELINE_COLOUR, linestyle="--", linewidth=1.3, label=label))
     mark_scale = 0.7 if len(results) > _MANY_TRIALS else 1.0
-    for result in results:
-        height = heights[result.trial]
-        panel, y = (axes, height) if height is not None else (strip, 0.0)
-        draw_mark(panel, result.stopped_at - start, y, MARKS[result.outcome], scale=mark_scale)
+    for outcome in dict.fromkeys(result.outcome for result in results):
+        for panel, is_scoreless in ((axes, False), (strip, True)):
+            marked = [result for result in results if result.outcome is outcome and (heights[result.trial] is None) == is_scoreless]
+            seconds = [result.stopped_at - start for result in marked]
+            draw_marks(panel, seconds, [heights[result.trial] or 0.0 for result in marked], MARKS[outcome], scale=mark_scale)
 
     set_scale(axes, "y", [height for height in heights.values() if height is not None] + list(scores.values()))
     if len(scoreless) == len(results):
@@ -137,6 +141,12 @@ def draw_best_over_search(
     return add_title(figure, headline, reached + note)
 
 
+def _some(results: Sequence[TrialResult], winner: int | None) -> list[TrialResult]:
+    """All results, or where there are more than ``_MAX_CURVES``, at most as many at even distances, and the winner."""
+    stride = math.ceil(len(results) / _MAX_CURVES)
+    return [result for place, result in enumerate(results) if place % stride == 0 or result.trial == winner]
+
+
 def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], target: Target) -> Figure:
     """The validation metric of every trial over its seconds of prepare and train."""
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -151,7 +161,7 @@ def draw_curves(results: Sequence[TrialResult], scores: Mapping[int, float], tar
     low, high = metric_range([metric for curve in curves.values() for _, metric in curve], target, best_curve)
     span = high - low
     faint = 0.35 if len(drawn) > _MANY_TRIALS else 0.65
-    for result in drawn:
+    for result in _some(drawn, winner):
         mark, is_best = MARKS[result.outcome], result.trial == winner
         # A diverging metric may be too large to draw, so values are clipped well outside the visible range.
         metrics = [min(max(metric, low - span), high + span) for _, metric in curves[result.trial]]

@@ -47,6 +47,7 @@ class StudyDisplay:
         confirm_fraction: ``confirm.budget_fraction``; None if no confirmation follows, or if it has no limit of time.
         price: price of an hour of the devices that a trial has, and its currency; None if it is not known.
         on_best: called with the result of each new best trial, its score and its printed line.
+        backlog: returns how far the tracker is behind, in words; empty if it keeps up.
 
     The methods are called from one thread; the live table is redrawn from another one.
     """
@@ -66,9 +67,11 @@ class StudyDisplay:
         confirm_fraction: float | None = None,
         price: tuple[float, str] | None = None,
         on_best: Callable[[TrialResult, float, str], None] = lambda result, score, line: None,
+        backlog: Callable[[], str] = lambda: "",
     ) -> None:
         self._title = title
         self._on_best = on_best
+        self._backlog = backlog
         self._target = target
         self._num_trials = num_trials
         self._console = console or Console()
@@ -206,7 +209,7 @@ class StudyDisplay:
             hour, currency = self._price
             money = [(most * self._most_running + runs) * hour / 3600 for most, runs in zip(search, confirmation, strict=True)]
             parts.append(f"{_between(money[0], money[1], '{:.3g}'.format)} {currency}")
-        return ", ".join(parts)
+        return ", ".join([*parts, *filter(None, [self._backlog()])])
 
     def _render(self) -> RenderableType:
         # Called by the refreshing thread: the dict is copied in one step, since the study adds and removes trials meanwhile.

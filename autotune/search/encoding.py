@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 _CATEGORY_SCALE = 0.7
 """Value of the one-hot feature of a point's category: points of two categories are then a distance of about one apart."""
+MAX_ONE_HOT = 32
+"""Maximum number of features of a category; learning takes memory and time by the number of features, times the square of the trials."""
 _NOT_OPEN = 0.5
 """Feature of a number whose branch is not open: the middle of [0, 1], which tells the model nothing."""
 
@@ -51,11 +54,18 @@ class UnitCube:
         return encoded
 
     def features(self, encoded: Array) -> Array:
-        """A model's features ``[points, features]`` from coordinates: without NaN, and categories one-hot."""
+        """A model's features ``[points, features]`` from coordinates: without NaN, and categories one-hot.
+
+        A category of more than ``MAX_ONE_HOT`` options has that many features, with signs drawn at random for each option, which are about
+        as far from each other as one-hot features are.
+        """
         columns = []
         for column, num_options in zip(encoded.T, self.num_options, strict=True):
             if num_options == 0:
                 columns.append(np.where(np.isnan(column), _NOT_OPEN, column))
+            elif num_options > MAX_ONE_HOT:
+                codes = _random_codes(num_options)
+                columns += list(np.where(np.isnan(column), 0.0, codes[:, np.nan_to_num(column).astype(int)]))
             else:
                 columns += [np.where(column == option, _CATEGORY_SCALE, 0.0) for option in range(num_options)]
         return np.stack(columns, axis=1) if columns else np.zeros((len(encoded), 0))
@@ -63,7 +73,14 @@ class UnitCube:
     @property
     def num_features(self) -> int:
         """Number of features of a point."""
-        return sum(max(1, count) for count in self.num_options)
+        return sum(min(MAX_ONE_HOT, max(1, count)) for count in self.num_options)
+
+
+@cache
+def _random_codes(num_options: int) -> Array:
+    """Features ``[features, options]`` of the options of a category: any two differ by about the distance of one-hot features."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(num_options, MAX_ONE_HOT)).T
+    return _CATEGORY_SCALE / math.sqrt(MAX_ONE_HOT) * signs
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sklearn.gaussian_process.kernels import Matern
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
+from autotune.search.curve_model import Indices
 from autotune.search.encoding import Array
 from autotune.space import Suggestion
 
@@ -43,6 +44,9 @@ _MAX_BELOW = 1.0
 """Upper limit on how much better than the incumbent a new configuration's first run must be, as the logarithm of a ratio."""
 _MIX = 1.0
 """Weight of the chance over all configurations beside a configuration's own runs, as a number of runs."""
+
+_MAX_CONFIGURATIONS = 300
+"""Maximum number of configurations that estimate each other: the work grows with its cube. Others are estimated by their own runs alone."""
 
 _FELL_SHORT = (Outcome.MISSED, Outcome.TIMED_OUT, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
 """Outcomes short of the target that follow from the training itself and not from a decision of the search."""
@@ -136,6 +140,8 @@ class ExpectedScores:
     def __init__(self) -> None:
         self._configurations: dict[Key, _Configuration] = {}
         self._cached: _Known | None = None
+        self._cached_noise: tuple[float, float] | None = None
+        self._cached_to_win: float | None = None
 
     def add(self, key: Key, features: Array | None, outcome: Outcome, spent: float, *, can_repeat: bool = True) -> None:
         """Add a run that ended with an outcome after it had spent a score.
@@ -144,6 +150,9 @@ class ExpectedScores:
             features: features of the configuration's point ``[features]``; None if it lies outside the search space and is never repeated.
             can_repeat: whether the configuration can be run again; if not, its only run is enough to make it the incumbent.
         """
+        is_told = outcome is Outcome.REACHED or outcome in _FELL_SHORT
+        if not is_told and key not in self._configurations:
+            return
         configuration = self._configurations.setdefault(key, _Configuration(features))
         configuration.can_repeat = can_repeat and features is not None
         if outcome is Outcome.REACHED:
@@ -152,7 +161,7 @@ class ExpectedScores:
             configuration.failed.append(spent)
         else:
             return
-        self._cached = None
+        self._cached = self._cached_noise = self._cached_to_win = None
 
     def has_reached(self, key: Key) -> bool:
         """Whether a run of the configuration has reached the target."""
@@ -192,6 +201,11 @@ class ExpectedScores:
 
         The score is below the incumbent's, since the estimate after a good first run is pulled towards the mean of all configurations.
         """
+        if self._cached_to_win is None:
+            self._cached_to_win = self._find_first_run_to_win()
+        return self._cached_to_win
+
+    def _find_first_run_to_win(self) -> float:
         known = self._known
         if not known.keys:
             return math.inf
@@ -236,6 +250,11 @@ class ExpectedScores:
 
     def _noise_variance(self) -> tuple[float, float]:
         """Variance of the logarithm of a configuration's score from run to run, and the estimate's degrees of freedom."""
+        if self._cached_noise is None:
+            self._cached_noise = self._learn_noise_variance()
+        return self._cached_noise
+
+    def _learn_noise_variance(self) -> tuple[float, float]:
         repeated = [configuration.log_scores for configuration in self._configurations.values() if len(configuration.log_scores) > 1]
         squares = sum(float(np.var(log_scores)) * len(log_scores) for log_scores in repeated)
         repeats = sum(len(log_scores) - 1 for log_scores in repeated)
@@ -266,10 +285,13 @@ class ExpectedScores:
         mean = float(observed.mean())
         squares = _SPREAD_CONFIGURATIONS * _SPREAD**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
         spread = max(squares / (_SPREAD_CONFIGURATIONS + len(observed) - 1), _MIN_SPREAD**2)
-        prior = spread * _correlation([configuration.features for configuration in reached])
-        gain = np.linalg.solve(prior + np.diag(noises), prior).T
-        means = mean + gain @ (observed - mean)
-        variances = np.maximum(np.diag(prior - gain @ prior), 1e-12)
+        alone = spread / (spread + noises)
+        means, variances = mean + alone * (observed - mean), np.maximum(spread * (1 - alone), 1e-12)
+        kept = _best_and_last(observed)
+        prior = spread * _correlation([reached[index].features for index in kept])
+        gain = np.linalg.solve(prior + np.diag(noises[kept]), prior).T
+        means[kept] = mean + gain @ (observed[kept] - mean)
+        variances[kept] = np.maximum(np.diag(prior - gain @ prior), 1e-12)
         of_all = self._chance_of_all()
         counts = [(len(configuration.log_scores), len(configuration.failed)) for configuration in reached]
         chances = np.array([_chance(num_reached, num_reached + num_failed, of_all) for num_reached, num_failed in counts])
@@ -279,6 +301,15 @@ class ExpectedScores:
         weight = max(spread / (spread + noise), _MIN_WEIGHT)
         believed = np.array([configuration.is_believed for configuration in reached])
         return _Known(keys, means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight)
+
+
+def _best_and_last(observed: Array) -> Indices:
+    """Indices, in order, of the configurations that estimate each other: half of them the best, the others the last ones."""
+    if len(observed) <= _MAX_CONFIGURATIONS:
+        return np.arange(len(observed))
+    best = np.argsort(observed)[: _MAX_CONFIGURATIONS // 2]
+    rest = np.setdiff1d(np.arange(len(observed)), best)
+    return np.sort(np.concatenate([best, rest[-(_MAX_CONFIGURATIONS // 2) :]]))
 
 
 def _chance(reached: int, runs: int, of_all: float) -> float:

@@ -16,7 +16,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
-from autotune.search.outlook import Outlook, SearchHistory
+from autotune.search.outlook import NUM_AHEAD, Outlook, SearchHistory
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import CompleteRule, Decision, StoppingRule
@@ -287,9 +287,11 @@ class SearchPolicy:
         return score
 
     def _end_if_not_worth_more(self) -> None:
-        trainings, outlook = self._expected_trainings, self.outlook
-        is_due = trainings is not None and outlook is not None and len(self.results) >= outlook.num_trials
-        if is_due and trainings is not None and outlook is not None and outlook.num_trainings > trainings and not self.is_not_worth_more:
+        trainings = self._expected_trainings
+        if trainings is None or len(self.results) < NUM_AHEAD or self.is_not_worth_more:
+            return
+        outlook = self.outlook
+        if outlook is not None and outlook.num_trainings > trainings:
             end_for_trainings(self._study, trainings)
             self._ended_for = trainings
 

@@ -114,8 +114,13 @@ class CapAtIncumbent:
         if self._objective is None:
             return
         spent = spent_by(result, self._objective) if score is None else score
-        self._running_times.setdefault(Suggestion(result.values).key, RunningTime()).add(result.outcome, spent)
-        self._incumbent = min(running_time.expected for running_time in self._running_times.values())
+        running_time = self._running_times.setdefault(Suggestion(result.values).key, RunningTime())
+        was_incumbent = running_time.expected <= self._incumbent
+        running_time.add(result.outcome, spent)
+        if was_incumbent and running_time.expected > self._incumbent:  # its configuration turned out worse, so another one may be better
+            self._incumbent = min(other.expected for other in self._running_times.values())
+        else:
+            self._incumbent = min(self._incumbent, running_time.expected)
 
     def cap_seconds(self, trial: int) -> float:
         """Warm seconds that a trial can take and still win; infinite for an objective that does not count seconds."""

@@ -23,6 +23,12 @@ _MAX_REPEAT_RATIO = 4.0
 """Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
 _MIN_CHANCE = 0.02
 """Lower limit on every predicted chance, so that an error of the model never rules a region out."""
+MAX_TRIALS = 2000
+"""Number of trials that a search knows before it forgets some of those that have ended: every decision looks at all that it knows."""
+_KEPT_BEST, _KEPT_LAST = 500, 1000
+"""Ended trials that are kept then: those that came nearest to the target, and of the others the last ones."""
+_MAX_FEASIBLE = 2000
+"""Maximum number of feasible points that are remembered."""
 _MAX_POINTS = 200
 """Maximum number of points that the model is conditioned on: the last infeasible and the last feasible ones, up to half each."""
 
@@ -45,8 +51,6 @@ class TrialHistory:
         """Score of a second of training, of the first trial seen (0 before it): all scores are divided by it."""
         self.limit = target.max_train_seconds if self._is_time else 0.0
         """Upper bound on any trial's score, divided by ``unit``: what ``max_train_seconds`` of the costliest trial seen cost."""
-        self.best = math.inf
-        """Score that a new configuration's first run must beat to make it the incumbent, divided by ``unit``; infinite without one."""
         self.cube = UnitCube(space)
         self.trials: dict[int, KnownTrial] = {}
         self.points: dict[Key, Suggestion] = {}
@@ -55,6 +59,11 @@ class TrialHistory:
         """Whether a point may be trained again."""
         self.expected = ExpectedScores()
         self.feasibility = FeasibilityModel(self.cube.num_features)
+
+    @property
+    def best(self) -> float:
+        """Score that a new configuration's first run must beat to make it the incumbent, divided by ``unit``; infinite without one."""
+        return self.expected.first_run_to_win
 
     @property
     def seen(self) -> list[KnownTrial]:
@@ -83,9 +92,23 @@ class TrialHistory:
             spent = (spent_by(result, self._objective) if score is None else score) / self.unit
             is_repeatable = key in self.points and self.can_repeat(self.points[key])
             self.expected.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
-            self.best = self.expected.first_run_to_win
             if score is not None:
                 self._reached[result.trial] = key
+        if len(self.trials) > MAX_TRIALS:
+            self._forget_some()
+
+    def _forget_some(self) -> None:
+        """Forget ended trials, but for the best, the last and those of configurations that may be trained again."""
+        ended = [number for number, trial in self.trials.items() if trial.has_ended and not trial.is_repeat]
+        order = sorted(ended, key=lambda number: self._least_shortfall(self.trials[number]))
+        kept = {*order[:_KEPT_BEST], *ended[-_KEPT_LAST:]}
+        for number in ended:
+            if number not in kept:
+                del self.trials[number]
+
+    @staticmethod
+    def _least_shortfall(trial: KnownTrial) -> float:
+        return trial.curve[trial.best_index].shortfall if trial.curve else math.inf
 
     def _features(self, trial: KnownTrial) -> Array:
         features: Array = self.cube.features(trial.point[None])[0]
@@ -221,6 +244,9 @@ class FeasibilityModel:
     def add(self, name: str, features: Array, *, is_feasible: bool) -> None:
         """Set the label of a point ``[features]``; a new label for the same name replaces it, since a trial may still diverge."""
         self._points[name] = features, is_feasible
+        first = next(iter(self._points))
+        if len(self._points) > _MAX_FEASIBLE and self._points[first][1]:
+            del self._points[first]
         self._is_fitted = False
 
     def log_chances(self, features: Array) -> Array:

@@ -6,9 +6,11 @@ call may raise what the store's client raises, and may be repeated: nothing is s
 
 import getpass
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
@@ -18,11 +20,12 @@ from typing import Any
 import yaml
 from mlflow.entities import LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.models import Model, infer_signature
+from mlflow.utils.file_utils import local_file_uri_to_path
 
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.mlflow_fields import INTERRUPTED, Point
-from autotune.tracking.mlflow_store import first_contact, open_experiment, store_uri, tagged_runs
+from autotune.tracking.mlflow_store import first_contact, has_transactions, one_transaction, open_experiment, store_uri, tagged_runs
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
@@ -42,13 +45,17 @@ class MlflowRuns:
     def __init__(self, info: StudyInfo, uri: str | None, finished: Collection[str]) -> None:
         uri = store_uri(uri)
         self._study, self._baseline = info.name, info.baseline
+        self._folders: dict[str, str] = {}
+        """Folder of a run's artifacts, by the run's id, where it is a folder of this machine and the run has not ended."""
         self._origin = {"mlflow.user": _user(), "mlflow.source.name": "autotune", "mlflow.source.type": "LOCAL"}
         with first_contact(uri):
             self._client, self._experiment = open_experiment(uri, info.experiment)
+            self.has_transactions = has_transactions(self._client)
+            """Whether several runs can be written ``together``."""
             self.parent = self._open_parent(info, is_resumed=bool(finished))
             """Id of the study's own run."""
             self.left: dict[str, str | None] = self._take_over(finished)
-            """The child runs that earlier processes left, by name: the id of a run that is still open, None for a complete one."""
+            """The child runs that earlier processes left, by name: the id of one that is open or interrupted, None for a complete one."""
 
     def _open_parent(self, info: StudyInfo, *, is_resumed: bool) -> str:
         """Id of the study's open parent run: a new run if the store has none, or one of an earlier study of that name and folder."""
@@ -83,18 +90,17 @@ class MlflowRuns:
         left: dict[str, str | None] = {}
         for run in self._search({"mlflow.parentRunId": self.parent}):
             name = run.data.tags.get("autotune.run", run.info.run_name)  # without that tag, the run is of a version that named runs so
-            if _is_open(run):
-                if name in finished and name not in left:
-                    left[name] = str(run.info.run_id)
-                else:
-                    self.interrupt(run.info.run_id)
-            elif not _was_interrupted(run):
+            if not _is_open(run) and not _was_interrupted(run):
                 left[name] = None
+                continue
+            if _is_open(run) and (name not in finished or name in left):
+                self.interrupt(run.info.run_id)
+            left.setdefault(name, str(run.info.run_id))
         return left
 
-    def start(self, trial: TrackedTrial) -> str:
-        """Create the run of a trial and return its id."""
-        tags = fields.trial_tags(trial, self._study) | {"mlflow.parentRunId": self.parent}
+    def start(self, trial: TrackedTrial, tags: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Create the run of a trial, with further tags, and return its id."""
+        tags = {**fields.trial_tags(trial, self._study), "mlflow.parentRunId": self.parent, **fields.plain_tags(tags)}
         return self._create(display_name(trial, self._baseline), tags, trial.started_at)
 
     def describe(self, run_id: str, trial: TrackedTrial) -> None:
@@ -107,11 +113,23 @@ class MlflowRuns:
         self._log(run_id, points=points)
 
     def finish(
-        self, run_id: str, trial: TrackedTrial, result: TrialResult, score: float | None, *, points: Sequence[Point], is_described: bool
+        self,
+        run_id: str,
+        trial: TrackedTrial,
+        result: TrialResult,
+        score: float | None,
+        *,
+        points: Sequence[Point],
+        is_described: bool,
+        is_tagged: bool,
     ) -> None:
-        """Write a run's last ``points`` and its result, and end it; also writes what ``describe`` would have, unless ``is_described``."""
+        """Write a run's last ``points`` and its result, and end it.
+
+        Also writes what ``describe`` would have, unless ``is_described``, and the tags of the result, unless ``is_tagged``.
+        """
         params = {} if is_described else fields.params(trial.values)
-        self._log(run_id, points=[*points, *fields.result_points(result, score)], params=params, tags=fields.result_tags(trial, result))
+        tags = {} if is_tagged else fields.result_tags(trial, result)
+        self._log(run_id, points=[*points, *fields.result_points(result, score)], params=params, tags=tags)
         files = {} if is_described else _description(trial)
         files["fingerprint.json"] = json.dumps(fields.plain(result.fingerprint), indent=2)
         if result.error is not None:
@@ -119,16 +137,35 @@ class MlflowRuns:
         self._log_files(run_id, files)
         self._client.set_terminated(run_id, result.outcome.traits.mlflow_status, fields.milliseconds(result.stopped_at))
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Context manager in which all writes to a database are one transaction; if it fails, files of its runs are deleted too."""
+        before = set(self._folders)
+        try:
+            with one_transaction(self._client):
+                yield
+        except BaseException:
+            for run_id in set(self._folders) - before:
+                shutil.rmtree(Path(self._folders.pop(run_id)).parent, ignore_errors=True)
+            raise
+
     def interrupt(self, run_id: str) -> None:
         """End a run as KILLED, with the outcome INTERRUPTED: it will have no result."""
         self._client.set_tag(run_id, "autotune.outcome", INTERRUPTED)
         self._client.set_terminated(run_id, "KILLED")
 
+    def forget(self, run_id: str) -> None:
+        """Forget what is kept of a run while it is written."""
+        self._folders.pop(run_id, None)
+
+    def reopen(self, run_id: str) -> None:
+        """Let a run that was interrupted go on."""
+        self._client.update_run(run_id, status="RUNNING")
+
     def interrupt_open(self) -> None:
         """Interrupt every child run that is still open, such as one whose creation succeeded after the client had given up."""
-        for run in self._search({"mlflow.parentRunId": self.parent}):
-            if _is_open(run):
-                self.interrupt(run.info.run_id)
+        for run in self._search({"mlflow.parentRunId": self.parent}, "attributes.status = 'RUNNING'"):
+            self.interrupt(run.info.run_id)
 
     def steps(self, run_id: str) -> set[int]:
         """Steps of the evaluations that a run has in the store."""
@@ -176,7 +213,10 @@ class MlflowRuns:
 
     def _create(self, name: str, tags: Mapping[str, str], started_at: float) -> str:
         run = self._client.create_run(self._experiment, fields.milliseconds(started_at), {**self._origin, **tags}, run_name=name)
-        return str(run.info.run_id)
+        run_id = str(run.info.run_id)
+        if run.info.artifact_uri.startswith(("/", "file:")):
+            self._folders[run_id] = local_file_uri_to_path(run.info.artifact_uri)
+        return run_id
 
     def _log(
         self,
@@ -197,20 +237,29 @@ class MlflowRuns:
             self._client.log_batch(run_id, metrics=metrics, params=some_params, tags=some_tags)
 
     def _log_files(self, run_id: str, files: Mapping[str, str]) -> None:
-        """Write artifacts (text by file name) in one call, since every call first asks the store where the run's artifacts lie."""
+        """Write artifacts (text by file name): into the run's folder where it is known, else in one call, which first asks for it."""
+        if run_id in self._folders:
+            own_folder = Path(self._folders[run_id])
+            own_folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (own_folder / name).write_text(text, encoding="utf-8")
+            return
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 Path(folder, name).write_text(text, encoding="utf-8")
             self._client.log_artifacts(run_id, folder)
 
-    def _search(self, tags: Mapping[str, str]) -> list[Run]:
-        return tagged_runs(self._client, self._experiment, tags)
+    def _search(self, tags: Mapping[str, str], condition: str = "") -> list[Run]:
+        return tagged_runs(self._client, self._experiment, tags, condition)
+
+
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # five times as fast, where PyYAML was built with it
 
 
 def _description(trial: TrackedTrial) -> dict[str, str]:
     """Text of the files that describe what a run trains, by file name."""
     parts = {"config.yaml": trial.config, "overrides.yaml": trial.overrides}
-    return {name: yaml.safe_dump(fields.plain(part)) for name, part in parts.items()}
+    return {name: yaml.dump(fields.plain(part), Dumper=_Dumper) for name, part in parts.items()}
 
 
 def _is_open(run: Run) -> bool:

@@ -4,6 +4,7 @@ A store that cannot be reached is reported in one line before a study takes any 
 minutes and a database for two minutes, prints tracebacks of what it retries, and lists the migrations of every new database.
 """
 
+import inspect
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import sqlalchemy
@@ -106,9 +108,9 @@ def find_run(client: MlflowClient, run_id: str) -> Run | None:
         raise
 
 
-def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> list[Run]:
-    """All runs of an experiment that have all the given tags; ``experiment`` is its id."""
-    query = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items())
+def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str], condition: str = "") -> list[Run]:
+    """All runs of an experiment that have all the given tags, and meet a condition in MLflow's grammar; ``experiment`` is its id."""
+    query = " and ".join([*(f"tags.`{key}` = {_quoted(value)}" for key, value in tags.items()), *filter(None, [condition])])
     runs: list[Run] = []
     token: str | None = None
     while True:
@@ -117,6 +119,50 @@ def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str]) 
         token = page.token
         if not token:
             return runs
+
+
+def has_transactions(client: MlflowClient) -> bool:
+    """Whether ``one_transaction`` works for the client's store: for a database, but not for a server."""
+    return hasattr(_store_of(client), "ManagedSessionMaker")
+
+
+def _store_of(client: MlflowClient) -> object:
+    return getattr(getattr(client, "_tracking_client", None), "store", None)
+
+
+@contextmanager
+def one_transaction(client: MlflowClient) -> Iterator[None]:
+    """Context manager in which all that this thread writes to a database is one transaction: it is kept as a whole or not at all.
+
+    MLflow takes some six transactions for one run, each of which waits for the disk. All methods of its database store use sessions of its
+    ``ManagedSessionMaker``; here they share one. ``has_transactions`` says whether the store has such an attribute.
+
+    Raises:
+        Exception: whatever the store raises; nothing that was written within the context is kept then.
+    """
+    store: Any = _store_of(client)
+    make_session = store.ManagedSessionMaker
+    writing = {"read_only": False} if "read_only" in inspect.signature(make_session).parameters else {}
+    with make_session(**writing) as session:
+        # Methods that commit midway leave that to the end here, and those that would undo a part of what they did undo everything.
+        session.commit, commit = session.flush, session.commit
+        session.rollback, rollback = _refuse_rollback, session.rollback
+
+        @contextmanager
+        def share_session(*_: object, **__: object) -> Iterator[Any]:
+            yield session
+            session.flush()
+
+        store.ManagedSessionMaker = share_session
+        try:
+            yield
+        finally:
+            store.ManagedSessionMaker = make_session
+            session.commit, session.rollback = commit, rollback
+
+
+def _refuse_rollback() -> NoReturn:
+    raise MlflowException("a part of a transaction failed")
 
 
 def _quoted(text: str) -> str:

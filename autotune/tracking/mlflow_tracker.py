@@ -1,21 +1,25 @@
 """Writes a study to MLflow: an MLflow experiment for each experiment, a parent run per study, a child run per trial or confirmation run.
 
-Data that is not written yet stays in memory: a store that fails for a while costs only delay, and one that fails for good costs its own
-record but never the study. Resuming the study writes what is missing.
+A store that fails for a while costs only delay, and one that fails for good costs its own record but never the study: resuming the study,
+or ``autotune record study=NAME --push``, writes what is missing. Little of what is not written yet is kept in memory: while ``has_room`` is
+false, whoever tells the tracker of runs keeps them.
 """
 
+import contextlib
 import logging
 import math
 import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
@@ -24,7 +28,16 @@ LOGGER = logging.getLogger("autotune.tracking")
 WRITE_EVERY_SECONDS = 5.0
 """Least seconds between writes of a running trial; a trial that ends before its first write is written all at once."""
 RETRY_AFTER_SECONDS = 30.0
-_MAX_FAILURES_AT_CLOSE = 2
+CLOSE_RETRY_SECONDS = 2.0
+"""Seconds between attempts to write once the study has ended."""
+GIVE_UP_SECONDS = 20.0
+"""Seconds after the study's end without a single successful write after which the tracker gives up."""
+MAX_UNWRITTEN = 200
+"""Runs that have ended and are not written yet which the tracker keeps in memory; it has no room for more."""
+_MAX_TOGETHER = 25
+"""Runs that are written to a database in one transaction, which other programs that write to it wait for."""
+_MAX_QUEUED = 1000
+"""Messages that the tracker keeps in memory besides."""
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
@@ -48,26 +61,62 @@ class MlflowTracker:
     Args:
         uri: of the store; if None, MLFLOW_TRACKING_URI of the environment, else ``mlflow.db`` in the working folder.
         log_model: whether a study's run gets the trained model of the configuration that it exports, as an MLflow model.
-        finished: runs of this study that ended before it was resumed.
+        close_seconds: longest time that writing may take once the study has ended.
+        finished: runs of this study that ended before it was resumed; read again for what the store lacks of them.
 
     Raises:
-        ConfigError: the store does not answer.
+        ConfigError: the store does not answer, or ``close_seconds`` is no number from 0.
     """
 
-    def __init__(self, info: StudyInfo, *, uri: str | None = None, log_model: bool = True, finished: Sequence[FinishedRun] = ()) -> None:
+    def __init__(
+        self,
+        info: StudyInfo,
+        *,
+        uri: str | None = None,
+        log_model: bool = True,
+        close_seconds: float = 300.0,
+        finished: Sequence[FinishedRun] = (),
+    ) -> None:
+        if not isinstance(close_seconds, int | float) or not 0 <= close_seconds < math.inf:
+            raise ConfigError(f"tracking.close_seconds: found {close_seconds}; accepted is a number from 0")
         preload()
         from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # MLflow takes seconds to import
 
-        self._store = MlflowRuns(info, uri, {trial.name for trial, _, _ in finished})
-        self._runs = _unwritten_runs(finished, self._store.left)
+        names, ends = [], []
+        for trial, result, score in finished:
+            names.append(trial.name)
+            ends.append((result.stopped_at, trial.phase, score))
+        self._store = MlflowRuns(info, uri, set(names))
         self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
-        self._best_scores = _BestScores(finished)
+        self._finished = finished
+        self._earlier = deque(place for place, name in enumerate(names) if name not in self._complete)
+        """Places in ``finished`` of the runs that the store lacks."""
+        self._runs: dict[str, _Run] = {}
+        self._num_waiting = 0
+        """Number of runs in ``_runs`` that have ended."""
+        self._num_told = len(self._earlier)
+        self._num_written = 0
+        self.lacks_end = False
+        """Whether the study's own end could not be written."""
+        self._best_scores = _BestScores(ends)
         self._logs_model = log_model
+        self._close_seconds = close_seconds
+        self._closes_by = math.inf
         self._retry_at = 0.0
         self._num_failures = 0
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="autotune-mlflow", daemon=True)
         self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the tracker can be told more without keeping too much in memory."""
+        return self._queue.qsize() < _MAX_QUEUED and self._num_waiting < MAX_UNWRITTEN
+
+    @property
+    def num_unwritten(self) -> int:
+        """Number of runs that have ended and that the store does not hold completely."""
+        return self._num_told - self._num_written
 
     def start(self, trial: TrackedTrial) -> None:
         """Queue the creation of the trial's run."""
@@ -79,6 +128,7 @@ class MlflowTracker:
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Queue the end of a run: its result and all that is not written of it yet."""
+        self._num_told += 1
         self._queue.put(partial(self._take_finish, trial, result, score))
 
     def log_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
@@ -86,9 +136,14 @@ class MlflowTracker:
         if self._logs_model:
             self._queue.put(partial(self._take_model, make_model))
 
+    def close_by(self, ends_at: float) -> None:
+        """Set the time of the monotonic clock by which ``close`` is to have written what it can."""
+        self._closes_by = ends_at
+
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Write all that is queued, end every open run and then the study's run; a second call does nothing."""
         if self._thread.is_alive():
+            self._closes_by = min(self._closes_by, time.monotonic() + self._close_seconds)
             write_study = partial(self._store.close, status=status, metrics=metrics, tags=tags, artifacts=artifacts)
             self._queue.put(partial(self._take_close, write_study))
             self._queue.put(None)
@@ -97,20 +152,21 @@ class MlflowTracker:
     # All methods below run in the writing thread.
 
     def _work(self) -> None:
-        while True:
-            try:
+        is_over = False
+        while not is_over:
+            with contextlib.suppress(queue.Empty):
                 action = self._queue.get(timeout=1.0)
-            except queue.Empty:
-                pass
-            else:
-                if action is None:
-                    return
-                self._attempt(action)
+                while action is not None:
+                    self._attempt(action)
+                    if self._num_waiting >= MAX_UNWRITTEN:
+                        break
+                    action = self._queue.get_nowait()
+                is_over = action is None
             self._write_due()
 
     def _take_start(self, trial: TrackedTrial) -> None:
         self._complete.discard(trial.name)
-        self._runs[trial.name] = _Run(trial)
+        self._runs[trial.name] = self._new_run(trial) if trial.phase == "search" else _Run(trial)  # only searches go on with a run
 
     def _take_evaluation(self, name: str, evaluation: Evaluation, at: float) -> None:
         run = self._runs.get(name)
@@ -119,9 +175,29 @@ class MlflowTracker:
             run.points += fields.evaluation_points(evaluation, at, fields.metric_name_of(run.trial))
 
     def _take_finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        self._best_scores.add(trial, result, score)
-        if trial.name not in self._complete:
-            self._runs.setdefault(trial.name, _Run(trial)).end = (result, score)
+        self._best_scores.add(result.stopped_at, trial.phase, score)
+        if trial.name in self._complete:
+            self._num_written += 1
+        else:
+            self._end_run(self._runs.setdefault(trial.name, self._new_run(trial)), result, score)
+
+    def _new_run(self, trial: TrackedTrial) -> "_Run":
+        """A run that is not in the store yet, or one that an earlier process left there open or interrupted."""
+        run_id = self._store.left.get(trial.name)
+        return _Run(trial) if run_id is None else _Run(trial, run_id=run_id, is_left=True, steps=None)
+
+    def _end_run(self, run: "_Run", result: TrialResult, score: float | None) -> None:
+        if run.end is None:
+            self._num_waiting += 1
+        else:
+            self._num_written += 1  # it was told before
+        run.end = (result, score)
+
+    def _take_earlier(self) -> None:
+        """Take up runs that ended before this process began and that the store lacks, as many as there is room for."""
+        while self._earlier and self._num_waiting < MAX_UNWRITTEN:
+            trial, result, score = self._finished[self._earlier.popleft()]
+            self._end_run(self._runs.setdefault(trial.name, self._new_run(trial)), result, score)
 
     def _take_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
         try:
@@ -130,18 +206,34 @@ class MlflowTracker:
             LOGGER.warning("MLflow has no model of the best configuration (%s)", " ".join(str(error).split())[:200])
 
     def _take_close(self, write_study: Callable[[], None]) -> None:
-        num_failures = 0
-        for run in self._by_failures():
-            if not self._attempt(partial(self._end, run), run):
-                num_failures += 1
-                if num_failures == _MAX_FAILURES_AT_CLOSE:
+        """Write all runs, trying again until the time is over, or until nothing was written for a while."""
+        written_at = time.monotonic()
+        self._take_earlier()
+        while self._runs and (now := time.monotonic()) < self._closes_by and now - written_at < GIVE_UP_SECONDS:
+            is_refused = False
+            if self._num_waiting > 1:
+                num_written = self._num_written
+                self._write_together()
+                written_at = time.monotonic() if self._num_written > num_written else written_at
+            for run in self._by_failures():
+                if time.monotonic() > self._closes_by:
                     break
+                if self._attempt(partial(self._end, run), run):
+                    written_at = time.monotonic()
+                else:
+                    is_refused = True
+                    if time.monotonic() - written_at > GIVE_UP_SECONDS:
+                        break
+            self._take_earlier()
+            if is_refused and not any(run.num_failures == 0 for run in self._runs.values()):
+                time.sleep(min(CLOSE_RETRY_SECONDS, max(0.0, self._closes_by - time.monotonic())))
         self._best_scores.end()
         is_written = all(map(self._attempt, (self._store.interrupt_open, self._write_best_scores, write_study)))
-        if self._runs or not is_written:
+        self.lacks_end = not is_written
+        if self.num_unwritten or not is_written:
             LOGGER.warning(
                 "MLflow did not take %d runs%s; resuming the study writes them",
-                len(self._runs),
+                self.num_unwritten,
                 "" if is_written else " and the study's own end",
             )
 
@@ -149,11 +241,30 @@ class MlflowTracker:
         now = time.monotonic()
         if now < self._retry_at:
             return
+        self._take_earlier()
+        self._write_together()
         for run in self._by_failures():
             if run.is_due(now) and not self._attempt(partial(self._write, run), run):
                 return
         if self._best_scores.unwritten:
             self._attempt(self._write_best_scores)
+
+    def _write_together(self) -> None:
+        """Write ended runs, several in one transaction, while that works; those of a transaction that fails are written one by one."""
+        while (
+            self._store.has_transactions
+            and len(runs := [run for run in self._by_failures() if run.end is not None and not run.num_failures][:_MAX_TOGETHER]) > 1
+        ):
+            copies = [run.copy() for run in runs]
+            try:
+                with self._store.together():
+                    for run in copies:
+                        self._store_run(run)
+            except Exception as error:  # noqa: BLE001  # told where a run fails by itself, too
+                LOGGER.debug("a transaction of %d runs failed: %s", len(runs), error)
+                return
+            for run in copies:
+                self._mark_written(run)
 
     def _by_failures(self) -> list["_Run"]:
         """Unwritten runs, those with the fewest failed writes first, so that a run that the store refuses does not hold up the others."""
@@ -175,8 +286,18 @@ class MlflowTracker:
 
     def _write(self, run: "_Run") -> None:
         """Write the data of a run that is not in the store yet; safe to repeat after a failure midway."""
+        self._store_run(run)
+        if run.end is not None:
+            self._mark_written(run)
+
+    def _store_run(self, run: "_Run") -> None:
+        is_new = run.run_id is None
+        if run.is_left and run.end is None:
+            self._store.reopen(str(run.run_id))
+            run.is_left = False
         if run.run_id is None:
-            run.run_id = self._store.start(run.trial)
+            tags = {} if run.end is None else fields.result_tags(run.trial, run.end[0])
+            run.run_id = self._store.start(run.trial, tags)
         if not run.is_described and run.end is None:
             self._store.describe(run.run_id, run.trial)
             run.is_described = True
@@ -184,14 +305,19 @@ class MlflowTracker:
             run.steps = self._store.steps(run.run_id)
         run.add_missing_points()
         if run.end is not None:
-            self._store.finish(run.run_id, run.trial, *run.end, points=run.points, is_described=run.is_described)
-            self._complete.add(run.trial.name)
-            del self._runs[run.trial.name]
-        else:
-            if run.points:
-                self._store.write(run.run_id, run.points)
-                run.points = []
-            run.written_at = time.monotonic()
+            self._store.finish(run.run_id, run.trial, *run.end, points=run.points, is_described=run.is_described, is_tagged=is_new)
+            return
+        if run.points:
+            self._store.write(run.run_id, run.points)
+            run.points = []
+        run.written_at = time.monotonic()
+
+    def _mark_written(self, run: "_Run") -> None:
+        self._store.forget(str(run.run_id))
+        self._complete.add(run.trial.name)
+        self._num_waiting -= 1
+        self._num_written += 1
+        del self._runs[run.trial.name]
 
     def _write_best_scores(self) -> None:
         self._store.write(self._store.parent, self._best_scores.unwritten)
@@ -208,23 +334,23 @@ class MlflowTracker:
 class _BestScores:
     """The best score after each trial that improved it, and at the study's end, for its own run; the step is the number of trials ended."""
 
-    def __init__(self, finished: Sequence[FinishedRun]) -> None:
+    def __init__(self, ends: Sequence[tuple[float, str, float | None]]) -> None:
         self._num_ended = 0
         self._best = math.inf
         self._last_step = 0
         self.unwritten: list[fields.Point] = []
-        for run in sorted(finished, key=lambda run: run[1].stopped_at):
-            self.add(*run)
+        for end in sorted(ends, key=lambda end: end[0]):
+            self.add(*end)
         self.unwritten.clear()  # an earlier process wrote them
 
-    def add(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Count a trial of the search that ended."""
-        if trial.phase != "search":
+    def add(self, stopped_at: float, phase: str, score: float | None) -> None:
+        """Count a run that ended, if it is a trial of the search."""
+        if phase != "search":
             return
         self._num_ended += 1
         if score is not None and score < self._best:
             self._best = score
-            self._append(result.stopped_at)
+            self._append(stopped_at)
 
     def end(self) -> None:
         """Add the best score after all trials, so that a chart shows how long no trial has improved it."""
@@ -242,6 +368,8 @@ class _Run:
 
     trial: TrackedTrial = field(kw_only=False)
     run_id: str | None = None
+    is_left: bool = False
+    """Whether an earlier process began the run and did not end it."""
     is_described: bool = False
     steps: set[int] | None = field(default_factory=set)
     """Steps whose evaluations are written or in ``points``; None if they have to be read from the store."""
@@ -249,6 +377,10 @@ class _Run:
     written_at: float = field(default_factory=time.monotonic)
     end: tuple[TrialResult, float | None] | None = None
     num_failures: int = 0
+
+    def copy(self) -> "_Run":
+        """A copy that can be written without a change to this run."""
+        return replace(self, steps=None if self.steps is None else set(self.steps), points=list(self.points))
 
     def is_due(self, now: float) -> bool:
         """Whether the run should be written now; ``now`` is a time of the monotonic clock."""
@@ -265,14 +397,3 @@ class _Run:
                 self.steps.add(evaluation.step)
                 at = fields.evaluated_at(result, evaluation)
                 self.points += fields.evaluation_points(evaluation, at, fields.metric_name_of(self.trial))
-
-
-def _unwritten_runs(finished: Sequence[FinishedRun], left: Mapping[str, str | None]) -> dict[str, _Run]:
-    """The finished runs that are not complete in the store; ``left`` has its runs by name: an id if open, None if complete."""
-    unwritten = {}
-    for trial, result, score in finished:
-        if trial.name not in left:
-            unwritten[trial.name] = _Run(trial, end=(result, score))
-        elif (run_id := left[trial.name]) is not None:
-            unwritten[trial.name] = _Run(trial, run_id=run_id, steps=None, end=(result, score))
-    return unwritten

@@ -17,6 +17,7 @@ from autotune.outcome import Outcome
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from tests.execution.test_spool import largest_file
 from tests.patience import wait_until
 
 
@@ -36,8 +37,6 @@ class FileTracker:
         self._write(f"finish {trial.name}")
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        while self._path.with_name("slow").exists():
-            time.sleep(0.1)
         self._write(f"close {status}")
 
     def _write(self, line: str) -> None:
@@ -45,28 +44,83 @@ class FileTracker:
             file.write(f"{time.monotonic()} {line}\n")  # a clock that all processes of a machine share
 
 
+class BusyTracker(FileTracker):
+    """Has no room for a word while a file ``busy`` lies beside its own, and hangs at its end where one named ``hang`` does."""
+
+    num_unwritten = 0
+
+    @property
+    def has_room(self) -> bool:
+        return not self._path.with_name("busy").exists()
+
+    def close(self, **end: Any) -> None:
+        while self._path.with_name("hang").exists():
+            time.sleep(0.1)
+        super().close(**end)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "told"
 
 
-@pytest.fixture
-def tracker(path: Path) -> Iterator[BackgroundTracker]:
-    node = {"_target_": f"{__name__}.FileTracker", "path": str(path)}
+def opened(kind: str, path: Path, said: list[str], **opening: Any) -> BackgroundTracker:
+    node = {"_target_": f"{__name__}.{kind}", "path": str(path)}
     info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
-    opening = TrackerOpening(node=node, allowed_targets=(__name__,), log_path=path.parent / "log", info=info)
-    made = BackgroundTracker(lambda: opening, TrackerProcess(node))
-    made.wait()
+    made = TrackerOpening(
+        node=node, allowed_targets=(__name__,), log_path=path.parent / "log", info=info, rest_command="autotune record --push", **opening
+    )
+    tracker = BackgroundTracker(lambda: made, TrackerProcess(node), spool_folder=path.parent, say=said.append)
+    tracker.wait()
+    return tracker
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What the user is told."""
+    return []
+
+
+@pytest.fixture
+def tracker(path: Path, said: list[str]) -> Iterator[BackgroundTracker]:
+    made = opened("FileTracker", path, said)
     yield made
     made.close_if_open(is_interrupt=True)
 
 
-def test_a_study_in_a_hurry_leaves_a_slow_tracker_behind(tracker: BackgroundTracker, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path.with_name("slow").touch()
-    tracker.hurry()
-    tracker.close_if_open(is_interrupt=True)
+@pytest.fixture
+def busy(path: Path, said: list[str]) -> Iterator[BackgroundTracker]:
+    """A tracker that takes nothing until the file ``busy`` is deleted."""
+    path.with_name("busy").touch()
+    made = opened("BusyTracker", path, said)
+    yield made
+    made.close_if_open(is_interrupt=True)
+
+
+def result_of(number: int) -> TrialResult:
+    return TrialResult(
+        trial=number,
+        values={},
+        overrides=(),
+        seed=0,
+        outcome=Outcome.MISSED,
+        evaluations=(),
+        started_at=0.0,
+        stopped_at=1.0,
+        fingerprint={},
+    )
+
+
+def end(tracker: BackgroundTracker, **changes: Any) -> None:
+    tracker.close(**{"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": [], **changes})
+
+
+def test_a_study_in_a_hurry_leaves_a_slow_tracker_behind(busy: BackgroundTracker, path: Path, said: list[str]) -> None:
+    path.with_name("hang").touch()
+    busy.hurry()
+    busy.close_if_open(is_interrupt=True)
     assert not path.exists(), "the tracker has not closed"
-    assert "resuming it writes what is missing" in caplog.text
+    assert said, "what is missing is told"
 
 
 def run(name: str) -> TrackedTrial:
@@ -131,6 +185,77 @@ def test_a_study_that_ends_while_it_is_timed_is_closed(tracker: BackgroundTracke
         raise KeyboardInterrupt
     tracker.close_if_open(is_interrupt=True)
     assert [what for _, what in told(path)] == ["start cut short", "close KILLED"]
+
+
+def test_a_tracker_that_falls_behind_is_told_of_later_and_says_so_meanwhile(
+    busy: BackgroundTracker, path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_tracker, "_MAX_SPOOL_BYTES", 10_000)  # so that there are several files
+    for number in range(300):
+        busy.start(run(f"trial-{number}"))
+        busy.finish(run(f"trial-{number}"), result_of(number), None)
+    assert busy.num_behind == 300
+    assert busy.backlog == "Busy: 300 runs behind"
+    assert told(path) == []
+    path.with_name("busy").unlink()
+    end(busy)
+    told_of = [what for _, what in told(path)]
+    assert told_of == [f"{verb} trial-{number}" for number in range(300) for verb in ("start", "finish")] + ["close FINISHED"]
+    assert (busy.num_behind, busy.is_complete) == (0, True)
+    assert not [line for line in said if "lacks" in line]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["log", "told"], "nothing is left of what was not written yet"
+
+
+def test_what_a_tracker_does_not_write_in_its_time_is_told_with_the_command_that_writes_it(
+    busy: BackgroundTracker, path: Path, said: list[str]
+) -> None:
+    for number in range(3):
+        busy.finish(run(f"trial-{number}"), result_of(number), None)
+    end(busy, most_seconds=0.5)
+    assert said == ["Busy lacks 3 runs; what is missing is written by\n  autotune record --push"]
+    assert [what for _, what in told(path)] == ["close FINISHED"]
+    assert not busy.is_complete
+
+
+def test_a_tracker_that_hangs_at_its_end_is_killed(
+    busy: BackgroundTracker, path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_tracker, "_GRACE_SECONDS", 0.5)
+    path.with_name("busy").unlink()
+    path.with_name("hang").touch()
+    busy.finish(run("trial-0"), result_of(0), None)
+    wait_until(lambda: len(told(path)) == 1)
+    end(busy, most_seconds=0.5)
+    assert "lacks the study's own end" in said[-1]
+
+
+def test_a_full_disk_costs_a_tracker_runs_and_never_the_study(
+    busy: BackgroundTracker, path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy.finish(run("trial-0"), result_of(0), None)
+    with largest_file(10):
+        for number in range(1, 4):
+            busy.start(run(f"trial-{number}"))
+            busy.finish(run(f"trial-{number}"), result_of(number), None)
+    busy.finish(run("trial-4"), result_of(4), None)
+    assert len(said) == 1
+    assert "cannot be written: File too large" in said[0]
+    path.with_name("busy").unlink()
+    end(busy)
+    assert [what for _, what in told(path)] == ["finish trial-0", "finish trial-4", "close FINISHED"]
+    assert "lacks 3 runs; what is missing is written by" in said[-1]
+
+
+def test_a_tracker_whose_process_is_killed_is_told_of_and_the_study_goes_on(busy: BackgroundTracker, said: list[str]) -> None:
+    busy.finish(run("trial-0"), result_of(0), None)
+    busy._process.kill()
+    wait_until(lambda: bool(said))
+    busy.finish(run("trial-1"), result_of(1), None)
+    end(busy)
+    assert said == [
+        "the tracker's process was ended; the study goes on",
+        "Busy lacks 2 runs and the study's own end; what is missing is written by\n  autotune record --push",
+    ]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import math
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,21 @@ def test_data_that_a_worker_cannot_read_ends_the_search(make_trials: MakeTrials)
 
 
 _HOGGED = Contention(seconds=10.0, stopped_seconds=0.0, waited_seconds=6.0, others_cpu_seconds=16.0, study_cpu_seconds=0.5)
+
+
+def test_a_curve_of_many_points_is_kept_thinned_with_its_first_and_its_last(
+    make_trials: MakeTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.execution.trial_manager.MAX_EVALUATIONS", 50)
+    trials, policy = make_trials()
+    begin(trials, "a")
+    for step in range(1, 1000):
+        outcome = Outcome.REACHED if step == 999 else None
+        evaluation = replace(report(outcome).evaluation, step=step, train_seconds=step / 1000)  # type: ignore[type-var]  # it has one
+        trials.reported("a", report(outcome, evaluation=evaluation))
+    steps = [evaluation.step for evaluation in only(policy).evaluations]
+    assert steps == [*range(1, 999, 32), 999]
+    assert only(policy).last.train_seconds == 0.999
 
 
 class Heard:

@@ -1,9 +1,11 @@
 """Points as numbers."""
 
+import math
+
 import numpy as np
 import pytest
 
-from autotune.search.encoding import UnitCube
+from autotune.search.encoding import MAX_ONE_HOT, UnitCube
 from autotune.space import SearchSpace, Suggestion
 
 SPACE = SearchSpace.from_mapping(
@@ -37,3 +39,15 @@ def test_features_have_no_gaps_and_categories_lie_one_apart() -> None:
     assert np.isfinite(features).all()
     assert np.linalg.norm(features[0, :2] - features[1, :2]) == pytest.approx(1, abs=0.02)
     assert features[0, 3] == 0.5  # the rate of the branch that is not open
+
+
+def test_a_category_of_thousands_of_options_has_few_features_and_tells_them_apart() -> None:
+    options = [f"option-{number}" for number in range(2000)]
+    space = SearchSpace.from_mapping({"depth": {"type": "int", "low": 1, "high": 9}, "kind": options}, "space.yaml")
+    cube = UnitCube(space)
+    points = [Suggestion({"depth": 1, "kind": f"option-{number}"}) for number in range(0, 2000, 20)]
+    features = cube.features(cube.encode(points))
+    assert features.shape == (100, cube.num_features) == (100, 1 + MAX_ONE_HOT)
+    distances = np.linalg.norm(features[:, None] - features[None], axis=-1)[np.triu_indices(100, 1)]
+    assert 0.4 < distances.min() <= distances.max() < 1.4
+    assert distances.mean() == pytest.approx(0.7 * math.sqrt(2), rel=0.05)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.outcome import Outcome
+from autotune.search import expected_scores
 from autotune.search.expected_scores import ExpectedScores
 
 LUCKY = ("lucky",)
@@ -110,3 +111,17 @@ def test_a_first_run_is_believed_while_there_is_no_other_or_where_it_stays_the_o
         made.add((name,), np.eye(3)[place], Outcome.REACHED, score, can_repeat=False)
     assert made.challenger is None
     assert made.incumbent == pytest.approx(0.2, rel=0.15)
+
+
+def test_thousands_of_configurations_are_estimated_in_the_time_of_hundreds() -> None:
+    rng = np.random.default_rng(0)
+    scores, few = ExpectedScores(), expected_scores._MAX_CONFIGURATIONS
+    for number in range(5 * few):
+        features = rng.uniform(size=3)
+        scores.add((str(number),), features, Outcome.REACHED, float(np.exp(features.sum() + 0.1 * rng.normal())))
+    by_key = scores.by_key()
+    assert len(by_key) == 5 * few
+    best = min(by_key, key=lambda key: by_key[key])
+    assert scores.challenger == best
+    assert by_key[best] < 1.5
+    assert scores.incumbent == pytest.approx(by_key[best], rel=0.1)

@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from autotune.outcome import Outcome
 from autotune.tracking import mlflow_tracker
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
+from tests.execution.test_spool import largest_file
 from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
 
 pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
@@ -488,6 +491,7 @@ def test_runs_that_the_store_refuses_do_not_hold_up_the_others(info: StudyInfo, 
         return create_run(self, *args, **rest)
 
     monkeypatch.setattr(MlflowClient, "create_run", refuse)
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 1.0)
     tracker = MlflowTracker(info, uri=uri)
     for number in range(4):
         tell(tracker, make_run(number))
@@ -497,8 +501,14 @@ def test_runs_that_the_store_refuses_do_not_hold_up_the_others(info: StudyInfo, 
 
 
 def test_a_store_that_is_gone_never_ends_the_study(
-    info: StudyInfo, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    info: StudyInfo,
+    uri: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 1.0)
     tracker = MlflowTracker(info, uri=uri)
     tell(tracker, make_run(0))
     wait_until(lambda: "trial-0" in children_of(uri) and children_of(uri)["trial-0"].info.status == "FINISHED")
@@ -521,6 +531,134 @@ def test_a_word_that_makes_no_sense_ends_no_thread(info: StudyInfo, uri: str) ->
     tell(tracker, make_run(1))
     close(tracker)
     assert {run.info.status for run in runs_of(uri)} == {"FINISHED", "KILLED"}
+
+
+def test_runs_that_are_written_together_are_the_same_as_by_themselves(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [make_run(number, Outcome.CAPPED if number % 2 else Outcome.REACHED) for number in range(6)]
+    sizes = []
+    write_together = MlflowTracker._write_together
+
+    def count(self: MlflowTracker) -> None:
+        before = self._num_written
+        write_together(self)
+        sizes.append(self._num_written - before)
+
+    monkeypatch.setattr(MlflowTracker, "_write_together", count)
+    close(MlflowTracker(info, uri=uri, finished=runs))
+    together = children_of(uri)
+    assert max(sizes) == 6
+    for run in together.values():
+        MlflowClient(uri).delete_run(run.info.run_id)
+    monkeypatch.setattr(MlflowTracker, "_write_together", lambda self: None)
+    close(MlflowTracker(replace(info, name="cnn-2"), uri=uri, finished=runs))
+    alone = children_of(uri)
+    assert sorted(alone) == sorted(together)
+    own = ("mlflow.parentRunId", "autotune.study")
+    for name, run in alone.items():
+        other = together[name]
+        assert (run.data.params, run.data.metrics, run.info.status) == (other.data.params, other.data.metrics, other.info.status)
+        assert (run.info.start_time, run.info.end_time) == (other.info.start_time, other.info.end_time)
+        assert {key: tag for key, tag in run.data.tags.items() if key not in own} == {
+            key: tag for key, tag in other.data.tags.items() if key not in own
+        }
+        for file in ("config.yaml", "overrides.yaml", "fingerprint.json"):
+            assert artifact(uri, run, file) == Path(other.info.artifact_uri, file).read_text()
+
+
+def test_one_run_that_a_database_refuses_costs_no_other_of_its_transaction(
+    info: StudyInfo, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 1.0)
+    set_terminated = MlflowClient.set_terminated
+
+    def refuse(self: MlflowClient, run_id: str, *args: Any, **rest: Any) -> None:
+        if self.get_run(run_id).data.tags.get("autotune.run") == "trial-2":
+            raise MlflowException("no")
+        set_terminated(self, run_id, *args, **rest)
+
+    monkeypatch.setattr(MlflowClient, "set_terminated", refuse)
+    tracker = MlflowTracker(info, uri=uri, finished=[make_run(number) for number in range(5)])
+    tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
+    ended = {name for name, run in children_of(uri).items() if run.info.end_time is not None}
+    assert ended == {"trial-0", "trial-1", "trial-3", "trial-4"}
+    assert tracker.num_unwritten == 1
+    ids = {run.info.run_id for run in runs_of(uri)}
+    folders = {path.name for path in (tmp_path / "mlruns" / "cnn").iterdir()}
+    assert folders <= ids, "what the refused transaction wrote into files is gone"
+
+
+def test_a_tracker_keeps_few_runs_that_a_store_does_not_take_and_writes_them_later(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "RETRY_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(mlflow_tracker, "MAX_UNWRITTEN", 5)
+    tracker = MlflowTracker(info, uri=uri)
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, "create_run", fail)
+        told = 0
+        while tracker.has_room:
+            tell(tracker, make_run(told))
+            told += 1
+            time.sleep(0.2)
+        assert told < 50
+        assert tracker.num_unwritten == told
+    wait_until(lambda: tracker.has_room)
+    close(tracker)
+    assert len(children_of(uri)) == told
+    assert (tracker.num_unwritten, tracker.lacks_end) == (0, False)
+
+
+def test_a_run_whose_end_came_too_late_is_completed_and_not_doubled(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
+    trial, result, score = make_run()
+    tracker = MlflowTracker(info, uri=uri)
+    tracker.start(trial)
+    tracker.evaluate(trial.name, result.evaluations[0])
+    close(tracker, status="KILLED")
+    assert children_of(uri)["trial-0"].data.tags["autotune.outcome"] == "INTERRUPTED"
+    close(MlflowTracker(info, uri=uri, finished=[(trial, result, score)]))
+    run = children_of(uri)["trial-0"]
+    assert (run.info.status, run.data.tags["autotune.outcome"], steps_of(uri, run)) == ("FINISHED", "REACHED", [1, 2, 3])
+
+
+def test_a_trial_that_goes_on_after_a_pause_goes_on_in_its_run(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_tracker, "WRITE_EVERY_SECONDS", 0.0)
+    run = make_run()
+    tracker = MlflowTracker(info, uri=uri)
+    tracker.start(run[0])
+    tracker.evaluate("trial-0", run[1].evaluations[0])
+    close(tracker, status="KILLED")
+    resumed = MlflowTracker(info, uri=uri)
+    resumed.start(run[0])
+    wait_until(lambda: children_of(uri)["trial-0"].info.status == "RUNNING")
+    resumed.finish(*run)
+    close(resumed)
+    assert steps_of(uri, children_of(uri)["trial-0"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, "long"])
+def test_a_time_that_is_none_is_refused(info: StudyInfo, seconds: Any) -> None:
+    with pytest.raises(ConfigError, match="close_seconds: found"):
+        MlflowTracker(info, close_seconds=seconds)
+
+
+def test_a_full_disk_delays_runs_and_costs_none(
+    info: StudyInfo, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "RETRY_AFTER_SECONDS", 0.1)
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(0))
+    wait_until(lambda: tracker.num_unwritten == 0)
+    with largest_file((tmp_path / "mlflow.db").stat().st_size):
+        for number in range(1, 80):
+            tell(tracker, make_run(number, num_evaluations=20))
+        wait_until(lambda: tracker._num_failures > 1)
+    close(tracker)
+    assert len(children_of(uri)) == 80
+    assert {run.info.status for run in runs_of(uri)} == {"FINISHED"}
+    warnings = [record.getMessage() for record in caplog.records if record.name == "autotune.tracking"]
+    assert len(warnings) == 1
+    assert "the study goes on" in warnings[0]
 
 
 def fail(*args: object, **rest: object) -> None:
@@ -640,3 +778,112 @@ def answers(url: str) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+class Proxy(ThreadingHTTPServer):
+    """A server in front of another one, which it stands for, or which it keeps from answering as it should."""
+
+    def __init__(self, behind: str) -> None:
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.behind, self.fault = behind, ""
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that went away."""
+
+
+class Passing(BaseHTTPRequestHandler):
+    server: Proxy
+
+    def do_GET(self) -> None:
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.server.fault == "away":
+            self.connection.close()
+            return
+        if self.server.fault == "500":
+            self.send_error(500)
+            return
+        if self.server.fault == "slow":
+            time.sleep(2.0)
+        kept = {key: value for key, value in self.headers.items() if key.lower() in ("content-type", "accept")}
+        asked = urllib.request.Request(self.server.behind + self.path, content or None, kept, method=self.command)
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as reply:
+                code, kind, body = reply.status, reply.headers.get("Content-Type", ""), reply.read()
+        except urllib.error.HTTPError as error:
+            code, kind, body = error.code, error.headers.get("Content-Type", ""), error.read()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  # names of http.server
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[Proxy]:
+    with Proxy(server) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["away", "500", "slow"])
+def test_a_server_that_fails_for_a_while_gets_every_run_once(
+    fault: str, info: StudyInfo, server: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "RETRY_AFTER_SECONDS", 1.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    info = replace(info, name=f"fails-{fault}", experiment=f"fails-{fault}")
+    tracker = MlflowTracker(info, uri=proxy.url)
+    runs = [make_run(number) for number in range(6)]
+    tell(tracker, runs[0])
+    wait_until(lambda: tracker.num_unwritten == 0)
+    proxy.fault = fault
+    for run in runs[1:3]:
+        began = time.monotonic()
+        tell(tracker, run)
+        assert time.monotonic() - began < 1.0, "whoever tells the tracker does not wait for the server"
+    wait_until(lambda: tracker._num_failures > 1 or (fault == "slow" and tracker.num_unwritten < 2))
+    proxy.fault = ""
+    for run in runs[3:]:
+        tell(tracker, run)
+    close(tracker)
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name(info.experiment)
+    found = client.search_runs([experiment.experiment_id], "tags.`autotune.phase` = 'search'")
+    assert sorted(run.data.tags["autotune.run"] for run in found) == [f"trial-{number}" for number in range(6)]
+    assert {run.info.status for run in found} == {"FINISHED"}
+    warnings = [record for record in caplog.records if record.name == "autotune.tracking" and record.levelno >= logging.WARNING]
+    assert len(warnings) == (0 if fault == "slow" else 1)
+
+
+@pytest.mark.slow
+def test_a_server_that_stays_away_is_given_up_and_a_later_process_writes_the_rest(
+    info: StudyInfo, server: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 3.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    info = replace(info, name="stays-away", experiment="stays-away")
+    runs = [make_run(number) for number in range(4)]
+    tracker = MlflowTracker(info, uri=proxy.url)
+    proxy.fault = "away"
+    for run in runs:
+        tell(tracker, run)
+    began = time.monotonic()
+    close(tracker)
+    assert time.monotonic() - began < 60.0
+    assert (tracker.num_unwritten, tracker.lacks_end) == (4, True)
+    proxy.fault = ""
+    close(MlflowTracker(info, uri=proxy.url, finished=runs))
+    client = MlflowClient(server)
+    found = client.search_runs([client.get_experiment_by_name(info.experiment).experiment_id])
+    assert sorted(run.data.tags.get("autotune.run", "study") for run in found) == ["study", *(f"trial-{number}" for number in range(4))]
+    assert {run.info.status for run in found} == {"FINISHED"}
