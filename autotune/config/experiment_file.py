@@ -33,7 +33,7 @@ def experiment_yaml(
         content = {"defaults": [*base_defaults, *overrides, "_self_"], **_merged(kept, _nested(values))}
     else:
         content = {"defaults": [base, *overrides, "_self_"], **_nested(values)}
-    header = "\n".join(["# @package _global_", *(f"# {line}" for line in comments)])
+    header = "\n".join(["# @package _global_", *(f"# {' '.join(line.split())}" for line in comments)])
     return f"{header}\n{yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)}"
 
 
@@ -46,7 +46,7 @@ def arguments_yaml(function: str, arguments: Mapping[str, Any], *, study: str) -
         study: name of the study that found them.
     """
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"# Best of study {study}: {function}({call})\n{yaml.safe_dump(dict(arguments), sort_keys=False)}"
+    return f"# Best of study {study}: {function}({' '.join(call.split())})\n{yaml.safe_dump(dict(arguments), sort_keys=False)}"
 
 
 def function_arguments(training: Mapping[str, Any]) -> dict[str, Any]:

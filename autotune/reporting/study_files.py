@@ -94,7 +94,12 @@ class TrialsTable:
             "error": result.error_line,
         }
         values = [result.values.get(key) for key in self._parameters]
-        return [result.trial, *(measured.get(name) for name in _MEASURED), *values]
+        return [result.trial, *(_cell(measured.get(name)) for name in _MEASURED), *map(_cell, values)]
+
+
+def _cell(value: Any) -> Any:
+    """A cell of a table: a text that a spreadsheet would run as a formula begins with an apostrophe, which makes it a text there."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def arm_json(arm: ArmScores) -> dict[str, Any]:

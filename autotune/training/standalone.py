@@ -7,6 +7,7 @@ the same numbers in the same order as ``autotune train``, so its evaluations are
 
 import ast
 import inspect
+import keyword
 import math
 import re
 import subprocess
@@ -65,7 +66,7 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
     is_resident, metric = _is_resident(config), re.sub(r"[^\w .-]", "_", config.target.metric)  # it stands in texts of the program
     context = {
         "title": f"Train {_short(config.model)} on {_short(config.data)} until {metric} is {config.target.value:g}.",
-        "comments": comments,
+        "comments": [" ".join(line.split()) for line in comments],  # a line break would end the comment
         "needs": _NEEDS,
         "metric_name": metric,
         "config": config,
@@ -186,10 +187,18 @@ class _Writer:
         positional = () if "model" in inspect.signature(self._callable("optimizer")).parameters else ("model.parameters()",)
         return self.call("optimizer", *positional, **offered, **{name: repr(value) for name, value in kernels.items()})
 
+    def _arguments(self, key: str) -> dict[str, str]:
+        """The configuration's values of a component as Python source, by argument."""
+        node = self._nodes[key]
+        for name in node:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise ConfigError(f"{key}: found the argument {name!r}; accepted in a stand-alone script is the name of a Python variable")
+        return {name: self._value(value) for name, value in node.items() if name != "_target_"}
+
     def call(self, key: str, *positional: str, **offered: str) -> str:
         """The call of a component's target with the configuration's values, and with what is offered and its signature names."""
         node, taken = self._nodes[key], inspect.signature(self._callable(key)).parameters
-        arguments = {name: self._value(value) for name, value in node.items() if name != "_target_"}
+        arguments = self._arguments(key)
         arguments |= {name: value for name, value in offered.items() if name in taken and name not in node}
         return f"{self._name(key)}({', '.join([*positional, *(f'{name}={value}' for name, value in arguments.items())])})"
 
@@ -198,11 +207,10 @@ class _Writer:
 
     def _part(self, key: str, **offered: str) -> str:
         """A component that the training calls: an object of a class, or a function with the configuration's values bound."""
-        node = self._nodes[key]
         if inspect.isclass(self._callable(key)):
             return self.call(key, **offered)
         name = self._name(key)
-        values = [f"{argument}={self._value(value)}" for argument, value in node.items() if argument != "_target_"]
+        values = [f"{argument}={value}" for argument, value in self._arguments(key).items()]
         return f"partial({', '.join([name, *values])})" if values else name
 
     def _augmentation(self) -> str | None:

@@ -1,6 +1,6 @@
 """The model that a weights file belongs to, made again from the file's own header."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,22 @@ def trained_model(path: Path, allowed_targets: Sequence[str]) -> nn.Module:
         DataError: the file cannot be read, or does not hold the weights of the model that it names.
     """
     weights, metadata = read_weights_once(path)
-    if metadata["config"].get("training") is not None:
+    config = metadata.get("config")
+    if not isinstance(config, Mapping) or not {"model", "views"} <= set(config) or not {"input_shape", "num_classes"} <= set(metadata):
+        raise DataError(f"{path}: does not say what model its weights are of; accepted is a file that a training of autotune wrote")
+    if config.get("training") is not None:
         raise DataError(f"{path}: a training function of one's own made its model; accepted is a training of autotune's")
     where = f"{path}: model"
-    make_model = build_partial(metadata["config"]["model"], tuple(allowed_targets), where, key="model")
-    arguments = {"input_shape": tuple(metadata["input_shape"]), "num_classes": metadata["num_classes"]}
-    model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))
+    make_model = build_partial(config["model"], tuple(allowed_targets), where, key="model")
     try:
+        arguments = {"input_shape": tuple(metadata["input_shape"]), "num_classes": metadata["num_classes"]}
+        with torch.device("meta"):  # without memory: a file can name a model of any size
+            sketch = call(make_model, where, **accepted_arguments(make_model, arguments)).state_dict()
+        if {name: tensor.shape for name, tensor in sketch.items()} != {name: tensor.shape for name, tensor in weights.items()}:
+            raise DataError(f"{path}: does not hold the weights of its own model, which has others; accepted is what autotune wrote")
+        model: nn.Module = call(make_model, where, **accepted_arguments(make_model, arguments))
         model.load_state_dict(weights)
-    except RuntimeError as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DataError(f"{path}: does not hold the weights of its own model: {' '.join(str(error).split())}") from error
     return model.eval().requires_grad_(False)
 

@@ -6,12 +6,13 @@ that NumPy arrays need are accepted, and classes of this module stand for them: 
 
 import io
 import pickle
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from autotune.download import RemoteDataSet, RemoteFile, obtain
 from autotune.errors import ConfigError, DataError
 from autotune.remote.cache import fetched
 from autotune.remote.path import RemotePath, located
+from autotune.workloads.limits import MAX_BYTES, check_size, limited_reader
 from autotune.workloads.splits import stratified_split
 
 REMOTE = RemoteDataSet(
@@ -38,8 +40,8 @@ NUM_CLASSES = 10
 VALIDATIONS = ("held_out", "test")
 IMAGE_SHAPE = (3, 32, 32)
 IMAGE_BYTES = 3 * 32 * 32
-MAX_BATCH_BYTES = 1 << 26
-"""Maximum size in bytes of one batch file in an archive, twice the size of an official one."""
+_MAX_MEMBERS = 100
+"""Limit on the files and folders in an archive; an official one has nine."""
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -63,7 +65,13 @@ _PYTHON = _Format(folder="cifar-10-batches-py", archive="cifar-10-python.tar.gz"
 
 
 def cifar10(
-    root: str, download: bool, *, validation: str = "held_out", num_train: int | None = None, num_validation: int | None = None
+    root: str,
+    download: bool,
+    *,
+    validation: str = "held_out",
+    num_train: int | None = None,
+    num_validation: int | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> dict[str, Any]:
     """The 50,000 training images and the official 10,000 test images, or a part of them, as bytes, and ``transform`` to standardise them.
 
@@ -82,6 +90,7 @@ def cifar10(
         validation: held_out or test.
         num_train: training samples to keep, with each class's share to within one sample; None keeps all.
         num_validation: validation samples to keep, with each class's share to within one sample; None keeps all.
+        max_bytes: limit in bytes on what the archive opens to, and on one batch file of a folder.
 
     Raises:
         ConfigError: ``validation`` is neither held_out nor test.
@@ -99,9 +108,9 @@ def cifar10(
     path, file_format = source
     if path.name == file_format.archive:
         path = fetched(path)
-        contents = _read_archive(path, file_format)
+        contents = _read_archive(path, file_format, max_bytes)
     else:
-        contents = _read_folder([fetched(path / name) for name in file_format.names])
+        contents = _read_folder([fetched(path / name) for name in file_format.names], max_bytes)
     parse = _parse_binary if file_format is _BINARY else _parse_pickle
     batches = [parse(contents[name], path / name) for name in file_format.names]
     train, test = _joined(batches[:-1]), _joined(batches[-1:])
@@ -172,28 +181,31 @@ def _find(root: Path | RemotePath) -> tuple[Path | RemotePath, _Format] | None:
     return None
 
 
-def _read_folder(files: Sequence[Path]) -> dict[str, bytes]:
+def _read_folder(files: Sequence[Path], max_bytes: int) -> dict[str, bytes]:
     """Read the content of batch files, by file name."""
     try:
+        for file in files:
+            check_size(file, max_bytes)
         return {file.name: file.read_bytes() for file in files}
     except OSError as error:
         raise DataError(f"data.root: {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _read_archive(archive: Path, file_format: _Format) -> dict[str, bytes]:
+def _read_archive(archive: Path, file_format: _Format, max_bytes: int) -> dict[str, bytes]:
     """Read the content of an archive's batch files, by file name, into memory: nothing is written to a path that the archive chooses."""
     contents: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive, "r|gz") as members:
-            for member in members:
+        with limited_reader(archive, max_bytes) as opened, tarfile.open(fileobj=cast(Any, opened), mode="r|") as members:
+            for count, member in enumerate(members):
+                if count == _MAX_MEMBERS:
+                    raise DataError(f"data.root: {archive} has more than {_MAX_MEMBERS} members; accepted is the whole official file")
                 name = PurePosixPath(member.name).name
                 if name not in file_format.names or not member.isfile():
                     continue
-                if member.size > MAX_BATCH_BYTES:
-                    raise DataError(f"data.root: {archive} holds a {name} of {member.size} bytes, at most {MAX_BATCH_BYTES}")
+                check_size(archive, max_bytes, num_bytes=member.size + sum(map(len, contents.values())))
                 file = members.extractfile(member)
                 contents[name] = file.read() if file else b""
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError, OverflowError, RecursionError, ValueError, zlib.error) as error:
         raise DataError(f"data.root: {archive} cannot be read: {error}; accepted is the whole official file") from error
     absent = [name for name in file_format.names if name not in contents]
     if absent:
@@ -213,6 +225,7 @@ def _parse_binary(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes
 def _parse_pickle(content: bytes, path: Path | RemotePath) -> tuple[Bytes, Bytes]:
     """Parse images ``[records, 3, 32, 32]`` and labels ``[records]`` of a pickled batch: a dict with ``data`` and ``labels``."""
     try:
+        _check_opcodes(content)
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"data.root: {path} cannot be unpickled: {error}; accepted is an official batch file") from error
@@ -270,6 +283,37 @@ _STANDS_FOR = {
     ("numpy", "ndarray"): _PickledArray,
     ("numpy", "dtype"): _PickledDtype,
 }
+
+
+_OPCODES = frozenset(
+    {
+        "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT",
+        "BININT1", "BININT2", "INT", "LONG1", "BINSTRING", "SHORT_BINSTRING", "STRING", "BINBYTES",
+        "SHORT_BINBYTES", "BINBYTES8", "BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "EMPTY_LIST", "LIST", "APPEND",
+        "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1",
+        "TUPLE2", "TUPLE3", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "PUT", "BINPUT",
+        "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
+    }
+)  # fmt: skip
+"""Opcodes of a pickled mapping of lists, texts, numbers and arrays."""
+_MAX_TUPLES = 100
+"""Limit on a batch's tuples; an array has four. Hashing a tuple of tuples of ... a million deep ends Python itself."""
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Check that a pickle can be read without taking more memory than its size, or ending Python.
+
+    Raises:
+        pickle.UnpicklingError: it holds another opcode than those of a batch, nests tuples, or keeps a value at a place far away: up to
+            it, unpickling would reserve memory.
+        ValueError: it is no pickle.
+    """
+    num_tuples = 0
+    for opcode, argument, _ in pickletools.genops(content):
+        num_tuples += "TUPLE" in opcode.name
+        is_far = "PUT" in opcode.name and argument is not None and argument > len(content)
+        if opcode.name not in _OPCODES or num_tuples > _MAX_TUPLES or is_far:
+            raise pickle.UnpicklingError(f"it holds {opcode.name}, which no batch needs, or not so often")
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -3,7 +3,6 @@
 MNIST's files have the same names, so a download goes into a folder of its own.
 """
 
-import gzip
 import math
 import struct
 import zlib
@@ -17,6 +16,7 @@ from autotune.download import RemoteDataSet, RemoteFile, obtain
 from autotune.errors import DataError
 from autotune.remote.cache import fetched
 from autotune.remote.path import RemotePath, located
+from autotune.workloads.limits import MAX_BYTES, check_size, limited_reader
 from autotune.workloads.splits import Splits, image_splits
 
 _URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -38,14 +38,19 @@ NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28)
 
 
-def fashion_mnist(root: str, download: bool) -> Splits:
+def fashion_mnist(root: str, download: bool, *, max_bytes: int = MAX_BYTES) -> Splits:
     """The 60,000 training images as 55,000 train and 5,000 validation samples, and the official 10,000 test images as test.
 
     Inputs are float32 ``[samples, 1, 28, 28]``, normalised by the training images' mean and deviation; targets are int64
     ``[samples]``, 0 to 9. Smaller files of the same format are split in the same proportion.
 
+    Args:
+        root: folder with the files, or its URL.
+        download: whether to download missing files.
+        max_bytes: limit in bytes on what one file opens to.
+
     Raises:
-        DataError: a file is missing, damaged or not in the idx format, or a download that was asked for fails.
+        DataError: a file is missing, damaged, too large or not in the idx format, or a download that was asked for fails.
     """
     folder = located(root, "data.root")
     paths = _find(folder)
@@ -55,8 +60,8 @@ def fashion_mnist(root: str, download: bool) -> Splits:
         obtain(REMOTE, folder / FOLDERS[0], root=folder, download=download)
         paths = {name: folder / FOLDERS[0] / f"{name}.gz" for name in NAMES}
     files = {name: fetched(path) for name, path in paths.items()}
-    train = _read_pair(files[NAMES[0]], files[NAMES[1]])
-    test = _read_pair(files[NAMES[2]], files[NAMES[3]])
+    train = _read_pair(files[NAMES[0]], files[NAMES[1]], max_bytes)
+    test = _read_pair(files[NAMES[2]], files[NAMES[3]], max_bytes)
     num_validation = max(1, len(train[1]) // 12)
     if num_validation >= len(train[1]):
         raise DataError(f"data.root: {files[NAMES[1]]} has {len(train[1])} samples, accepted are 2 and more")
@@ -82,9 +87,9 @@ def _find(root: Path | RemotePath) -> dict[str, Path | RemotePath] | None:
     return None
 
 
-def _read_pair(images_path: Path, targets_path: Path) -> tuple[Tensor, Tensor]:
+def _read_pair(images_path: Path, targets_path: Path, max_bytes: int) -> tuple[Tensor, Tensor]:
     """Read images as bytes ``[samples, 1, 28, 28]`` and their targets as int64 ``[samples]``."""
-    images, targets = _read_idx(images_path, 3), _read_idx(targets_path, 1)
+    images, targets = _read_idx(images_path, 3, max_bytes), _read_idx(targets_path, 1, max_bytes)
     if images.shape[1:] != IMAGE_SHAPE:
         raise DataError(f"data.root: {images_path} holds images of {images.shape[1:]}, accepted are {IMAGE_SHAPE}")
     if len(images) != len(targets) or not len(images):
@@ -94,24 +99,27 @@ def _read_pair(images_path: Path, targets_path: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(targets).to(torch.int64)
 
 
-def _read_idx(path: Path, num_dimensions: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _read_idx(path: Path, num_dimensions: int, max_bytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Read one idx file as an array of bytes in the shape that its header gives.
 
     Source: the idx format as http://yann.lecun.com/exdb/mnist describes it: two zeros, 8 for unsigned bytes, the number of
     dimensions, each dimension as a big-endian int32, the data.
     """
+    magic, header_size = bytes((0, 0, 8, num_dimensions)), 4 + 4 * num_dimensions
     try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+        with limited_reader(path, max_bytes) as file:
+            header = file.read(header_size)
+            if header[:4] != magic or len(header) < header_size:
+                found = header[:4].hex() or "nothing"
+                raise DataError(f"data.root: {path} begins with {found}, accepted is an idx file that begins with {magic.hex()}")
+            shape = struct.unpack_from(f">{num_dimensions}I", header, 4)
+            num_expected = math.prod(shape)
+            check_size(path, max_bytes, num_bytes=header_size + num_expected)
+            content = file.read(num_expected)
+            is_whole = len(content) == num_expected and not file.read(1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"data.root: {path} cannot be read: {error}; accepted is a whole idx file, gzipped or not") from error
-    magic, header_size = bytes((0, 0, 8, num_dimensions)), 4 + 4 * num_dimensions
-    if content[:4] != magic or len(content) < header_size:
-        found = content[:4].hex() or "nothing"
-        raise DataError(f"data.root: {path} begins with {found}, accepted is an idx file that begins with {magic.hex()}")
-    shape = struct.unpack_from(f">{num_dimensions}I", content, 4)
-    num_bytes, num_expected = len(content) - header_size, math.prod(shape)
-    if num_bytes != num_expected:
-        raise DataError(f"data.root: {path} holds {num_bytes} bytes of data, accepted are the {num_expected} its header says")
-    return np.frombuffer(bytearray(content), dtype=np.uint8, offset=header_size).reshape(shape)
+    if not is_whole:
+        found = f"{len(content)} bytes of data" if len(content) < num_expected else "more bytes of data"
+        raise DataError(f"data.root: {path} holds {found}, accepted are the {num_expected} its header says")
+    return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(shape)

@@ -1,5 +1,7 @@
 """A data set in memory-mapped NumPy files: it may be larger than the memory, since only the requested batches are read."""
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import Tensor
 from autotune.errors import DataError
 from autotune.remote.cache import fetched
 from autotune.remote.path import located
+from autotune.workloads.limits import check_size
 
 
 def memory_mapped(*, root: str, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None) -> dict[str, Any]:
@@ -35,18 +38,19 @@ def memory_mapped(*, root: str, scale: float, mean: Sequence[float] | None, std:
 
 
 def _mapped(path: Path) -> "np.ndarray[Any, Any]":
+    accepted = "accepted are SPLIT_inputs.npy and SPLIT_targets.npy, as numpy.save writes arrays of numbers"
     try:
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        check_size(path, sys.maxsize)  # it is a file: a pipe would be waited for
+        with warnings.catch_warnings(action="error"):  # NumPy warns of a shape whose size it cannot count
+            mapped = np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as error:
-        raise DataError(
-            f"data.root: {path} is not there; accepted are SPLIT_inputs.npy and SPLIT_targets.npy, as numpy.save writes"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"data.root: {path} cannot be mapped: {' '.join(str(error).split())}; accepted is what numpy.save writes"
-        ) from error
-    if not isinstance(mapped, np.memmap) or mapped.ndim == 0:
-        raise DataError(f"data.root: {path} holds no array [samples, ...]; accepted is what numpy.save writes of one")
+        raise DataError(f"data.root: {path} is not there; {accepted}") from error
+    except DataError:
+        raise
+    except Exception as error:  # a damaged header can raise anything
+        raise DataError(f"data.root: {path} cannot be mapped: {' '.join(str(error).split())}; {accepted}") from error
+    if mapped.ndim == 0 or mapped.dtype.kind not in "biufc":
+        raise DataError(f"data.root: {path} holds no array [samples, ...] of numbers; {accepted}")
     return mapped
 
 

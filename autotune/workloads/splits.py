@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from autotune.errors import ConfigError, DataError
+from autotune.workloads.limits import MAX_BYTES
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 
@@ -108,6 +109,7 @@ def table_splits(
     validation_fraction: float,
     test_fraction: float,
     max_categories: int,
+    max_bytes: int = MAX_BYTES,
 ) -> Splits:
     """Split a table's rows so that each split has each class's share, and encode the columns in their order.
 
@@ -120,14 +122,25 @@ def table_splits(
         validation_fraction: fraction of the rows for validation.
         test_fraction: fraction of the rows for test.
         max_categories: maximum number of different values of a text column.
+        max_bytes: limit in bytes on the inputs.
 
     Raises:
         ConfigError: a fraction is out of range.
-        DataError: a column has too many different texts, too few rows are left to train on, or none of a class.
+        DataError: a column has too many different texts, the inputs take too much memory, or too few rows are left to train on, or
+            none of a class.
     """
     rows = _rows(targets, class_names, validation_fraction, test_fraction)
-    features = [encoded(values, rows["train"], max_categories, name) for name, values in columns.items()]
-    inputs = torch.from_numpy(np.concatenate(features, axis=1).astype(np.float32))
+    features: list[Column] = []
+    num_bytes = 0
+    for name, values in columns.items():
+        features.append(encoded(values, rows["train"], max_categories, name).astype(np.float32))
+        num_bytes += features[-1].nbytes
+        if num_bytes > max_bytes:
+            raise DataError(
+                f"data: the inputs take more than data.max_bytes = {max_bytes} bytes at column {len(features)} of {len(columns)}, {name}; "
+                f"+data.max_bytes={2 * max_bytes} allows twice that, and data.ignored_columns leaves columns out"
+            )
+    inputs = torch.from_numpy(np.concatenate(features, axis=1))
     classes = torch.from_numpy(targets)
     return {split: (inputs[indices], classes[indices]) for split, indices in rows.items()}
 

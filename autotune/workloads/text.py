@@ -19,6 +19,7 @@ import torch
 from autotune.errors import ConfigError, DataError
 from autotune.remote.cache import fetched
 from autotune.remote.path import RemotePath, located
+from autotune.workloads.limits import MAX_BYTES, check_size
 from autotune.workloads.splits import Splits
 
 UNKNOWN = 0
@@ -40,6 +41,7 @@ def text(
     validation_fraction: float,
     test_fraction: float,
     min_count: int,
+    max_bytes: int = MAX_BYTES,
 ) -> Splits:
     """The first ``max_characters`` of a text as windows of ``length`` characters, split into train, validation and test.
 
@@ -58,13 +60,14 @@ def text(
         validation_fraction: fraction of the text's characters for validation.
         test_fraction: fraction of the text's characters for test.
         min_count: characters found less often than this in the training part are unknown.
+        max_bytes: limit in bytes on each file that is read as a whole, and on all of them together.
 
     Raises:
         ConfigError: a length, count or fraction is out of range.
         DataError: the text is missing, empty, not UTF-8 or too short, or a held-out part has too many unknown characters.
     """
     _check(length, max_characters, validation_fraction, test_fraction, min_count)
-    content = (_python_documentation() if root is None else _read(located(root, "data.root"), max_characters))[:max_characters]
+    content = (_python_documentation() if root is None else _read(located(root, "data.root"), max_characters, max_bytes))[:max_characters]
     codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
     num_validation, num_test = (int(len(codes) * fraction) for fraction in (validation_fraction, test_fraction))
     end = len(codes) - num_test
@@ -111,12 +114,15 @@ def _python_documentation() -> str:
     return "\n\n".join(paragraphs.values())
 
 
-def _read(path: Path | RemotePath, max_characters: int | None) -> str:
+def _read(path: Path | RemotePath, max_characters: int | None, max_bytes: int) -> str:
     """Read a text's first ``max_characters``, with line ends as newlines on every system and a newline between a folder's files."""
     pieces: list[str] = []
     left = max_characters
     for file in _files(path):
         try:
+            check_size(
+                file, max_bytes, num_bytes=sum(map(len, pieces)) + (file.stat().st_size if left is None else min(left, file.stat().st_size))
+            )
             with file.open(encoding="utf-8-sig") as lines:
                 pieces.append(lines.read(left))
         except UnicodeDecodeError as error:

@@ -82,7 +82,7 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
     ("name", "spoil", "message"),
     [
         (IMAGES, lambda content: content[:-1], "94079 bytes of data, accepted are the 94080"),
-        (IMAGES, lambda content: content + b"0", "94081 bytes of data, accepted are the 94080"),
+        (IMAGES, lambda content: content + b"0", "more bytes of data, accepted are the 94080"),
         (IMAGES, lambda content: content[:10], "accepted is an idx file"),
         (IMAGES, lambda content: b"", "begins with nothing"),
         (IMAGES, lambda content: b"\0\0\x08\x01" + content[4:], "begins with 00000801, accepted is an idx file that begins"),

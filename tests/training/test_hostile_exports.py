@@ -1,0 +1,144 @@
+"""Values of a stranger's experiment, recording or checkpoint end as values: none becomes code, a comment's next line, or a formula."""
+
+import ast
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.config.compose import Composer
+from autotune.config.experiment_file import arguments_yaml, experiment_yaml
+from autotune.config.schema import TrialConfig
+from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.measurement import PhaseClock, TrialResult
+from autotune.outcome import Outcome
+from autotune.reporting.study_files import TrialsTable
+from autotune.space import SearchSpace
+from autotune.training.checkpoint import save_state, save_weights
+from autotune.training.loop import read_progress
+from autotune.training.standalone import standalone_script
+from autotune.training.trained_model import trained_model
+from tests.fuzz import examples
+
+EVIL = "x'''\"\"\"\\\n\r\u2028import os; os.system('touch owned') #{{ 7 * 7 }}{% raw %}"
+
+
+@pytest.fixture(scope="module")
+def config() -> TrialConfig:
+    return Composer(["experiment=cnn"]).compose().trial
+
+
+def _calls(source: str) -> set[str]:
+    """Names and attributes that a program's calls begin with."""
+    return {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+
+
+def test_an_arguments_name_does_not_become_code_in_a_script(config: TrialConfig) -> None:
+    # torch.nn.Identity takes arguments of any name, so nothing before the script refuses this one
+    augmentation = {"_target_": "torch.nn.Identity", "a=__import__('os').system('touch owned'), b": 1}
+    with pytest.raises(ConfigError, match=r"augmentation: found the argument .*; accepted in a stand-alone script is the name of a Python"):
+        standalone_script(dataclasses.replace(config, augmentation=augmentation), num_threads=1)
+    with pytest.raises(ConfigError, match="found the argument 'lambda'"):
+        standalone_script(dataclasses.replace(config, augmentation={"_target_": "torch.nn.Identity", "lambda": 1}), num_threads=1)
+
+
+def test_a_comment_does_not_become_code_in_a_script(config: TrialConfig) -> None:
+    plain = standalone_script(config, num_threads=1, comments=["from a study"])
+    for comment in (EVIL, "a\rimport os", "a\nimport os", "a\x0cimport os"):
+        script = standalone_script(config, num_threads=1, comments=[comment])
+        assert ast.dump(ast.parse(script)) == ast.dump(ast.parse(plain))
+
+
+@examples(5)
+@given(st.text(max_size=30))
+def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
+    config = Composer(["experiment=cnn"]).compose().trial
+    target = dataclasses.replace(config.target, metric=text + EVIL)
+    augmentation = {"_target_": "torch.nn.Identity", "a": text + EVIL, "b": [text, {text: EVIL}]}
+    plain = standalone_script(dataclasses.replace(config, augmentation={**augmentation, "a": "a", "b": []}), num_threads=1)
+    script = standalone_script(dataclasses.replace(config, augmentation=augmentation, target=target), num_threads=1)
+    assert _calls(script) == _calls(plain)
+
+
+def test_a_comment_does_not_become_a_key_in_an_experiment() -> None:
+    text = experiment_yaml(base="cnn", base_content={}, groups={}, values={"seed": 1}, comments=["a\nallowed_targets: [os]", EVIL])
+    assert yaml.safe_load(text) == {"defaults": ["cnn", "_self_"], "seed": 1}
+
+
+def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:
+    arguments = {"lr\nother: 1": 2}
+    assert yaml.safe_load(arguments_yaml("train", arguments, study="s")) == arguments
+
+
+def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
+    space = SearchSpace.from_mapping({"name": {"type": "choice", "choices": ["=cmd|' /C calc'!A0", "plain"]}}, "")
+    result = TrialResult(
+        trial=0,
+        values={"name": "=cmd|' /C calc'!A0"},
+        overrides=(),
+        seed=0,
+        outcome=Outcome.ERRORED,
+        evaluations=(),
+        started_at=0.0,
+        stopped_at=1.0,
+        fingerprint={},
+        error='@SUM(1)*cmd|" /C calc"!A0',
+    )
+    TrialsTable(tmp_path / "trials.csv", space, [result], {})
+    row = next(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8")))
+    assert row["name"] == "'=cmd|' /C calc'!A0"
+    assert row["error"].startswith("'@SUM")
+    assert row["started_at"] == "0.0"
+
+
+STATES: list[dict[str, Any]] = [
+    {},
+    {"config": 3},
+    {"config": {}},
+    {"config": None, "evaluation": None},
+    {"config": "all", "evaluation": []},
+    {"config": "all", "evaluation": {"step": "x"}},
+]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_state_that_is_none_is_told_in_one_line(config: TrialConfig, state: dict[str, Any], tmp_path: Path) -> None:
+    save_state(tmp_path, {**state, **({"config": config.as_dict()} if state.get("config") == "all" else {})})
+    with pytest.raises(DataError) as refused:
+        read_progress(tmp_path, config, PhaseClock())
+    assert "\n" not in str(refused.value)
+
+
+MODELS: list[Any] = [
+    {},
+    {"config": 3},
+    {"config": {"model": {}, "views": {}}, "input_shape": [1], "num_classes": 2},
+    {"config": {"model": {"_target_": "os.system", "command": "touch owned"}, "views": {}}, "input_shape": [1], "num_classes": 2},
+    {
+        "config": {"model": {"_target_": "torch.nn.Linear", "in_features": 1 << 20, "out_features": 1 << 20}, "views": {}},
+        "input_shape": [1],
+        "num_classes": 2,
+    },
+    {
+        "config": {"model": {"_target_": "torch.nn.Linear", "in_features": "a", "out_features": []}, "views": {}},
+        "input_shape": 3,
+        "num_classes": 2,
+    },
+]
+
+
+@pytest.mark.parametrize("metadata", MODELS, ids=json.dumps)
+def test_a_checkpoint_makes_no_other_model_than_its_weights_and_calls_nothing(metadata: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_weights(path, {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, metadata)
+    with pytest.raises(AutotuneError) as refused:
+        trained_model(path, ())
+    assert "\n" not in str(refused.value)
+    assert not Path("owned").exists()
