@@ -1,0 +1,169 @@
+"""Does a study survive what goes wrong? ``python -m benchmarks.faults``.
+
+A study of at least 60 trainings of a tenth of a second, which are paused and gone on with, with Optuna's journal, MLflow on SQLite and a
+confirmation, meets one fault again and again while it runs, is resumed by the same command where it ended, and runs to its end without
+one. Then its records (``records.py``) are read without autotune's own code. For each row of the table:
+
+* injected: faults that met a running process of the study; only those are counted;
+* finished: trials with a result at the end;
+* lost: runs whose result stood in the storage or in ``trials.csv`` when a process of the study ended, and that the storage, MLflow,
+  ``trials.csv`` or the recording do not have at the end;
+* doubled: results that stand twice in the journal, runs that are twice in a record, and trainings of what had a result already, by the
+  diary that the trainings write;
+* disagree: contradictions of storage, ``trials.csv``, recording, MLflow and ``best.json``; runs that one of them lacks; trials that are
+  still open; trials that were charged for time they did not train, and are not marked; another outcome than the fault's;
+* leftovers: processes ten seconds after the driver's end (found by an environment variable), and at the end of the study Ray's session
+  folders, temporary files, shared memory, lock files, states, and MLflow's runs that are open;
+* seconds: the longest time from a fault to the end of the driver, or to the next training where the study goes on;
+* the line: what the driver printed last as it ended because of the fault.
+
+Exit code 0: everything is 0, every end was told in one line, in at most 30 s, and each row has as many injections as it should; 1: a list
+of what does not hold; 2: no such row. A row that this machine cannot inject (no root, no control groups, no libfaketime) does not hold.
+"""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks.faults.rows import ROWS, Row, UnavailableError
+from benchmarks.faults.study import Study
+from benchmarks.measuring import circumstances, write_result
+
+_MAX_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What one row came to."""
+
+    name: str
+    what: str
+    wanted: int
+    injected: int
+    finished: int
+    lost: Sequence[str]
+    doubled: Sequence[str]
+    disagreeing: Sequence[str]
+    leftovers: Sequence[str]
+    faults: Sequence[str]
+    """What else is wrong: tracebacks, several lines or none, too late, not to be injected here."""
+    seconds: Sequence[float]
+    lines: Sequence[str]
+    row_seconds: float
+
+    def wrong(self) -> Iterator[str]:
+        """What does not hold, a line each."""
+        if self.injected < self.wanted:
+            yield f"{self.injected} injections of {self.wanted}"
+        for kind in ("lost", "doubled", "disagreeing", "leftovers", "faults"):
+            told: Sequence[str] = getattr(self, kind)
+            yield from (f"{kind}: {line}" for line in told[:_MAX_SHOWN])
+            if len(told) > _MAX_SHOWN:
+                yield f"{kind}: {len(told) - _MAX_SHOWN} more"
+
+
+def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None) -> Found:
+    """Run one row; ``count`` and ``num_trials`` in place of the row's own."""
+    began = time.monotonic()
+    study = Study(
+        row.name,
+        row.count if count is None else min(row.count, count),
+        overrides=row.overrides,
+        part_seconds=row.part_seconds,
+        environment=row.environment,
+        outcomes=row.outcomes,
+        **({} if num_trials is None else {"num_trials": num_trials}),
+    )
+    study.tracking = f"sqlite:///{study.home / row.database}"
+    try:
+        row.inject(study)
+        study.finish()
+    except UnavailableError as error:
+        study.faults.append(f"cannot be injected here: {error}")
+    except Exception:  # noqa: BLE001  # the other rows go on
+        study.faults.append(f"the bench itself failed: {traceback.format_exc()}")
+    finally:
+        study.close()
+    return Found(
+        name=row.name,
+        what=row.what,
+        wanted=study.count,
+        injected=study.injected,
+        finished=study.finished,
+        lost=sorted(study.lost),
+        doubled=sorted(study.doubled),
+        disagreeing=sorted(study.disagreeing),
+        leftovers=sorted(study.leftovers),
+        faults=study.faults,
+        seconds=study.seconds,
+        lines=study.lines,
+        row_seconds=time.monotonic() - began,
+    )
+
+
+def _print(found: Found) -> None:
+    counts = (found.injected, found.finished, *map(len, (found.lost, found.doubled, found.disagreeing, found.leftovers)))
+    line = found.lines[-1] if found.lines else "goes on"
+    longest = max(found.seconds, default=0.0)
+    print(f"{found.name:<22}" + "".join(f"{count:>9}" for count in counts) + f"{longest:>8.1f}{found.row_seconds:>7.0f}  {line[:150]}")
+    for wrong in found.wrong():
+        print(f"    {wrong[:300]}")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the rows, print and write what they come to, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", help="only these, with commas between them")
+    parser.add_argument("--injections", type=int, help="at most so many a row")
+    parser.add_argument("--side-by-side", type=int, default=2, help="rows that run at once, except those that need the machine alone")
+    parser.add_argument("--list", action="store_true", help="print the rows and end")
+    arguments = parser.parse_args()
+    names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]
+    if unknown := set(names) - {row.name for row in ROWS}:
+        print(f"--rows: found {', '.join(sorted(unknown))}; accepted are {', '.join(row.name for row in ROWS)}", file=sys.stderr)
+        return 2
+    chosen = [row for row in ROWS if row.name in names]
+    if arguments.list:
+        for row in chosen:
+            print(f"{row.name:<22} {row.count:>3}  {row.what}")
+        return 0
+
+    started = circumstances()
+    header = ("injected", "finished", "lost", "doubled", "disagree", "left")
+    print(f"{'fault':<22}" + "".join(f"{title:>9}" for title in header) + f"{'seconds':>8}{'row':>7}  the line")
+    founds: list[Found] = []
+
+    def run(row: Row) -> None:
+        founds.append(run_row(row, count=arguments.injections))
+        _print(founds[-1])
+
+    with ThreadPoolExecutor(arguments.side_by_side) as pool:
+        list(pool.map(run, [row for row in chosen if not row.is_alone]))
+    for row in chosen:
+        if row.is_alone:
+            run(row)
+    wrong = {found.name: list(found.wrong()) for found in founds}
+    holds = not any(wrong.values())
+    path = write_result(
+        "faults",
+        started=started,
+        settings=vars(arguments),
+        result={"holds": holds, "wrong": wrong, "seconds": sum(found.row_seconds for found in founds), "rows": founds},
+    )
+    if not holds:
+        print("does not hold:\n" + "\n".join(f"  {name}: {line[:200]}" for name, lines in wrong.items() for line in lines))
+    print(f"{'holds' if holds else 'FAILS'}: nothing lost, doubled, contradicting or left behind, and one line for each end, over "
+          f"{sum(found.injected for found in founds)} faults in {len(founds)} rows")  # fmt: skip
+    print(f"written to {path}")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    sys.exit(main())

@@ -1,0 +1,445 @@
+"""The faults: a row each, whose function lets it happen to a study as often as is wanted."""
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.faults.servers import Postmaster, Proxy, mlflow_server
+from benchmarks.faults.study import MAX_SECONDS, EndedError, Session, Study
+from benchmarks.faults.training import MEMORY_GROUP
+
+STOP_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault, and what is to come of it."""
+
+    name: str
+    what: str
+    inject: Callable[[Study], None]
+    count: int = 10
+    part_seconds: float = 0.012
+    overrides: Sequence[str] = ()
+    outcomes: Collection[str] | None = None
+    """Outcomes that a trial may have in which the fault happened, if it has a result at all; None: any."""
+    is_alone: bool = False
+    """Whether no other study may run beside it, since it needs the machine's time or a server's port."""
+    environment: dict[str, str] = field(default_factory=dict)
+    database: str = "mlflow.db"
+    """MLflow's, in the study's folder."""
+
+
+# Ends of the driver, and of Ray.
+
+
+def _signal(number: signal.Signals, *, times: int = 1, to_group: bool = False) -> Callable[[Study], None]:
+    def send(session: Session) -> None:
+        for time_number in range(times):
+            if time_number:
+                time.sleep(0.5)
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if to_group else os.kill)(session.process.pid, number)
+
+    def inject(study: Study) -> None:
+        for session in study.at_random_moments():
+            session.inject(lambda session=session: send(session))
+            session.end(is_killed=number is signal.SIGKILL)
+
+    return inject
+
+
+def _ray_process(pattern: str) -> Callable[[Study], None]:
+    """Kill a process of Ray's while trials are trained."""
+
+    def inject(study: Study) -> None:
+        for session in study.while_training():
+            process = study.process(pattern)
+            if process is not None:
+                session.inject(lambda process=process: os.kill(process, signal.SIGKILL))
+                if pattern.startswith("ray::"):
+                    session.goes_on()
+                else:
+                    session.end()
+
+    return inject
+
+
+# Within a training.
+
+
+def _token(kind: str, then: Callable[[int], None] = lambda process: None) -> Callable[[Study], None]:
+    def inject(study: Study) -> None:
+        for session in study.while_training():
+            try:
+                process = study.drop_token(kind)
+            except EndedError:
+                session.end(is_timed=False)
+                continue
+            session.inject(lambda process=process: then(process))
+            session.goes_on()
+
+    return inject
+
+
+def _let_go_on(process: int) -> None:
+    time.sleep(STOP_SECONDS)
+    os.kill(process, signal.SIGCONT)
+
+
+def _with_memory_group(inject: Callable[[Study], None]) -> Callable[[Study], None]:
+    """Make a control group with 400 MiB of memory, as version 2 or 1 of control groups, while the row runs."""
+
+    def inject_within(study: Study) -> None:
+        for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+            group = Path(root) / f"autotune-faults-{os.getpid()}"
+            with contextlib.suppress(OSError):
+                group.mkdir()
+                if (group / limit).exists():
+                    break
+                group.rmdir()
+        else:
+            raise UnavailableError("no control group for memory can be made")
+        (group / limit).write_text(str(400 << 20))
+        study.environment[MEMORY_GROUP] = str(group)
+        try:
+            inject(study)
+        finally:
+            for number in (group / "cgroup.procs").read_text().split():
+                os.kill(int(number), signal.SIGKILL)
+            time.sleep(0.5)
+            group.rmdir()
+
+    return inject_within
+
+
+class UnavailableError(Exception):
+    """This machine cannot make the fault."""
+
+
+# Disks.
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path, mebibytes: int) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "faults", str(folder)], capture_output=True, check=False)
+    if done.returncode:
+        raise UnavailableError("no file system can be mounted (needs root)")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def _full_disk(name: str, mebibytes: int, seconds: float | None = None) -> Callable[[Study], None]:
+    """Fill a disk while trials are trained: for some seconds, or until the study ends in a line."""
+
+    def inject(study: Study) -> None:
+        folder = study.home / name
+        study.stack.enter_context(_small_disk(folder, mebibytes))
+        study.mend = lambda: (folder / "filler").unlink(missing_ok=True)
+        for session in study.while_training():
+            session.inject(lambda: _fill(folder))
+            if seconds is None:
+                session.end()
+            else:
+                time.sleep(seconds)
+                study.mend()
+                session.goes_on()
+
+    return inject
+
+
+# What lies on disk.
+
+
+def _torn_journal(study: Study) -> None:
+    """Kill the driver, and append half a line to the journal, as a write that was cut off leaves it."""
+    for session in study.at_random_moments():
+        os.kill(session.process.pid, signal.SIGKILL)
+        session.end(is_killed=True)
+        journal = study.folder / "study.log"
+        lines = journal.read_bytes().splitlines() if journal.is_file() else []
+        if not lines:
+            continue
+        line = study.random.choice(lines[1:] or lines)
+        with journal.open("ab") as file:
+            file.write(line[: study.random.randint(1, len(line) - 1)])
+        study.injected += 1
+        study.start().goes_on()
+
+
+def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Ways in which a file of lines is damaged anywhere but in its last line."""
+    lines = content.splitlines(keepends=True)
+    place = chance.randint(len(lines) // 3, 2 * len(lines) // 3)
+    result = next(index for index, line in enumerate(lines) if index > len(lines) // 3 and b"train_seconds" in line)
+
+    def with_line(index: int, *new: bytes) -> bytes:
+        return b"".join([*lines[:index], *new, *lines[index + 1 :]])
+
+    line = lines[result]
+    yield "garbage", with_line(place, bytes(chance.randrange(256) for _ in range(200)) + b"\n")
+    yield "zero bytes", with_line(place, bytes(len(lines[place]) - 1) + b"\n")
+    yield "a line that is deleted", with_line(result)
+    yield "a number that is changed", with_line(result, line.replace(b'"train_seconds":0.0', b'"train_seconds":0.1'))
+    yield "a letter that is changed", with_line(result, line.replace(b"metric", b"metrik", 1))
+    yield "a line that is torn", with_line(result, line[: len(line) // 2] + b"\n")
+    yield "a line that is there twice", with_line(result, line, line)
+    yield "no line", b""
+    yield "a last half that is gone", b"".join(lines[: len(lines) // 2])
+    yield "a block of zero bytes", content[: len(content) // 2] + bytes(4096) + content[len(content) // 2 + 4096 :]
+
+
+def _corrupted_journal(study: Study) -> None:
+    """Damage the journal of a study that has ended, which is then refused in a line; the journal is put back each time."""
+    study.start(more=0).end(300, is_timed=False)
+    journal, kept = study.folder / "study.log", study.home / "kept"
+    shutil.copytree(study.folder, kept)
+    for name, damaged in list(_damages(journal.read_bytes(), study.random))[: study.count]:
+        journal.write_bytes(damaged)
+        session = Session(study, study.command(study.num_trials + 10), is_other=True)
+        study.injected += 1
+        session.fault_at = time.monotonic()
+        with contextlib.suppress(EndedError):
+            session.wait_for(lambda session=session: "done" in session.out, MAX_SECONDS)
+            study.faults.append(f"{name} in the journal is not seen")
+            os.killpg(session.process.pid, signal.SIGKILL)
+        if session.end(MAX_SECONDS) == 2:
+            study.seconds.append(time.monotonic() - session.fault_at)
+            if journal.read_bytes() != damaged:
+                study.faults.append(f"{name} in the journal: it was written to although it was refused")
+        else:
+            study.faults.append(f"{name} in the journal: {study.lines[-1]}")
+        time.sleep(1)
+        for number in study.processes():
+            os.kill(number, signal.SIGKILL)
+        shutil.rmtree(study.folder)
+        shutil.copytree(kept, study.folder)
+
+
+_BREAKS: tuple[tuple[str, Callable[[Path], object]], ...] = (
+    ("half of it", lambda path: os.truncate(path, path.stat().st_size // 2)),
+    ("nothing", lambda path: os.truncate(path, 0)),
+    ("garbage", lambda path: path.write_bytes(os.urandom(path.stat().st_size))),
+    ("zero bytes", lambda path: path.write_bytes(bytes(path.stat().st_size))),
+    ("a last byte less", lambda path: os.truncate(path, path.stat().st_size - 1)),
+    ("another header", lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])),
+    ("a folder", lambda path: (path.unlink(), path.mkdir())),
+    ("text", lambda path: path.write_text("state\n")),
+    ("a bit that flipped", lambda path: path.write_bytes(_flipped(path.read_bytes()))),
+    ("no file", lambda path: path.unlink()),
+)
+
+
+def _flipped(content: bytes) -> bytes:
+    place = len(content) - 9
+    return content[:place] + bytes([content[place] ^ 0x40]) + content[place + 1 :]
+
+
+def _corrupted_states(study: Study) -> None:
+    """Interrupt the study and damage the state of each paused trial, each in another way."""
+    for _ in range(2 * study.count):
+        if study.injected >= study.count:
+            return
+        session = study.start()
+        with contextlib.suppress(EndedError):
+            session.wait_for(lambda: len(list(study.folder.glob("paused/trial-*"))) >= 3)
+            os.kill(session.process.pid, signal.SIGKILL)
+        session.end(is_killed=True)
+        states = [path for path in study.folder.glob("paused/trial-*/*") if path.is_file()]
+        for path in states:
+            _BREAKS[study.injected % len(_BREAKS)][1](path)
+            study.injected += 1
+        if states:
+            study.start().goes_on()
+
+
+def _corrupted_checkpoint(study: Study) -> None:
+    """Damage what ``autotune train`` goes on from: it is refused in a line."""
+    folder = study.home / "checkpoint"
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "train",
+        "experiment=mlp",
+        "device=cpu",
+        "target.value=0.01",
+        f"checkpoint.folder={folder}",
+    ]
+    subprocess.run(command, cwd=study.home, env=study.environment, capture_output=True, check=False, timeout=120)
+    kept = study.home / "kept"
+    shutil.copytree(folder, kept)
+    for name, damage in _BREAKS[: study.count]:
+        if name == "no file":  # that is a training that begins
+            continue
+        damage(folder / "state.safetensors")
+        session = Session(study, command, is_other=True)
+        code = session.end()
+        study.injected += 1
+        study.seconds.append(time.monotonic() - session.fault_at)
+        if code in (0, 3):
+            study.faults.append(f"{name} in place of the state is not seen")
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+
+
+def _read_only(study: Study) -> None:
+    """Start the study while its folder can only be read, in turn that of a study not yet begun and one that has ended."""
+    for number in range(study.count):
+        if number == study.count // 2:
+            study.start(more=0).end(300, is_timed=False)
+        for options in (["--bind", str(study.folder), str(study.folder)], ["-o", "remount,bind,ro", str(study.folder)]):
+            if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+                raise UnavailableError("no file system can be mounted (needs root)")
+        try:
+            session = Session(study, study.command(study.num_trials + 10), is_other=True)
+            code = session.end()
+        finally:
+            subprocess.run(["umount", "-l", str(study.folder)], check=True)
+        study.injected += 1
+        study.seconds.append(time.monotonic() - session.fault_at)
+        if code != 2:
+            study.faults.append(f"exit code {code} with a folder that can only be read")
+
+
+# The machine.
+
+
+def _second_driver(study: Study) -> None:
+    for session in study.while_training(more=400):
+        other = Session(study, session.command, is_other=True)
+        code = other.end()
+        if session.is_running:
+            study.injected += 1
+            study.seconds.append(time.monotonic() - other.fault_at)
+            if code != 2:
+                study.faults.append(f"a second driver ended with {code}")
+
+
+def _hog(study: Study) -> None:
+    def hog() -> None:
+        hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+        time.sleep(2)
+        for process in hogs:
+            process.kill()
+            process.wait()
+
+    for session in study.while_training(more=400):
+        session.inject(hog)
+        session.goes_on()
+
+
+def _clock_jumps(study: Study) -> None:
+    """Set the wall clock of all processes of the study ahead by an hour and back, in turn, by libfaketime."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if library is None:
+        raise UnavailableError("needs libfaketime (Debian: faketime)")
+    clock = study.home / "clock"
+    clock.write_text("+0")
+    study.environment |= {
+        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }  # fmt: skip
+    offsets = itertools.cycle(("+3600", "+0", "-3600", "+0"))
+    for session in study.while_training(more=400):
+        session.inject(lambda: clock.write_text(next(offsets)))
+        time.sleep(1.5)
+        session.goes_on()
+    clock.write_text("+0")
+
+
+# Stores.
+
+
+def _mlflow(mode: str, seconds: float) -> Callable[[Study], None]:
+    """Let the MLflow server be so for some seconds; only what met a request is counted."""
+
+    def inject(study: Study) -> None:
+        proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server(study.home))))
+        study.tracking = proxy.url
+        for session in study.while_training(more=400):
+            before, session.fault_at, proxy.mode = proxy.num_faults, time.monotonic(), mode
+            time.sleep(seconds)
+            proxy.mode = "pass"
+            study.injected += proxy.num_faults > before
+            session.goes_on()
+
+    return inject
+
+
+def _mlflow_away_at_start(study: Study) -> None:
+    proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server(study.home))))
+    study.tracking, proxy.mode = proxy.url, "away"
+    for _ in range(study.count):
+        before, session = proxy.num_faults, study.start()
+        code = session.end()
+        study.injected += proxy.num_faults > before
+        if code != 2:
+            study.faults.append(f"exit code {code} though the MLflow server does not answer")
+    proxy.mode = "pass"
+
+
+def _postgresql(study: Study) -> None:
+    postmaster = study.stack.enter_context(Postmaster())
+    study.storage = postmaster.new_database("studies")
+    for session in study.while_training(more=400):
+        session.inject(postmaster.restart)
+        session.goes_on()
+
+
+ROWS = (
+    Row("driver-killed", "kill -9 of the driver", _signal(signal.SIGKILL)),
+    Row("sigterm", "SIGTERM", _signal(signal.SIGTERM)),
+    Row("sighup", "SIGHUP", _signal(signal.SIGHUP)),
+    Row("ctrl-c", "Ctrl-C", _signal(signal.SIGINT, to_group=True)),
+    Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True)),
+    Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), count=5),
+    Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), count=5),
+    Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"ray::(?!IDLE)"), part_seconds=0.05),
+    Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
+    Row("training-stopped", "SIGSTOP of a training for three seconds", _token("stop", _let_go_on), overrides=["target.max_train_seconds=2"],
+        environment={"AUTOTUNE_MAX_RETAKES": "2"}, outcomes={"REACHED", "MISSED", "CAPPED", "STOPPED"}),
+    Row("hang", "a training hangs in C, with the interpreter's lock", _token("hang"), overrides=["search.trial_deadline_seconds=3"],
+        outcomes={"TIMED_OUT"}),
+    Row("memory-limit", "a training is refused memory (RLIMIT_AS)", _token("memorylimit"), outcomes={"OUT_OF_MEMORY"}),
+    Row("memory-killed", "a training is killed for its memory (control group)", _with_memory_group(_token("memorykill")),
+        outcomes={"OUT_OF_MEMORY"}),
+    Row("device-memory", "torch.OutOfMemoryError", _token("devicememory"), outcomes={"OUT_OF_MEMORY"}),
+    Row("nan", "an error that is NaN", _token("nan"), outcomes={"DIVERGED"}),
+    Row("disk-full", "no room in the study's folder", _full_disk("outputs/disk-full", 64)),
+    Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0), part_seconds=0.05,
+        database="mlflow/mlflow.db"),
+    Row("disk-full-paused", "no room for states of paused trials for 2 s", _full_disk("outputs/disk-full-paused/paused", 1, 2.0)),
+    Row("journal-torn", "a journal whose last line is torn", _torn_journal),
+    Row("journal-corrupted", "a journal that is damaged in the middle", _corrupted_journal),
+    Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02),
+    Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint),
+    Row("read-only", "a folder that can only be read", _read_only),
+    Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.05),
+    Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
+        environment={"AUTOTUNE_MAX_RETAKES": "2"}),
+    Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.05),
+    Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
+    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20), count=3, part_seconds=0.1),
+    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5), part_seconds=0.1),
+    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10), count=3, part_seconds=0.1),
+    Row("postgresql-killed", "kill -9 of PostgreSQL, and its restart", _postgresql, part_seconds=0.1),
+)  # fmt: skip
