@@ -83,6 +83,7 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
     try:
         row.inject(study)
         study.finish()
+        study.check()
     except UnavailableError as error:
         study.faults.append(f"cannot be injected here: {error}")
     except Exception:  # noqa: BLE001  # the other rows go on
@@ -136,7 +137,7 @@ def main() -> int:
 
     started = circumstances()
     header = ("injected", "finished", "lost", "doubled", "disagree", "left")
-    print(f"{'fault':<22}" + "".join(f"{title:>9}" for title in header) + f"{'seconds':>8}{'row':>7}  the line")
+    print(f"{'fault':<22}" + "".join(f"{title:>9}" for title in header) + f"{'seconds':>8}{'row':>7}  the line", flush=True)
     founds: list[Found] = []
 
     def run(row: Row) -> None:

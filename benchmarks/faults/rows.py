@@ -152,6 +152,7 @@ def _full_disk(name: str, mebibytes: int, seconds: float | None = None) -> Calla
 
     def inject(study: Study) -> None:
         folder = study.home / name
+        study.has_whole_mlflow = name != "mlflow"
         study.stack.enter_context(_small_disk(folder, mebibytes))
         study.mend = lambda: (folder / "filler").unlink(missing_ok=True)
         for session in study.while_training():
@@ -373,7 +374,7 @@ def _mlflow(mode: str, seconds: float) -> Callable[[Study], None]:
     """Let the MLflow server be so for some seconds; only what met a request is counted."""
 
     def inject(study: Study) -> None:
-        proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server(study.home))))
+        proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server())))
         study.tracking = proxy.url
         for session in study.while_training(more=400):
             before, session.fault_at, proxy.mode = proxy.num_faults, time.monotonic(), mode
@@ -386,7 +387,7 @@ def _mlflow(mode: str, seconds: float) -> Callable[[Study], None]:
 
 
 def _mlflow_away_at_start(study: Study) -> None:
-    proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server(study.home))))
+    proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server())))
     study.tracking, proxy.mode = proxy.url, "away"
     for _ in range(study.count):
         before, session = proxy.num_faults, study.start()
@@ -431,7 +432,7 @@ ROWS = (
     Row("journal-torn", "a journal whose last line is torn", _torn_journal),
     Row("journal-corrupted", "a journal that is damaged in the middle", _corrupted_journal),
     Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02),
-    Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint),
+    Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint, count=9),
     Row("read-only", "a folder that can only be read", _read_only),
     Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.05),
     Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,

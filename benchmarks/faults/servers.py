@@ -25,8 +25,9 @@ _NOT_PASSED_ON = ("transfer-encoding", "connection", "content-length")
 
 
 @contextlib.contextmanager
-def mlflow_server(home: Path) -> Iterator[int]:
+def mlflow_server() -> Iterator[int]:
     """Run an MLflow server on a database of its own, and give its port, while the context lasts."""
+    home = Path(tempfile.mkdtemp(prefix="fault-mlflow-"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,6 +50,7 @@ def mlflow_server(home: Path) -> Iterator[int]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 class Proxy:

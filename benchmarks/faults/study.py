@@ -58,7 +58,7 @@ class Study:
         num_trials: int = NUM_TRIALS,
     ) -> None:
         self.name, self.count, self.outcomes = name, count, outcomes
-        self.home = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
+        self.home = Path(tempfile.mkdtemp(prefix="fault-", dir="/tmp"))
         self.folder = self.home / "outputs" / name
         self.folder.mkdir(parents=True)
         for folder in ("r", "t", "diary/tokens", "diary/taken"):
@@ -91,6 +91,8 @@ class Study:
         self.session: Session | None = None
         self.mend: Callable[[], None] = lambda: None
         """Called before the study is resumed: ends a fault that would last."""
+        self.has_whole_mlflow = True
+        """Whether no fault keeps the study from ending its runs in MLflow's database as it ends."""
         self.stack = contextlib.ExitStack()
         """Servers and file systems that the study needs until its records have been read."""
 
@@ -139,7 +141,7 @@ class Study:
             if session.is_running:
                 yield session
 
-    def while_training(self, *, more: int = 40) -> Iterator["Session"]:
+    def while_training(self, *, more: int = 80) -> Iterator["Session"]:
         """Sessions that are training, until there were as many injections as wanted; one that goes on is given again."""
         for _ in range(3 * self.count):
             if self.injected >= self.count:
@@ -180,13 +182,19 @@ class Study:
         return int(line["pid"])
 
     def processes(self) -> dict[int, str]:
-        """The study's processes that have not ended, by id, with their command lines."""
+        """The study's processes that have not ended, by id, with their command lines.
+
+        They are known by an environment variable; those that have written their name over it, as Ray's workers do, by their open files.
+        """
         mark, found = f"{_MARK}={self.home}".encode(), {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
-                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and mark in (path / "environ").read_bytes().split(b"\0"):
+                if (path / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    continue
+                files = (str(file.readlink()) for file in (path / "fd").iterdir())
+                if mark in (path / "environ").read_bytes().split(b"\0") or any(file.startswith(f"{self.home}/") for file in files):
                     found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ").strip()[:120]
+        found.pop(os.getpid(), None)
         return found
 
     def process(self, pattern: str) -> int | None:
@@ -202,7 +210,7 @@ class Study:
             self.told |= dict(records.read_table(self.folder))
 
     def finish(self) -> None:
-        """Resume the study without a fault until it ends, then hold its records against each other and against what was ever told."""
+        """Resume the study without a fault until it ends."""
         for _ in range(3):
             if self.session is not None and self.session.is_running and self.session.is_long:
                 self.session.process.send_signal(signal.SIGINT)
@@ -212,6 +220,10 @@ class Study:
                 break
         else:
             self.faults.append(f"does not go on to its end: exit code {end}: {self.lines[-1] if self.lines else ''}")
+        self.mend()
+
+    def check(self) -> None:
+        """Hold the records of the ended study against each other, and against all that was ever told; and look for what it has left."""
         stored = records.read_storage(self.name, self.folder, self.storage)
         self.finished = len([name for name in stored.results if name.startswith("trial-")])
         others: dict[str, list[tuple[str, records.Run]]] = {}
@@ -359,6 +371,9 @@ class Session:
                 if took > MAX_SECONDS:
                     study.faults.append(f"the line came after {took:.0f} s")
             self._check_end(code)
+            if study.has_whole_mlflow and study.tracking.startswith("sqlite:"):
+                _, still_open = records.read_mlflow(study.tracking, study.name)
+                study.leftovers |= {f"MLflow run {name} was open after: {study.lines[-1][:60]}" for name in still_open}
         elif code in _ENDS and (self.err.strip() or "Traceback" in self.out):
             study.faults.append(f"said though all is well: {_last_line(self.err)}")
         self._check_processes()

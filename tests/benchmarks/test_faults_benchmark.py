@@ -1,0 +1,103 @@
+"""The fault bench: rows of its that cost little hold, and each kind of fault that it looks for is seen where there is one."""
+
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.__main__ import main, run_row
+from benchmarks.faults.rows import ROWS
+from benchmarks.faults.study import Study
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("name", "count"), [("training-killed", 2), ("ctrl-c-twice", 2)])
+def test_a_study_goes_on_after_a_fault_and_its_records_agree(name: str, count: int) -> None:
+    [row] = [row for row in ROWS if row.name == name]
+    found = run_row(row, count=count, num_trials=30)
+    assert list(found.wrong()) == []
+    assert found.injected == count
+    assert found.finished >= 30
+
+
+@pytest.fixture(scope="module")
+def ended() -> Iterator[Study]:
+    """A small study that has ended, with nothing wrong."""
+    study = Study("ended", 0, num_trials=12)
+    try:
+        study.finish()
+        study.check()
+        yield study
+    finally:
+        study.close()
+
+
+def _rewrite(path: Path, pattern: str, new: str) -> None:
+    text = path.read_text()
+    path.write_text(re.sub(pattern, new, text, count=1, flags=re.MULTILINE))
+    assert path.read_text() != text
+
+
+def _add_twice(study: Study) -> None:
+    rows = (study.folder / "trials.csv").read_text().splitlines()
+    (study.folder / "trials.csv").write_text("\n".join([*rows, rows[-1]]) + "\n")
+
+
+def _in_mlflow(study: Study, statement: str) -> None:
+    with sqlite3.connect(study.home / "mlflow.db") as database:
+        assert database.execute(statement).rowcount > 0
+
+
+def _lose_confirmation(study: Study) -> None:
+    _rewrite(study.folder / "study.log", r'^.*"autotune:confirmed:.*\n', "")
+
+
+_ONE_RUN = "where run_uuid = (select run_uuid from tags where key = 'autotune.run' and value = 'trial-3')"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tamper", "told"),
+    [
+        ("lost", lambda study: _rewrite(study.folder / "trials.csv", r"^3,.*\n", ""), "trials.csv: trial-3"),
+        ("lost", _lose_confirmation, "storage: confirm-"),
+        ("lost", lambda study: _in_mlflow(study, f"delete from tags {_ONE_RUN}"), "MLflow: trial-3"),
+        ("doubled", _add_twice, "trials.csv: trial-"),
+        ("disagreeing", lambda study: _rewrite(study.folder / "trials.csv", r"^3,[A-Z]+", "3,LOST"), "trials.csv: trial-3 is"),
+        ("disagreeing", lambda study: _rewrite(study.folder / "best.json", r'"num_trials": \d+', '"num_trials": 11'), "best.json: 11"),
+        ("disagreeing", lambda study: _in_mlflow(study, f"update metrics set step = 99 {_ONE_RUN}"), "MLflow: trial-3 is"),
+        ("disagreeing", lambda study: shutil.rmtree(study.folder / "recording"), "recording: cannot be read"),
+        ("leftovers", lambda study: _in_mlflow(study, f"update runs set status = 'RUNNING' {_ONE_RUN}"), "MLflow run trial-3 is open"),
+        ("leftovers", lambda study: (study.folder / "study.log.lock").symlink_to("study.log"), "study.log.lock"),
+    ],
+)
+def test_what_is_wrong_with_the_records_is_seen(ended: Study, kind: str, tamper: Callable[[Study], None], told: str) -> None:
+    for name in ("lost", "doubled", "disagreeing", "leftovers"):
+        getattr(ended, name).clear()
+    kept = ended.home / "kept"
+    shutil.copytree(ended.folder, kept, symlinks=True)
+    shutil.copy(ended.home / "mlflow.db", kept / "mlflow.db")
+    try:
+        tamper(ended)
+        ended.check()
+        assert any(told in line for line in getattr(ended, kind)), getattr(ended, kind)
+    finally:
+        shutil.rmtree(ended.folder)
+        (kept / "mlflow.db").replace(ended.home / "mlflow.db")
+        kept.rename(ended.folder)
+
+
+def test_an_ended_study_has_nothing_wrong(ended: Study) -> None:
+    for name in ("lost", "doubled", "disagreeing", "leftovers"):
+        getattr(ended, name).clear()
+    ended.check()
+    assert (ended.lost, ended.doubled, ended.disagreeing, ended.leftovers, ended.faults) == (set(), set(), set(), set(), [])
+
+
+def test_a_row_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["faults", "--rows", "nan,none-such"])
+    assert main() == 2
+    assert "none-such; accepted are driver-killed" in capsys.readouterr().err
