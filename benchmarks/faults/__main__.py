@@ -158,7 +158,7 @@ def main() -> int:
         result={"holds": holds, "wrong": wrong, "seconds": sum(found.row_seconds for found in founds), "rows": founds},
     )
     if not holds:
-        print("does not hold:\n" + "\n".join(f"  {name}: {line[:200]}" for name, lines in wrong.items() for line in lines))
+        print("does not hold: " + ", ".join(f"{name} ({len(lines)})" for name, lines in wrong.items() if lines))
     print(f"{'holds' if holds else 'FAILS'}: nothing lost, doubled, contradicting or left behind, and one line for each end, over "
           f"{sum(found.injected for found in founds)} faults in {len(founds)} rows")  # fmt: skip
     print(f"written to {path}")

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -199,7 +200,7 @@ def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes
     yield "garbage", with_line(place, bytes(chance.randrange(256) for _ in range(200)) + b"\n")
     yield "zero bytes", with_line(place, bytes(len(lines[place]) - 1) + b"\n")
     yield "a line that is deleted", with_line(result)
-    yield "a number that is changed", with_line(result, line.replace(b'"train_seconds":0.0', b'"train_seconds":0.1'))
+    yield "a number that is changed", with_line(result, re.sub(rb'(?<="train_seconds":0\.)\d', _other_digit, line, count=1))
     yield "a letter that is changed", with_line(result, line.replace(b"metric", b"metrik", 1))
     yield "a line that is torn", with_line(result, line[: len(line) // 2] + b"\n")
     yield "a line that is there twice", with_line(result, line, line)
@@ -208,12 +209,17 @@ def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes
     yield "a block of zero bytes", content[: len(content) // 2] + bytes(4096) + content[len(content) // 2 + 4096 :]
 
 
+def _other_digit(found: re.Match[bytes]) -> bytes:
+    return b"%d" % ((int(found[0]) + 1) % 10)
+
+
 def _corrupted_journal(study: Study) -> None:
     """Damage the journal of a study that has ended, which is then refused in a line; the journal is put back each time."""
     study.start(more=0).end(300, is_timed=False)
     journal, kept = study.folder / "study.log", study.home / "kept"
     shutil.copytree(study.folder, kept)
     for name, damaged in list(_damages(journal.read_bytes(), study.random))[: study.count]:
+        assert damaged != journal.read_bytes(), name
         journal.write_bytes(damaged)
         session = Session(study, study.command(study.num_trials + 10), is_other=True)
         study.injected += 1
