@@ -4,9 +4,11 @@ The records are the storage (by Optuna), ``trials.csv``, ``recording/`` (by PyAr
 named as MLflow's tag ``autotune.run`` names it: ``trial-7``, ``confirm-7-0``.
 """
 
+import contextlib
 import csv
 import json
 import math
+import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,6 +148,18 @@ def read_mlflow(uri: str, study: str) -> tuple[list[tuple[str, Run]], list[str]]
             steps = len({each.step for each in history})
             runs.append((tags["autotune.run"], Run(tags["autotune.outcome"], int(tags["autotune.seed"]), steps, metric)))
     return runs, still_open
+
+
+def open_runs(database: Path) -> list[str]:
+    """Names of the runs that are open in MLflow's SQLite database, which is not made where it is not there, nor brought up to date."""
+    if not database.is_file():
+        return []
+    query = "select name from runs where status in ('RUNNING', 'SCHEDULED')"
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return [name for (name,) in connection.execute(query)]
+    except sqlite3.OperationalError:  # killed as it made its tables
+        return []
 
 
 def read_best(folder: Path, stored: Stored) -> Iterator[str]:

@@ -371,8 +371,8 @@ class Session:
                 if took > MAX_SECONDS:
                     study.faults.append(f"the line came after {took:.0f} s")
             self._check_end(code)
-            if study.has_whole_mlflow and study.tracking.startswith("sqlite:"):
-                _, still_open = records.read_mlflow(study.tracking, study.name)
+            if study.has_whole_mlflow:
+                still_open = records.open_runs(study.home / "mlflow.db")
                 study.leftovers |= {f"MLflow run {name} was open after: {study.lines[-1][:60]}" for name in still_open}
         elif code in _ENDS and (self.err.strip() or "Traceback" in self.out):
             study.faults.append(f"said though all is well: {_last_line(self.err)}")
