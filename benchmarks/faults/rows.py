@@ -67,7 +67,7 @@ def _ray_process(pattern: str) -> Callable[[Study], None]:
             process = study.process(pattern)
             if process is not None:
                 session.inject(lambda process=process: os.kill(process, signal.SIGKILL))
-                if pattern.startswith("ray::"):
+                if "TrialWorker" in pattern:
                     session.goes_on()
                 else:
                     session.end()
@@ -420,7 +420,7 @@ ROWS = (
     Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True)),
     Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), count=5),
     Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), count=5),
-    Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"ray::(?!IDLE)"), part_seconds=0.05),
+    Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05),
     Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
     Row("training-stopped", "SIGSTOP of a training for three seconds", _token("stop", _let_go_on), overrides=["target.max_train_seconds=2"],
         environment={"AUTOTUNE_MAX_RETAKES": "2"}, outcomes={"REACHED", "MISSED", "CAPPED", "STOPPED"}),
