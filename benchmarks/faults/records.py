@@ -232,14 +232,15 @@ def stolen(stored: Stored, diary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def unexpected(stored: Stored, diary: Sequence[Mapping[str, Any]], outcomes: Collection[str] | None) -> Iterator[str]:
-    """Tell which trials have another outcome than a fault within them may have, or neither a result nor a trial in their place."""
+    """Tell which trials, unmarked, have another outcome than a fault in them may have, or neither a result nor a trial in their place."""
     failed = {point_of(line) for line in diary if line["event"] == "fault"}
     by_point = {stored.point(name): name for name in stored.results}
     values = {point[1:] for point in by_point}
     for point in failed if outcomes is not None else ():
         if point in by_point:
-            outcome = stored.results[by_point[point]]["outcome"]
-            if outcome not in outcomes:
+            result = stored.results[by_point[point]]
+            outcome = result["outcome"]
+            if outcome not in outcomes and result["contention"] is None:
                 yield f"{by_point[point]} is {outcome} after the fault, expected is {' or '.join(sorted(outcomes))}"
         elif point[1:] not in values:
             yield f"the trial of {point} has no result, and none is in its place"

@@ -15,7 +15,7 @@ from benchmarks.faults.study import Study
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("name", "count"), [("training-killed", 2), ("ctrl-c-twice", 2)])
+@pytest.mark.parametrize(("name", "count"), [("training-killed", 2), ("ctrl-c-twice", 1)])
 def test_a_study_goes_on_after_a_fault_and_its_records_agree(name: str, count: int) -> None:
     [row] = [row for row in ROWS if row.name == name]
     found = run_row(row, count=count, num_trials=30)
@@ -68,7 +68,7 @@ _ONE_RUN = "where run_uuid = (select run_uuid from tags where key = 'autotune.ru
         ("doubled", _add_twice, "trials.csv: trial-"),
         ("disagreeing", lambda study: _rewrite(study.folder / "trials.csv", r"^3,[A-Z]+", "3,LOST"), "trials.csv: trial-3 is"),
         ("disagreeing", lambda study: _rewrite(study.folder / "best.json", r'"num_trials": \d+', '"num_trials": 11'), "best.json: 11"),
-        ("disagreeing", lambda study: _in_mlflow(study, f"update metrics set step = 99 {_ONE_RUN}"), "MLflow: trial-3 is"),
+        ("disagreeing", lambda study: _in_mlflow(study, f"delete from metrics {_ONE_RUN}"), "MLflow: trial-3 is"),
         ("disagreeing", lambda study: shutil.rmtree(study.folder / "recording"), "recording: cannot be read"),
         ("leftovers", lambda study: _in_mlflow(study, f"update runs set status = 'RUNNING' {_ONE_RUN}"), "MLflow run trial-3 is open"),
         ("leftovers", lambda study: (study.folder / "study.log.lock").symlink_to("study.log"), "study.log.lock"),
