@@ -102,7 +102,7 @@ def _with_memory_group(inject: Callable[[Study], None]) -> Callable[[Study], Non
 
     def inject_within(study: Study) -> None:
         for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-            group = Path(root) / f"autotune-faults-{os.getpid()}"
+            group = Path(root) / f"autotune-{study.home.name}"
             with contextlib.suppress(OSError):
                 group.mkdir()
                 if (group / limit).exists():
