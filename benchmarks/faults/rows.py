@@ -184,7 +184,7 @@ def _torn_journal(study: Study) -> None:
         with journal.open("ab") as file:
             file.write(line[: study.random.randint(1, len(line) - 1)])
         study.injected += 1
-        study.start().goes_on()
+        study.start().goes_on(is_start=True)
 
 
 def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes]]:
@@ -275,7 +275,7 @@ def _corrupted_states(study: Study) -> None:
             _BREAKS[study.injected % len(_BREAKS)][1](path)
             study.injected += 1
         if states:
-            study.start().goes_on()
+            study.start().goes_on(is_start=True)
 
 
 def _corrupted_checkpoint(study: Study) -> None:
