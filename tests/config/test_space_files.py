@@ -138,7 +138,7 @@ def test_an_empty_file_varies_nothing(write_space: WriteSpace) -> None:
         ("? [1, 2]\n: [3]\n", "{path} line 1: found unhashable key"),
         ("? {a: 1}\n: [3]\n", "{path} line 1: found unhashable key"),
         (b"\xff\xfe\x00", "{path}: is not text; accepted is YAML in UTF-8"),
-        ("- epochs\n", "{path}: the file: found ['epochs'], accepted is a mapping from config key to domain"),
+        ("- epochs\n", "{path}: found a list, accepted is a mapping from config key to domain"),
         ("epochs: {type: int, low: 9, high: 3}\n", "{path}: epochs: low 9 is above high 3; accepted is low <= high"),
         (
             "search.num_trials: [1, 2]\n",

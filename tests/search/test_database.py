@@ -159,7 +159,7 @@ def test_one_that_stays_away_is_one_line_with_the_command_that_goes_on(
     server.kill()
     try:
         with (
-            pytest.raises(StudyError, match=r"went away .*goes on with: python -m autotune x") as caught,
+            pytest.raises(StudyError, match=r"search.storage: .*goes on with: python -m autotune x") as caught,
             told_storage_errors("python -m autotune x"),
         ):
             study.set_user_attr("after", 2)
