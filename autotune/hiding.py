@@ -155,6 +155,8 @@ def _end_of_password(text: str, start: int, quote: str | None) -> int:
 
 def _hide_value(found: "re.Match[str]") -> str:
     value = found["value"]
+    if found["sep"].endswith(": ") and found.string[: found.start()].endswith("/"):
+        return found[0]  # the end of a path, and what is said of it
     quote = value[0] if value[0] in "\"'" and value[-1] == value[0] and len(value) > 1 else ""
     if _SHORT.match(found["name"]) and (len(value) - 2 * len(quote) < _SHORTEST or value.strip("\"'").replace(".", "").isdecimal()):
         return found[0]

@@ -109,13 +109,9 @@ def test_what_cannot_be_written_is_named_in_one_line(tmp_path: Path, prepare: Ca
         replace_file(path, "{}")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) -> None:
     check_writable(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    os.chown(tmp_path, 4711, -1)
-    with pytest.raises(FileError, match=rf"^{tmp_path}: belongs to another user \(number 4711, this one is 0\)"):
-        check_writable(tmp_path)
 
 
 def test_a_format_of_the_future_is_refused_and_one_without_number_is_the_first() -> None:

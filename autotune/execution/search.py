@@ -146,9 +146,11 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
 def _forget_ended(tune_controller: Any) -> None:
     """Let go of trials that have ended: Ray keeps every trial with its task, and writes all of them when the search ends."""
     trials = tune_controller.get_trials()
+    controller = getattr(tune_controller, "_tune_controller", tune_controller)  # without its wrapper for schedulers, which warns
+    to_write: set[Any] = getattr(controller, "_trials_to_cache", set())
     for trial in [trial for trial in trials[1:] if trial.is_finished()]:
         trials.remove(trial)
-        getattr(tune_controller, "_trials_to_cache", set()).discard(trial)
+        to_write.discard(trial)
 
 
 def _death_reason(trial: Any) -> str:

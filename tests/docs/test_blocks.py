@@ -19,10 +19,17 @@ from autotune.export import ExportKeys
 from autotune.record import RecordKeys
 from autotune.replay.__main__ import ReplayKeys
 from autotune.report_command import ReportKeys
+from autotune.verify import VerifyKeys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_OWN_KEYS: dict[str, type[Any]] = {"export": ExportKeys, "record": RecordKeys, "replay": ReplayKeys, "report": ReportKeys}
+_OWN_KEYS: dict[str, type[Any]] = {
+    "export": ExportKeys,
+    "record": RecordKeys,
+    "replay": ReplayKeys,
+    "report": ReportKeys,
+    "verify": VerifyKeys,
+}
 """Keys of the commands that compose no configuration."""
 _MADE_ELSEWHERE = {"<study>": "study", "s3://bucket/cifar10": "cifar10", "s3://bucket/run1": "run1", "cnn-20261120-101500": "study"}
 """What stands in the pages for something that is not there, and what the tests take for it."""
@@ -63,6 +70,8 @@ def test_autotune_takes_every_command(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
+    if arguments[:2] == ("record", "--push"):  # it takes the arguments of the study itself
+        arguments = arguments[2:]
     if arguments == ("--help",):
         with pytest.raises(SystemExit) as ended:
             autotune_command(arguments)
@@ -77,7 +86,7 @@ def test_autotune_takes_every_command(
 
 def test_there_are_commands_of_every_kind() -> None:
     assert {arguments[0] for _, arguments in commands() if "=" not in arguments[0]} >= {
-        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay", "report"
+        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay", "report", "verify"
     }  # fmt: skip
     assert len(commands()) > 30
 

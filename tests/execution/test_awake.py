@@ -56,6 +56,8 @@ def test_they_are_kept_awake_while_ray_runs_on_a_machine_without_a_gpu(
     cpus: list[int], monkeypatch: pytest.MonkeyPatch, settings: list[str], num_gpus: int, is_awake: bool
 ) -> None:
     monkeypatch.setattr("ray.init", lambda **options: None)
+    monkeypatch.setattr(cluster.LocalRay, "start", lambda self, **options: None)
+    monkeypatch.setattr(cluster, "_RunningCluster", lambda: None)
     monkeypatch.setattr("ray.shutdown", lambda: None)
     monkeypatch.setattr(cluster, "_check_answers", lambda *arguments: None)
     monkeypatch.setattr(cluster, "_machines", lambda kind: [{"CPU": 2.0, "GPU": float(num_gpus)}])

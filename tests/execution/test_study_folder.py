@@ -69,12 +69,6 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert "whole/autotune.log: found a pipe, accepted is a file" in _refused(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
-def test_a_folder_that_another_user_made_before_is_refused(tmp_path: Path) -> None:
-    os.chown(tmp_path, 4711, -1)
-    assert "whole: belongs to another user (number 4711, this one is 0)" in _refused(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [

@@ -154,7 +154,7 @@ def test_a_recording_that_is_broken_says_where(folder: Path) -> None:
     for name, content, message in (
         ("study.yaml", b"mode: max\n", "DIR/study.yaml: has no metric; accepted are metric, target, mode, max_train_seconds"),
         ("study.yaml", good["study.yaml"].replace(b"max\n", b"up\n"), "DIR/study.yaml: mode: found 'up', accepted are max, min"),
-        ("study.yaml", b"[", "DIR/study.yaml: cannot be read: while parsing"),
+        ("study.yaml", b"[", "DIR/study.yaml line 1: expected the node content"),
         ("space.yaml", b"lr: {type: float}\n", "DIR/space.yaml: lr: low is missing"),
         ("space.yaml", b"size: [1, 2]\n", "DIR/trials.parquet: trial 0: has no size"),
         ("space.yaml", b"kind: [a, c]\n", "DIR/trials.parquet: trial 1: kind: found 'b', accepted is a value of the space"),

@@ -159,7 +159,7 @@ def test_a_disk_that_takes_nothing_does_not_end_a_study_and_resuming_writes_what
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", refuse)
+        full.setattr("autotune.tracking.wandb_tracker.replace_file", refuse)
         tell(tracker, runs[1])
         full.setattr(wandb, "init", refuse)
         tell(tracker, runs[2])

@@ -36,17 +36,18 @@ def config() -> TrialConfig:
 
 
 def _calls(source: str) -> set[str]:
-    """Names and attributes that a program's calls begin with."""
-    return {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+    """Names of what a program calls."""
+    called = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return {node.attr if isinstance(node, ast.Attribute) else ast.unparse(node) for node in called}
 
 
 def test_an_arguments_name_does_not_become_code_in_a_script(config: TrialConfig) -> None:
     # torch.nn.Identity takes arguments of any name, so nothing before the script refuses this one
-    augmentation = {"_target_": "torch.nn.Identity", "a=__import__('os').system('touch owned'), b": 1}
-    with pytest.raises(ConfigError, match=r"augmentation: found the argument .*; accepted in a stand-alone script is the name of a Python"):
-        standalone_script(dataclasses.replace(config, augmentation=augmentation), num_threads=1)
+    model = {"_target_": "torch.nn.Identity", "a=__import__('os').system('touch owned'), b": 1}
+    with pytest.raises(ConfigError, match=r"model: found the argument .*; accepted in a stand-alone script is the name of a Python"):
+        standalone_script(dataclasses.replace(config, model=model), num_threads=1)
     with pytest.raises(ConfigError, match="found the argument 'lambda'"):
-        standalone_script(dataclasses.replace(config, augmentation={"_target_": "torch.nn.Identity", "lambda": 1}), num_threads=1)
+        standalone_script(dataclasses.replace(config, model={"_target_": "torch.nn.Identity", "lambda": 1}), num_threads=1)
 
 
 def test_a_comment_does_not_become_code_in_a_script(config: TrialConfig) -> None:
@@ -61,9 +62,9 @@ def test_a_comment_does_not_become_code_in_a_script(config: TrialConfig) -> None
 def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
     config = Composer(["experiment=cnn"]).compose().trial
     target = dataclasses.replace(config.target, metric=text + EVIL)
-    augmentation = {"_target_": "torch.nn.Identity", "a": text + EVIL, "b": [text, {text: EVIL}]}
-    plain = standalone_script(dataclasses.replace(config, augmentation={**augmentation, "a": "a", "b": []}), num_threads=1)
-    script = standalone_script(dataclasses.replace(config, augmentation=augmentation, target=target), num_threads=1)
+    model = {"_target_": "torch.nn.Identity", "a": text + EVIL, "b": [text, {text: EVIL}]}
+    plain = standalone_script(dataclasses.replace(config, model={**model, "a": "a", "b": []}), num_threads=1)
+    script = standalone_script(dataclasses.replace(config, model=model, target=target), num_threads=1)
     assert _calls(script) == _calls(plain)
 
 
@@ -92,7 +93,7 @@ def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
         error='@SUM(1)*cmd|" /C calc"!A0',
     )
     TrialsTable(tmp_path / "trials.csv", space, [result], {})
-    row = next(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8")))
+    (row,) = csv.DictReader((tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines())
     assert row["name"] == "'=cmd|' /C calc'!A0"
     assert row["error"].startswith("'@SUM")
     assert row["started_at"] == "0.0"
