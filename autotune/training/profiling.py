@@ -5,6 +5,7 @@ not saved.
 """
 
 import inspect
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -122,8 +123,9 @@ def _profiled(work: Callable[[], None], device: torch.device, trace: Path | None
         work()
     if trace is not None:
         make_folder(trace.parent)
-        with replacing(trace) as part:
-            profiler.export_chrome_trace(str(part))
+        with tempfile.TemporaryDirectory() as folder, replacing(trace) as part:
+            profiler.export_chrome_trace(str(made := Path(folder) / trace.name))  # which replaces the file
+            shutil.copyfile(made, part)
 
 
 def _times_with_stacks(steps: _Steps, device: torch.device) -> StepTimes:

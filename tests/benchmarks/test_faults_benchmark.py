@@ -86,7 +86,8 @@ def test_what_is_wrong_with_the_records_is_seen(ended: Study, kind: str, tamper:
         assert any(told in line for line in getattr(ended, kind)), getattr(ended, kind)
     finally:
         shutil.rmtree(ended.folder)
-        (kept / "mlflow.db").replace(ended.home / "mlflow.db")
+        shutil.copyfile(kept / "mlflow.db", ended.home / "mlflow.db")  # in place: a client keeps the file open
+        (kept / "mlflow.db").unlink()
         kept.rename(ended.folder)
 
 

@@ -119,7 +119,7 @@ def test_actors_of_other_sizes_stay_while_they_fit_and_make_room(processes: Fres
 
 def test_a_process_that_is_killed_is_told_and_the_next_run_trains(processes: FreshProcesses, make_run: Any) -> None:
     killed = train(processes, make_run("kills"))
-    assert (killed.outcome, killed.error) == (Outcome.ERRORED, "the worker died: it was ended by SIGKILL")
+    assert (killed.outcome, killed.error) == (Outcome.LOST, "the worker died: it was ended by SIGKILL")
     assert train(processes, make_run("works")).outcome is Outcome.REACHED
 
 

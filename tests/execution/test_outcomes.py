@@ -110,7 +110,7 @@ defaults:
   - override /model: odd
 model: {mode: bug}
 search_space: [{optimizer.lr: {type: float, low: 1e-3, high: 1e-1, log: true}}]
-search: {max_concurrent_trials: 1, storage: "sqlite:///wrong.db"}
+search: {max_concurrent_trials: 1}
 study: {name: wrong}
 """
     )
@@ -124,7 +124,8 @@ def studies(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for experiment, folder in folders.items():
         _write_user_files(folder)
         arguments = (f"experiment={experiment}", "--config-dir", "my_conf", "allowed_targets=[odd_models]")
-        started[experiment] = commands.start(*arguments, folder=folder)
+        storage = ("search.storage=sqlite:///wrong.db",) if experiment == "wrong" else ()
+        started[experiment] = commands.start(*arguments, *storage, folder=folder)
     return {experiment: Study(folders[experiment], exit_code(process)) for experiment, process in started.items()}
 
 
@@ -172,7 +173,7 @@ def test_an_end_without_a_result_says_what_happened(trials: dict[int, Any], odd:
     errors = {result.values["model.mode"]: result.error for result, _ in trials.values()}
     assert errors["works"] is None
     assert "Tried to allocate 20.00 GiB" in errors["out_of_memory"]
-    assert f"not ended after {_DEADLINE_SECONDS} s" in errors["hangs"]
+    assert "not ended at its deadline" in errors["hangs"]
     assert "in wait_for_what_never_comes" in errors["hangs"]
     assert errors["aborts"].startswith("the worker died")
     assert "SIGABRT" in errors["aborts"] or "connection error code" in errors["aborts"] or "unexpectedly" in errors["aborts"]

@@ -149,8 +149,9 @@ def test_a_driver_that_is_killed_leaves_no_ray(commands: Commands, ray_folder: P
 
 def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(commands: Commands, tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    address = cluster.address
     try:
-        study = commands.start(*_STUDY, "search.num_trials=1000", f"cluster.address={cluster.address}", folder=tmp_path)
+        study = commands.start(*_STUDY, "search.num_trials=1000", f"cluster.address={address}", folder=tmp_path)
         wait_until(lambda: len(_rows(tmp_path)) >= 2, process=study, said=(tmp_path / "err.txt").read_text)
         head = cluster.head_node.all_processes["gcs_server"][0].process
         began_at = time.monotonic()
@@ -160,7 +161,7 @@ def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(commands: Co
     finally:
         cluster.shutdown()
     said = (tmp_path / "err.txt").read_text()
-    assert said.startswith(f"autotune: cluster.address: {cluster.address}: Ray is gone: its head does not answer (Connection refused); ")
+    assert said.startswith(f"autotune: cluster.address: {address}: Ray is gone: its head does not answer (Connection refused); ")
     assert said.count("\n") == 1
     assert "RUNNING" not in _statuses(tmp_path)
     assert {row["outcome"] for row in _rows(tmp_path)} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
