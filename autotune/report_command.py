@@ -58,6 +58,8 @@ def write_study_report(folder: Path, output: Path | None = None) -> Path:
     Raises:
         StudyError: the folder has no study that has ended, or one of its files cannot be read.
     """
+    from jinja2 import TemplateError  # noqa: PLC0415  # after --help
+
     from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # after --help
     from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly
     from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
@@ -65,7 +67,17 @@ def write_study_report(folder: Path, output: Path | None = None) -> Path:
     study = read_concluded_study(folder)
     try:
         return write_report(study, time_effects(study.recording), output)
-    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error, yaml.YAMLError) as error:
+    except (
+        OSError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        csv.Error,
+        yaml.YAMLError,
+        TemplateError,
+    ) as error:
         # files that someone changed, in one of the many ways that their readers do not look for
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise StudyError(

@@ -222,7 +222,8 @@ def test_a_run_beside_other_programs_is_taken_again_and_marked(
     starts: list[None] = []
     run = make_run("computes", on_start=lambda: starts.append(None))
     run = replace(run, task=replace(run.task, driver=("elsewhere", 1)))  # else this process and all that it starts were the study's own
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    command = [sys.executable, "-c", "while True: pass"]  # each in a session of its own: the kernel may share CPUs among sessions
+    hogs = [subprocess.Popen(command, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
     try:
         result = train(processes, run)
     finally:
