@@ -154,7 +154,7 @@ def read_range(domain: Mapping[Any, Any]) -> Range:
     """
     kind = domain.get("type")
     if kind not in _KINDS:
-        raise ValueError(f"type: found {kind!r}, accepted are float, int, power_of_two, choice")
+        raise ValueError(f"type: found {short(kind)}, accepted are float, int, power_of_two, choice")
     made = _KINDS[kind]
     check_fields(domain, [entry.name for entry in fields(made)])
     for bound in ("low", "high"):
@@ -187,23 +187,32 @@ def log2_name(name: str) -> str:
     return f"{branch}{slash}log2({key})"
 
 
+def short(value: Any) -> str:
+    """A value as a message shows it: what comes from a file may be long."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+_MAX_SHOWN = 200
+
+
 def _number(kind: str, key: str, value: Any) -> Any:
     """Value of a domain's field in the type that its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
     if key == "log":
         if not isinstance(value, bool):
-            raise ValueError(f"log: found {value!r}, accepted is true or false")
+            raise ValueError(f"log: found {short(value)}, accepted is true or false")
         return value
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
-            raise ValueError(f"{key}: found {value!r}, accepted is a number") from None
+            raise ValueError(f"{key}: found {short(value)}, accepted is a number") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key}: found {value!r}, accepted is a number")
+        raise ValueError(f"{key}: found {short(value)}, accepted is a number")
     if kind == "float":
         return float(value)
     if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{key}: found {value!r}, accepted is a whole number")
+        raise ValueError(f"{key}: found {short(value)}, accepted is a whole number")
     return int(value)
 
 

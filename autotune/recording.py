@@ -18,7 +18,6 @@ are recorded, it is that of the evaluation that REACHED the target.
 
 import math
 import os
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.ranges import Float, Int, PowerOfTwo
+from autotune.ranges import Float, Int, PowerOfTwo, short
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 from autotune.yaml_files import read_yaml
 
@@ -178,7 +177,7 @@ def _outcome(value: Any, where: str) -> Outcome | None:
     try:
         return None if value is None else Outcome[value]
     except KeyError as error:
-        raise DataError(f"{where}: found outcome {_short(value)}, accepted are {', '.join(Outcome)}") from error
+        raise DataError(f"{where}: found outcome {short(value)}, accepted are {', '.join(Outcome)}") from error
 
 
 def target_of(study: Mapping[str, Any], where: str) -> Target:
@@ -192,7 +191,7 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
     if missing:
         raise DataError(f"{where}: has no {missing[0]}; accepted are {', '.join(names.values())}")
     if study["mode"] not in ("max", "min"):
-        raise DataError(f"{where}: mode: found {_short(study['mode'])}, accepted are max, min")
+        raise DataError(f"{where}: mode: found {short(study['mode'])}, accepted are max, min")
     try:
         numbers = {field: float(study[names[field]]) for field in ("value", "max_train_seconds")}
     except (TypeError, ValueError) as error:
@@ -207,7 +206,7 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     except ConfigError as error:
         raise DataError(str(error)) from error
     if not isinstance(content, Mapping):
-        raise DataError(f"{path}: found {_short(content)}, accepted is a mapping")
+        raise DataError(f"{path}: found {short(content)}, accepted is a mapping")
     return content
 
 
@@ -259,7 +258,7 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
         if isinstance(parameter, Float):
             return float(value)
         return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
-    raise DataError(f"{where}: found {_short(found)}, accepted is a value of the space")
+    raise DataError(f"{where}: found {short(found)}, accepted is a value of the space")
 
 
 def target_fields(target: Target) -> dict[str, Any]:
@@ -336,7 +335,7 @@ def differences(found: Path, expected: Path) -> Iterator[str]:
         one, other = ({FORMAT_KEY: 1, **content} for content in contents)
         for key in dict.fromkeys([*other, *one]):
             if one.get(key) != other.get(key):
-                yield f"{name}: {key}: found {_short(one.get(key))}, expected {_short(other.get(key))}"
+                yield f"{name}: {key}: found {short(one.get(key))}, expected {short(other.get(key))}"
     for name, keys in (("trials.parquet", ("trial",)), ("curves.parquet", ("trial", "step"))):
         rows = [_rows(_read_table(folder / name, keys), keys) for folder in (found, expected)]
         for place in dict.fromkeys([*rows[1], *rows[0]]):
@@ -347,7 +346,7 @@ def differences(found: Path, expected: Path) -> Iterator[str]:
                 continue
             for column in dict.fromkeys([*wanted, *row]):
                 if row.get(column) != wanted.get(column):
-                    yield f"{name}: {shown}: {column}: found {_short(row.get(column))}, expected {_short(wanted.get(column))}"
+                    yield f"{name}: {shown}: {column}: found {short(row.get(column))}, expected {short(wanted.get(column))}"
 
 
 def _rows(table: Mapping[str, list[Any]], keys: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -361,11 +360,6 @@ def _rows(table: Mapping[str, list[Any]], keys: Sequence[str]) -> dict[tuple[Any
             count += 1
         rows[*place, count] = row
     return rows
-
-
-def _short(value: Any) -> str:
-    text = reprlib.repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) -> float | None:

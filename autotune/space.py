@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Self, TypeAlias
 
 from autotune.errors import SearchSpaceError
-from autotune.ranges import Float, Int, PowerOfTwo, Scalar, SuggestsValues, check_fields, log2_name, range_domain, read_range
+from autotune.ranges import Float, Int, PowerOfTwo, Scalar, SuggestsValues, check_fields, log2_name, range_domain, read_range, short
 
 Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
 
@@ -131,7 +131,9 @@ class SearchSpace:
             SearchSpaceError: a key or domain is wrong; names the file, the key, what was found and what is accepted.
         """
         if not isinstance(mapping, Mapping):
-            raise SearchSpaceError(f"{source}: {where or 'the file'}: found {mapping!r}, accepted is a mapping from config key to domain")
+            raise SearchSpaceError(
+                f"{source}: {where or 'the file'}: found {short(mapping)}, accepted is a mapping from config key to domain"
+            )
         parameters: dict[str, Parameter] = {}
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
@@ -326,7 +328,7 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
         return Choice(options=tuple((value, SearchSpace()) for value in domain))
     if not isinstance(domain, Mapping):
-        raise ValueError(f"found {domain!r}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
+        raise ValueError(f"found {short(domain)}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
     if domain.get("type") == "choice":
         return _choice(domain, source, name)
     return read_range(domain)
@@ -344,4 +346,4 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
         )
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
-    raise ValueError(f"choices: found {choices!r}, accepted is a list of values or a mapping from value to what opens beneath it")
+    raise ValueError(f"choices: found {short(choices)}, accepted is a list of values or a mapping from value to what opens beneath it")

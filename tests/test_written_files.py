@@ -24,6 +24,7 @@ EXCEPTIONS = {
     "autotune/remote/mirror.py": "a probe in a temporary folder of its own",
     "autotune/tracking/mlflow_runs.py": "a temporary folder that MLflow copies from",
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",
+    "autotune/training/profiling.py": "a temporary folder that torch's profiler writes to",
     "autotune/execution/local_ray.py": "a lock in a folder of Ray's own",
     "autotune/execution/interrupt.py": "/dev/null in place of a terminal that is gone",
 }

@@ -119,10 +119,12 @@ class TrackerProcess:
                 process_group=0,  # Ctrl-C is for the driver
             )
         self.connection = Connection(ours.detach())
+        self._closing = threading.Lock()
 
     def wait(self) -> None:
-        """Close the connection and wait until the process has ended."""
-        self.connection.close()
+        """Close the connection and wait until the process has ended; several threads may."""
+        with self._closing:
+            self.connection.close()
         self._process.wait()
 
     def kill(self) -> None:
@@ -347,8 +349,11 @@ class BackgroundTracker:
 
     def _send_opening(self, opening: TrackerOpening, connection: Connection) -> None:
         finished = Spool(self._spool_folder)
-        for run in opening.finished:
-            finished.append(run)
+        try:
+            for run in opening.finished:
+                finished.append(run)
+        except OSError as error:
+            raise ConfigError(f"tracking: {self._spool_folder}: cannot be written: {error.strerror}") from error
         connection.send(replace(opening, finished=()))
         assert self._spool is not None, "it is closed by this thread"
         for spool in (finished, self._spool):
