@@ -3,7 +3,6 @@
 Everything that autotune writes goes through this module; ``tests/test_written_files.py`` walks the source and says so where it does not.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -67,7 +66,7 @@ def replacing(path: Path) -> Iterator[Path]:
             yield part
             os.fsync(descriptor)
             if not os.path.samestat(os.fstat(descriptor), part.lstat()):
-                raise FileExistsError(errno.EEXIST, "another process writes it too", str(path))
+                raise FileExistsError("another process writes it too")
             part.replace(path)
         finally:
             os.close(descriptor)
@@ -190,5 +189,6 @@ def _flush_names(folder: Path) -> None:
 
 
 def _cannot_be_written(path: Path, error: OSError) -> FileError:
-    reason = error.strerror or (os.strerror(error.errno) if error.errno else " ".join(str(error).split()) or type(error).__name__)
+    # The system's own words first: pyarrow puts a sentence of its own, with the number in it, into `strerror`.
+    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split()) or type(error).__name__
     return FileError(f"{path}: cannot be written: {reason}")

@@ -1,5 +1,6 @@
 """Files written whole or not at all, never through a link, and with the number of their format."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,12 @@ def test_what_cannot_be_written_is_named_in_one_line(tmp_path: Path, prepare: Ca
     prepare(path)
     with pytest.raises(FileError, match=rf"^{path}: cannot be written: {said}$"):
         replace_file(path, "{}")
+
+
+def test_a_library_s_own_words_do_not_replace_the_system_s(tmp_path: Path) -> None:
+    path = tmp_path / "curves.parquet"
+    with pytest.raises(FileError, match=rf"^{path}: cannot be written: No space left on device$"), replacing(path):
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
 
 
 def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) -> None:
