@@ -25,6 +25,7 @@ import yaml
 from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.errors import ConfigError, FileError, StudyError, WorkerError
 from autotune.files import make_folder, replace_file
+from autotune.remote.url import user_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +172,7 @@ class TuneResult:
             raise StudyError(f"study {self.name} has nothing confirmed to export")
         from autotune.config.experiment_file import arguments_yaml  # noqa: PLC0415  # importing autotune is to be quick
 
-        path = Path(path).expanduser()
+        path = user_path(path)
         make_folder(path.parent)
         if not self._function_arguments:
             replace_file(path, (self.folder / "best.yaml").read_bytes())
@@ -256,7 +257,7 @@ def tune(
     if (training is None) == (experiment is None):
         raise ConfigError("tune: accepted is a training function, or experiment=NAME")
     name = name or f"{_function_name(training) if training is not None else experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
-    study_folder = Path(folder).expanduser() / name
+    study_folder = user_path(folder) / name
     study = {"name": name, "folder": str(folder), "seed": seed}
     budget = {"num_trials": trials, "time_budget_seconds": time_budget_seconds}
     arguments = [*_as_overrides("study", study), *_as_overrides("search", budget)]

@@ -12,7 +12,7 @@ from autotune.config.command_line import composer_of, parse_command_line, print_
 from autotune.config.experiments import names_experiment, shipped_folder
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, FileError
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 
 _PURPOSE = "Say what this machine is, what its devices and links give, and what of a search space it cannot run."
 _OTHER_KEYS = """with experiment=NAME, any key of the configuration, as for autotune. What a study would leave out is then told of that
@@ -96,7 +96,7 @@ def _output(given: str | None) -> Path | None:
     if given is None:
         return None
     refuse_url(given, "output", "a file of this machine")
-    path = Path(given).expanduser()
+    path = user_path(given)
     if path.suffix != ".json":
         raise ConfigError(f"output: found {given!r}, accepted is FILE.json")
     if path.is_dir() or not os.access(path.parent, os.W_OK):

@@ -18,7 +18,7 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refu
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 
 _PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name, or as a plain PyTorch program."
 
@@ -68,7 +68,7 @@ def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, tex
     base = re.search(r"^defaults:\s*\n-\s*(\S+)|^defaults:\s*\[?\s*([\w-]+)", text, re.MULTILINE)
     if base is not None and exported in base.groups():
         raise ConfigError(f"as: found {exported}, the experiment that the study started from; accepted is another name")
-    path = Path(config_dir).expanduser() / "experiment" / f"{exported}.yaml"
+    path = user_path(config_dir) / "experiment" / f"{exported}.yaml"
     _write(path, text, overwrite=own.overwrite)
     try:
         weights = _copy_weights(study_folder / "best.safetensors", path.with_suffix(".safetensors"))
@@ -87,11 +87,11 @@ def _export_program(own: ExportKeys, study_folder: Path, text: str) -> None:
     composed = compose_exported(text, *_config_dirs_and_targets(study_folder))
     if own.script:
         num_threads = _best_json(study_folder).get("num_threads", composed.config.cluster.cpus_per_worker)
-        path = Path(own.script).expanduser()
+        path = user_path(own.script)
         _write(path, script_text(composed.trial, text, num_threads=num_threads), overwrite=own.overwrite)
         print(f"wrote {path}\nrun it: python {shlex.quote(str(path))}")
     if own.arguments:
-        path = Path(own.arguments).expanduser()
+        path = user_path(own.arguments)
         content = arguments_text(composed.trial, study=own.study)
         _write(path, content, overwrite=own.overwrite)
         print(f"wrote {path}\n{content.partition(chr(10))[0].removeprefix('# ')}")

@@ -14,6 +14,7 @@ from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import make_folder
+from autotune.remote.url import user_path
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."
@@ -48,7 +49,7 @@ def profile_command(arguments: Sequence[str]) -> int:
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
     train_missing_sources(composer, lambda line: print(line, flush=True))
-    folder = _folder(Path(composed.config.study.folder).expanduser(), experiment)
+    folder = _folder(user_path(composed.config.study.folder), experiment)
     try:
         profile = profile_training(
             config,

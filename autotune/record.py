@@ -17,7 +17,7 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refu
 from autotune.errors import ConfigError, FileError
 from autotune.files import make_folder, replace_file
 from autotune.recording import read_recording
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 from autotune.tracking.earlier_recordings import fetch_recording
 
 _PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all their learning curves."
@@ -47,7 +47,7 @@ def record_command(arguments: Sequence[str]) -> int:
     own, others = read_own_keys(RecordKeys, line.overrides)
     refuse_other_keys(RecordKeys, others)
     refuse_url(own.output, "output")
-    output = Path(own.output).expanduser()
+    output = user_path(own.output)
     if (output / "study.yaml").exists():
         raise ConfigError(f"output={output}: holds a recording already; accepted is another folder")
     with TemporaryDirectory() as temporary:

@@ -13,7 +13,7 @@ import yaml
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError, StudyError
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 
 _PURPOSE = "Write the HTML report of a study from the files in its folder: report.html, one page that opens offline."
 
@@ -38,13 +38,13 @@ def report_command(arguments: Sequence[str]) -> int:
         refuse_other_keys(ReportKeys, others)
         refuse_url(own.folder, "folder")
         keys.append(own)
-    output = None if keys[0].output is None else Path(keys[0].output).expanduser()
+    output = None if keys[0].output is None else user_path(keys[0].output)
     if output is not None:
         refuse_url(str(keys[0].output), "output")
         if len(keys) > 1:
             raise ConfigError(f"output={output}: found {len(keys)} studies; accepted is one")
     for own in keys:
-        folder = Path(own.folder).expanduser() / own.study
+        folder = user_path(own.folder) / own.study
         print(f"wrote {write_study_report(folder, output)}")
     return 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.config.command_line import EXIT_DIFFERS, parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 
 if TYPE_CHECKING:
     from autotune.execution.verification import Verification
@@ -48,7 +48,7 @@ def verify_command(arguments: Sequence[str]) -> int:
         refuse_url(getattr(own, key), key)
     from autotune.execution.verification import verify_study  # noqa: PLC0415  # after --help
 
-    named, given = Path(own.folder).expanduser() / own.study, Path(own.study).expanduser()
+    named, given = user_path(own.folder) / own.study, user_path(own.study)
     folder = named if named.is_dir() or not given.is_dir() else given
     verification = verify_study(folder, storage_url=own.storage, tracking_uri=own.tracking_uri, allowed_targets=own.allowed_targets)
     print("\n".join(_lines(verification, folder)))

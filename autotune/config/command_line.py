@@ -17,8 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from autotune.collector import spare_imports
-from autotune.config.experiments import user_path
 from autotune.errors import AutotuneError, ConfigError, WorkerError
+from autotune.remote.url import user_path
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composer

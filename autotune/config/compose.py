@@ -22,7 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config.build import check_target_names
 from autotune.config.config_files import ConfigFiles
-from autotune.config.experiments import user_path
 from autotune.config.groups import Choices, ComposedOptions
 from autotune.config.messages import value_message
 from autotune.config.overrides import parse_override
@@ -31,7 +30,7 @@ from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
 from autotune.config.user_files import check_interpolations
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.hiding import MARK, without_secrets_in
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 from autotune.space import Suggestion, override_text
 
 _MAX_CACHED_POINTS = 64

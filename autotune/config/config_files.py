@@ -17,13 +17,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.experiments import shipped_folder, user_path
+from autotune.config.experiments import shipped_folder
 from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.messages import composing_message, value_message
 from autotune.config.overrides import parse_override
 from autotune.config.user_files import SAID_BY_COMMAND, leaves_folder, location_of, register_user_files
 from autotune.errors import ConfigError
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 from autotune.yaml_files import read_yaml
 
 

@@ -14,14 +14,6 @@ def shipped_folder(name: str) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
-def user_path(text: str) -> Path:
-    """A path that a user typed, with the home folder for ``~``; as it is typed if there is no such user."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        return Path(text)
-
-
 def experiments(config_dirs: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Name and purpose (the first line of its comments) of every experiment, the user's own first."""
     purposes: dict[str, str] = {}

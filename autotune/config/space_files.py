@@ -13,12 +13,12 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
 
 from autotune.config.compose import Composer
-from autotune.config.experiments import shipped_folder, user_path
+from autotune.config.experiments import shipped_folder
 from autotune.config.messages import did_you_mean
 from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 from autotune.yaml_files import read_yaml
 

@@ -21,6 +21,7 @@ from autotune.errors import DataError, FileError
 from autotune.files import make_folder, opened_to_lock, replace_file, replacing
 from autotune.hiding import without_secrets
 from autotune.remote.path import RemotePath, waiting
+from autotune.remote.url import user_path
 
 CACHE_VARIABLE = "AUTOTUNE_CACHE"
 _SECONDS_BETWEEN_LINES = 10.0
@@ -61,7 +62,7 @@ def fetched(path: Path | RemotePath) -> Path:
 def cache_folder() -> Path:
     """Folder of this machine in which fetched files are cached."""
     chosen = os.environ.get(CACHE_VARIABLE) or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/autotune"
-    return Path(chosen).expanduser()
+    return user_path(chosen)
 
 
 def say_what_is_fetched() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.errors import DataError
 from autotune.hiding import without_secrets
-from autotune.remote.url import CONNECT_SECONDS, is_url
+from autotune.remote.url import CONNECT_SECONDS, is_url, user_path
 
 _READ_SECONDS = 60.0
 """Limit in seconds for an HTTP server's silence; the transfer of a whole file has no limit."""
@@ -50,7 +50,7 @@ def located(location: str, key: str) -> "Path | RemotePath":
     """
     local = re.sub(r"^(file|local)://", "", location)
     if local != location or not is_url(location):
-        return Path(local).expanduser()
+        return user_path(local)
     with waiting():  # importing a protocol's packages is a part of fetching, too
         return RemotePath(*_opened(location, key), location, key)
 

@@ -1,4 +1,4 @@
-"""URLs that a user gives, of files and of databases: recognised, and refused where only a path is accepted."""
+"""URLs and paths that a user gives: URLs of files and of databases are recognised, and refused where only a path is accepted."""
 
 import re
 import socket
@@ -17,6 +17,14 @@ _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 
 def is_url(location: str | Path) -> bool:
     """Whether a location is a URL, and not a path."""
     return _URL.match(str(location)) is not None
+
+
+def user_path(text: str | Path) -> Path:
+    """A path that a user typed, with the home folder for ``~``; as it is typed if there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def refuse_url(location: str | Path, key: str, accepted: str = "a folder of this machine") -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.config.command_line import composer_of, parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 
 _PURPOSE = "Replay a search over a recording: what would have been trained, in which order, and for how long."
 _OTHER_KEYS = """what is replayed:
@@ -54,7 +54,7 @@ def replay_command(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{other}: accepted beside the command's own keys are those of {', '.join(_SEARCH_KEYS)}; --help shows them")
     refuse_url(own.recording, "recording", "a folder of this machine, such as outputs/STUDY/recording")
     refuse_url(own.output, "output", "a file of this machine")
-    output = Path(own.output).expanduser()
+    output = user_path(own.output)
     from autotune.recording import read_recording  # noqa: PLC0415  # after --help
     from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
     from autotune.replay.simulation import replay, write_trace  # noqa: PLC0415  # imports optuna
@@ -64,7 +64,7 @@ def replay_command(arguments: Sequence[str]) -> int:
     composer = composer_of(line, ["search.num_trials=null", *overrides])
     composer.refuse_sweeps()
     composed = composer.compose()
-    recording = read_recording(Path(own.recording).expanduser())
+    recording = read_recording(user_path(own.recording))
     if not output.parent.is_dir():
         raise ConfigError(f"output={output}: there is no folder {output.parent}")
     config = composed.config

@@ -21,7 +21,7 @@ from autotune.hiding import without_secrets
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, target_of, write_recording
-from autotune.remote.url import refuse_url
+from autotune.remote.url import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_fields import param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload
@@ -49,7 +49,7 @@ def earlier_recordings(entries: Sequence[str], studies: Path, uri: str | None) -
 
 def _earlier_recording(entry: str, studies: Path, uri: str | None) -> tuple[str, Recording]:
     refuse_url(entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run")
-    path = Path(entry).expanduser()
+    path = user_path(entry)
     for folder, name in ((path, path.name), (path / "recording", path.name), (studies / entry / "recording", entry)):
         if (folder / "study.yaml").is_file():
             return path.parent.name if name == "recording" else name, read_recording(folder)

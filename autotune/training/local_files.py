@@ -1,5 +1,6 @@
 """Data files on this machine: what stands for ``autotune.remote`` and for downloads in a stand-alone script."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ class RemotePath:
 
 def located(location: str, key: str) -> Path:
     """The path of a file or folder."""
-    return Path(location).expanduser()
+    return Path(os.path.expanduser(location))  # noqa: PTH111  # as it is if there is no such user
 
 
 def fetched(path: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from autotune.__main__ import autotune_command
 from autotune.config.command_line import COMMANDS
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.errors import ConfigError
+from autotune.errors import AutotuneError, ConfigError
 
 
 @dataclass(kw_only=True)
@@ -106,6 +106,20 @@ def test_without_a_command_it_tunes_and_help_names_the_others(capsys: pytest.Cap
 def test_a_misspelt_command_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^trian: no such command \(did you mean train\?\); accepted are tune, train, "):
         autotune_command(["trian", "experiment=cnn"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "study=s", "folder=~no-such-user/x"],
+        ["verify", "study=s", "folder=~no-such-user/x"],
+        ["export", "study=s", "folder=~no-such-user/x", "script=s.py"],
+    ],
+)
+def test_the_home_of_nobody_is_refused_in_one_line(arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AutotuneError, match=r"^[^\n]*~no-such-user[^\n]*$"):
+        autotune_command(arguments)
 
 
 @pytest.mark.command

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.remote.url import check_listens, is_url, kind_of_database, refuse_url
+from autotune.remote.url import check_listens, is_url, kind_of_database, refuse_url, user_path
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,9 @@ def test_a_host_on_which_nothing_listens_is_told() -> None:
         check_listens("postgresql://me@127.0.0.1:1/db")
     check_listens("postgresql:///db?host=/tmp")  # a socket: nothing to ask
     check_listens("sqlite:////nowhere/a.db")
+
+
+def test_a_user_s_home_is_taken_and_that_of_nobody_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of_mine")
+    assert user_path("~/studies") == Path("/home/of_mine/studies")
+    assert user_path(Path("~no-such-user/studies")) == Path("~no-such-user/studies")
