@@ -98,6 +98,7 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "a quote that never ends": ("csv", lambda: b'a,kind\n"' + b"x,1\n" * 100_000),
     "a row that is longer": ("csv", lambda: b"a,kind\n1,x\n1,2,3\n"),
     "infinity": ("csv", lambda: b"a,kind\n" + b"inf,x\n1,y\n" * 20),
+    "a number whose square no float holds": ("csv", lambda: b"a,kind\n" + b"1,x\n2,y\n" * 20 + b"1e300,x\n" * 5),
     "another class in each row": ("csv", lambda: b"a,kind\n" + b"".join(b"1,%d\n" % n for n in range(100))),
     "inputs that take gigabytes": (
         "csv",

@@ -5,7 +5,9 @@ callbacks that a configuration names.
 """
 
 import argparse
+import errno
 import importlib.metadata
+import io
 import os
 import re
 import signal
@@ -14,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.collector import spare_imports
 from autotune.errors import AutotuneError, ConfigError, WorkerError
@@ -160,6 +162,7 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
 
     SIGTERM and SIGHUP end it as Ctrl-C does.
     """
+    _outlive_terminal()
     process = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -173,6 +176,26 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
             signal.signal(number, end)
     spare_imports()
     sys.exit(run_command(command, sys.argv[1:]))
+
+
+class _Terminal(io.FileIO):
+    """A terminal; what is written to it once it is gone is dropped. SIGHUP ends the command, unless the command is to outlive it."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(content).nbytes
+
+
+def _outlive_terminal() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream.isatty():
+            terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True))
 
 
 def ending_signals() -> list[signal.Signals]:

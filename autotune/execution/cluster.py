@@ -316,7 +316,8 @@ class Connection:
         thread.start()
         try:
             either: list[Future[Any]] = [done, self._lost]
-            wait(either, return_when=FIRST_COMPLETED)
+            while not wait(either, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+                pass  # handlers run between waits, also of a signal that reached another thread, as after SIGSTOP
         except KeyboardInterrupt:
             interrupt.set()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))

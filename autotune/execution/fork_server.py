@@ -283,12 +283,16 @@ def resource_environment(task: TrialTask) -> dict[str, str]:
 def serve(owner: Connection, listener: socket.socket) -> None:
     """Run the fork server in this process: fork a process for each connection to the listener, until the owner's connection closes.
 
-    Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can.
+    Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can. At the end the
+    listener's folder is deleted, since an owner that was killed does not.
     """
-    preload()
-    with contextlib.suppress(EOFError, OSError):
-        owner.send(fork_fault())
-        _Children(owner, listener).serve()
+    try:
+        preload()
+        with contextlib.suppress(EOFError, OSError):
+            owner.send(fork_fault())
+            _Children(owner, listener).serve()
+    finally:
+        shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
 
 
 @dataclass(kw_only=True, eq=False)

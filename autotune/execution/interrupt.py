@@ -1,8 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first one ends a study in good order, the second one at once."""
 
-import os
 import signal
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ def interruptible() -> Iterator[threading.Event]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
-        _leave_lost_terminal()
         if not event.is_set():
             first_at = time.monotonic()
             event.set()
@@ -38,16 +35,3 @@ def interruptible() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-
-
-def _leave_lost_terminal() -> None:
-    """Send output to the null device if its terminal is gone: what is still printed would fail, and the study with it."""
-    for output in (1, 2):
-        try:
-            is_lost = stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output)
-        except OSError:  # closed
-            continue
-        if is_lost:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, output)
-            os.close(nowhere)

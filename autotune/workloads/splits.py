@@ -126,8 +126,8 @@ def table_splits(
 
     Raises:
         ConfigError: a fraction is out of range.
-        DataError: a column has too many different texts, the inputs take too much memory, or too few rows are left to train on, or
-            none of a class.
+        DataError: a column has too many different texts or too large numbers, the inputs take too much memory, or too few rows are left
+            to train on, or none of a class.
     """
     rows = _rows(targets, class_names, validation_fraction, test_fraction)
     features: list[Column] = []
@@ -153,7 +153,7 @@ def encoded(values: Column, train: Indices, max_categories: int, name: str) -> C
     in the training rows: a value that only other rows have is 0 in all features.
 
     Raises:
-        DataError: the training rows have more than ``max_categories`` different texts.
+        DataError: the training rows have more than ``max_categories`` different texts, or a number is too large for float32.
     """
     if values.dtype == object:
         categories = np.unique(values[train])
@@ -169,8 +169,15 @@ def encoded(values: Column, train: Indices, max_categories: int, name: str) -> C
     if not len(seen) or seen.min() == seen.max():
         scaled = np.zeros_like(values)
     else:
-        filled = np.where(is_missing, seen.mean(), values)
-        scaled = (filled - seen.mean()) / filled[train].std()
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            filled = np.where(is_missing, seen.mean(), values)
+            deviation = filled[train].std()
+            scaled = (filled - seen.mean()) / deviation
+        if not (np.isfinite(deviation) and (np.abs(scaled) <= np.finfo(np.float32).max).all()):
+            raise DataError(
+                f"data: column {name}: holds numbers from {np.nanmin(values):.3g} to {np.nanmax(values):.3g}, which "
+                f"float32 cannot hold when they are standardised; data.ignored_columns leaves it out"
+            )
     return np.stack([scaled, is_missing], axis=1) if is_missing.any() else scaled[:, None]
 
 

@@ -232,8 +232,12 @@ def stolen(stored: Stored, diary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def unexpected(stored: Stored, diary: Sequence[Mapping[str, Any]], outcomes: Collection[str] | None) -> Iterator[str]:
-    """Tell which trials, unmarked, have another outcome than a fault in them may have, or neither a result nor a trial in their place."""
-    failed = {point_of(line) for line in diary if line["event"] == "fault"}
+    """Tell which runs, unmarked, have another outcome than a fault in them may have, or neither a result nor a trial in their place.
+
+    A run of a confirmation whose process was lost is made again under its name: a fault counts for the training that it happened in.
+    """
+    begun = {point_of(line): line["at"] for line in diary if line["event"] == "begin" and not line["part"]}
+    failed = {point_of(line) for line in diary if line["event"] == "fault" and line["at"] >= begun[point_of(line)]}
     by_point = {stored.point(name): name for name in stored.results}
     values = {point[1:] for point in by_point}
     for point in failed if outcomes is not None else ():

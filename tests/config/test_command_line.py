@@ -1,5 +1,7 @@
 """The command line: flags, exit codes, and completion in a real shell."""
 
+import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -182,3 +184,34 @@ def test_tab_completes_in_bash_and_can_be_uninstalled(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == ["experiment=", "complete -o default -o nospace -F hydra_bash_completion autotune"]
     assert "no completion specification" in done.stderr
+
+
+_OUTLIVES_ITS_TERMINAL = """
+import signal, sys
+from pathlib import Path
+from autotune.config.command_line import run_main
+
+def command(arguments):
+    print("ready", flush=True)
+    while signal.sigtimedwait([signal.SIGHUP], 60) is None:
+        pass
+    for output in (sys.stdout, sys.stderr):
+        print("x" * 100_000, file=output, flush=True)
+    Path(arguments[0]).write_text("went on")
+    return 0
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+run_main(command)
+"""
+
+
+@pytest.mark.command
+def test_what_is_printed_to_a_terminal_that_is_gone_is_dropped(tmp_path: Path) -> None:
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-c", _OUTLIVES_ITS_TERMINAL, str(tmp_path / "end")])
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert (tmp_path / "end").read_text() == "went on"

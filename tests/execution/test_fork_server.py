@@ -331,14 +331,18 @@ for report in server.train(pickle.loads(sys.stdin.buffer.read())):
 
 
 def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     (tmp_path / "task").write_bytes(pickle.dumps(make_task("hangs")))
     with (tmp_path / "task").open("rb") as task:
-        owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdin=task, cwd=ROOT, start_new_session=True)
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdin=task, cwd=ROOT, env=environment, start_new_session=True)
     wait_until((tmp_path / "trains").is_file, process=owner)
     assert not _are_gone(tmp_path)
+    assert any(temporary.glob("autotune-*"))
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    wait_until(lambda: _are_gone(tmp_path))
+    wait_until(lambda: _are_gone(tmp_path) and not any(temporary.glob("autotune-*")))
 
 
 def _are_gone(folder: Path) -> bool:

@@ -94,6 +94,12 @@ def test_a_column_that_is_missing_in_training_is_only_told() -> None:
     assert encoded(np.array([nan, nan, nan, nan, 5.0, nan]), TRAIN, 0, "a").tolist() == [[0, 1]] * 4 + [[0, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("values", [[1.0, 2.0, 1.0, 2.0, 1e60, 1.0], [1.0, 2.0, 1e300, 2.0, 1.0, 1.0]])
+def test_numbers_that_float32_cannot_hold_are_refused(values: list[float]) -> None:
+    with pytest.raises(DataError, match=r"^data: column a: holds numbers from 1 to 1e\+\d+, which float32 cannot hold"):
+        encoded(np.array(values), TRAIN, 0, "a")
+
+
 def test_a_text_is_one_of_those_that_the_training_rows_have() -> None:
     features = encoded(texts("red", "blue", "red", "", "green", "blue"), TRAIN, 3, "a")
     assert features.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]], "in the order of '', blue, red"
