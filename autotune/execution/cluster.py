@@ -216,13 +216,15 @@ def _shut_down(local: LocalRay | None) -> None:
     """Disconnect from Ray, which may hang if it is gone; its processes on this machine are then ended first."""
     import ray  # noqa: PLC0415  # only after connected() has set the environment
 
-    if local is not None and local.lost() is not None:
+    is_lost = local is not None and local.lost() is not None
+    if local is not None and is_lost:
         local.end()
     thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
     thread.start()
-    thread.join(_SHUTDOWN_SECONDS)
+    seconds = _LEAVE_SECONDS if is_lost else _SHUTDOWN_SECONDS
+    thread.join(seconds)
     if thread.is_alive():
-        logger.warning("Ray did not end its part of this process in %g s", _SHUTDOWN_SECONDS)
+        logger.warning("Ray did not end its part of this process in %g s", seconds)
         atexit.unregister(ray.shutdown)  # it would wait for the thread
 
 
