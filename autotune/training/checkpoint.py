@@ -7,6 +7,7 @@ is one consistent snapshot and is replaced as a whole. Nothing is pickled: readi
 import json
 import random
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -317,7 +318,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str,
     text = json.dumps({"format_version": FORMATS["checkpoint"], **header})
     try:
         make_folder(path.parent)
-        replace_file(path, save(dict(tensors), {"format": "pt", "autotune": text}))
+        replace_file(path, save(dict(tensors), {"format": "pt", "autotune": text, "crc32": _checksum(text, tensors)}))
     except SafetensorError as error:
         raise DataError(f"{path}: cannot be written: {_line(error)}") from error
 
@@ -328,7 +329,8 @@ def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any
 
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("autotune")
+            metadata = file.metadata() or {}
+            text, checksum = metadata.get("autotune"), metadata.get("crc32")
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # not a mapping
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file; accepted is a checkpoint that autotune wrote") from error
@@ -336,6 +338,8 @@ def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any
         raise DataError(f"{path}: cannot be read: {_line(error)}; accepted is a whole safetensors file that autotune wrote") from error
     if text is None:
         raise DataError(f"{path}: was not written by autotune; accepted are its {WEIGHTS_FILE} and {STATE_FILE}")
+    if checksum is not None and checksum != _checksum(text, tensors):  # a file from before there were checksums has none
+        raise DataError(f"{path}: is damaged: its content does not have its checksum; accepted is a whole file that autotune wrote")
     try:
         header = json.loads(text)
         found_kind, version = header["kind"], header["format_version"]
@@ -345,6 +349,14 @@ def _read(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any
     if found_kind != kind:
         raise DataError(f"{path}: holds {str(found_kind)[:80]}; accepted is {kind}")
     return tensors, header
+
+
+def _checksum(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """CRC-32 of a file's header and of its tensors, in row-major order."""
+    checksum = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        checksum = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
 
 
 def _line(error: Exception) -> str:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 STOLEN_SECONDS = 1.0
 """Seconds that the clock of an unmarked trial may be off from what its training took by its own count."""
@@ -63,7 +64,7 @@ class Stored:
     results: Mapping[str, Mapping[str, Any]]
     """Results as they were stored, by run, of trials that ended or only have to be told."""
     open_trials: Sequence[str]
-    """Trials without a result that are neither failed nor rejected."""
+    """Trials that are still running; a point that waits for a trial, since an earlier one was lost, is one that more trials begin with."""
     retried: Mapping[int, int]
     """Trials that repeat another one, by that one's number."""
 
@@ -96,7 +97,7 @@ def read_storage(name: str, folder: Path, url: str | None) -> Stored:
     attribute = "autotune:retry_of"
     return Stored(
         results,
-        [f"trial-{trial.number} {trial.state.name}" for trial in trials if not trial.state.is_finished()],
+        [f"trial-{trial.number} {trial.state.name}" for trial in trials if trial.state is TrialState.RUNNING],
         {trial.user_attrs[attribute]: trial.number for trial in trials if attribute in trial.user_attrs},
     )
 

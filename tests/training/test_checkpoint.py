@@ -253,6 +253,17 @@ def test_a_file_that_is_no_checkpoint_is_one_line(content: bytes | None, said: s
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("place", [b"0.03125", None], ids=["in the header", "in a tensor"])
+def test_a_bit_that_flipped_is_one_line(place: bytes | None, tmp_path: Path) -> None:
+    save_state(tmp_path, {"lr": 0.03125, "weight": torch.ones(3, 4)})
+    path = tmp_path / STATE_FILE
+    content = bytearray(path.read_bytes())
+    content[-5 if place is None else content.index(place) + 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"state\.safetensors: is damaged: its content does not have its checksum; accepted is "):
+        read_state(tmp_path)
+
+
 def test_files_that_are_not_there_or_another_tools_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
         read_state(tmp_path)
