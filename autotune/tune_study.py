@@ -78,8 +78,11 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
         fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run and trains else None
         tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
+        from autotune.execution.study_folder import check_usable  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)
+        if not is_dry_run:
+            check_usable(settings.folder)
         from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))

@@ -21,15 +21,9 @@ def sole_user(folder: Path) -> Iterator[None]:
     """
     try:
         make_folder(folder)
-        check_kinds(folder)
-        file = opened_to_lock(folder / ".lock")
     except FileError as error:
         raise StudyError(f"study.folder: {error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StudyError(f"study.name={folder.name}: another process runs it; accepted is another study.name") from error
+    with _locked(folder):
         try:
             check_writable(folder)
             _delete_hang_files(folder)
@@ -38,8 +32,35 @@ def sole_user(folder: Path) -> Iterator[None]:
             _delete_hang_files(folder)
 
 
+def check_usable(folder: Path) -> None:
+    """Check that a process may become the sole user of a folder that was used before, without waiting for all that a study starts.
+
+    Raises:
+        StudyError: another process has locked the folder, or it cannot be written.
+    """
+    if (folder / _LOCK).exists():
+        with _locked(folder):
+            pass
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        check_kinds(folder)
+        file = opened_to_lock(folder / _LOCK)
+    except FileError as error:
+        raise StudyError(f"study.folder: {error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StudyError(f"study.name={folder.name}: another process runs it; accepted is another study.name") from error
+        yield
+
+
+_LOCK = ".lock"
 _FOLDERS = ("figures", "recording", "paused", ".weights", ".ray")
-_APPENDED = (".lock", ".study.log.end", "autotune.log", "study.log", "trace.csv", "trials.csv")
+_APPENDED = (_LOCK, ".study.log.end", "autotune.log", "study.log", "trace.csv", "trials.csv")
 _REPLACED = (
     "best.json", "best.py", "best.safetensors", "best.yaml", "best_arguments.yaml", "compare.json", "machine.yaml", "pareto_front.csv",
     "report.html", "runs.csv", "scaling.json", "summary.json",

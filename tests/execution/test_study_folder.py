@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import AutotuneError
-from autotune.execution.study_folder import log_file, sole_user
+from autotune.errors import AutotuneError, StudyError
+from autotune.execution.study_folder import check_usable, log_file, sole_user
 
 
 @pytest.fixture
@@ -97,3 +97,17 @@ def _fill(disk: Path, *, room: int) -> None:
         while True:
             file.write(bytes(4096))
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)
+
+
+def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_made(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    check_usable(folder)
+    assert not folder.exists()
+    with (
+        sole_user(folder),
+        pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"),
+    ):
+        check_usable(folder)
+    check_usable(folder)
+    with sole_user(folder):
+        pass
