@@ -18,7 +18,7 @@ one. Then its records (``records.py``) are read without autotune's own code. For
 * the line: what the driver printed last as it ended because of the fault.
 
 Exit code 0: everything is 0, every end was told in one line, in at most 30 s, and each row has as many injections as it should; 1: a list
-of what does not hold; 2: no such row. A row that this machine cannot inject (no root, no control groups, no libfaketime) does not hold.
+of what does not hold; 2: no such row. A row that this machine cannot inject (no root, no control groups, no C compiler) does not hold.
 """
 
 import argparse

@@ -355,22 +355,81 @@ def _hog(study: Study) -> None:
 
 
 def _clock_jumps(study: Study) -> None:
-    """Set the wall clock of all processes of the study ahead by an hour and back, in turn, by libfaketime."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-    if library is None:
-        raise UnavailableError("needs libfaketime (Debian: faketime)")
-    clock = study.home / "clock"
-    clock.write_text("+0")
-    study.environment |= {
-        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }  # fmt: skip
-    offsets = itertools.cycle(("+3600", "+0", "-3600", "+0"))
+    """Set the wall clock of all processes of the study ahead by an hour and back, in turn.
+
+    libfaketime is not used for it: with it, ``time.sleep`` fails, which sleeps until a time of the monotonic clock.
+    """
+    source, library, clock = (study.home / name for name in ("clock.c", "clock.so", "clock"))
+    source.write_text(_WALL_CLOCK)
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UnavailableError("needs a C compiler") from error
+    clock.write_text("0")
+    study.environment |= {"LD_PRELOAD": str(library), "FAULTS_CLOCK": str(clock)}
+    offsets = itertools.cycle(("3600", "0", "-3600", "0"))
     for session in study.while_training(more=400):
         session.inject(lambda: clock.write_text(next(offsets)))
         time.sleep(1.5)
         session.goes_on()
-    clock.write_text("+0")
+    clock.write_text("0")
+
+
+_WALL_CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static int (*real)(clockid_t, struct timespec *);
+static long offset, read_at = -1;
+
+__attribute__((constructor)) static void find(void) { real = dlsym(RTLD_NEXT, "clock_gettime"); }
+
+static long seconds(void) {  /* read from the file once a second */
+    struct timespec now;
+    if (!real) find();
+    real(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec != read_at) {
+        char text[32] = "";
+        const char *path = getenv("FAULTS_CLOCK");
+        int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        read_at = now.tv_sec;
+        if (file >= 0) {
+            if (read(file, text, sizeof text - 1) > 0) offset = atol(text);
+            close(file);
+        }
+    }
+    return offset;
+}
+
+int clock_gettime(clockid_t id, struct timespec *at) {
+    long ahead = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE ? seconds() : 0;
+    if (!real) find();
+    int failed = real(id, at);
+    if (!failed) at->tv_sec += ahead;
+    return failed;
+}
+
+int gettimeofday(struct timeval *at, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+"""A library for ``LD_PRELOAD`` that moves the wall clock by as many seconds as a file says, and no other clock."""
 
 
 # Stores.

@@ -411,8 +411,8 @@ def _last_line(text: str) -> str:
 
 
 def _shared_memory() -> Iterator[str]:
-    """Names of segments of shared memory, those of libfaketime and of PostgreSQL left out, which a study has no part in."""
-    yield from (path.name for path in Path("/dev/shm").iterdir() if "faketime" not in path.name and not path.name.startswith("PostgreSQL"))
+    """Names of segments of shared memory, those of PostgreSQL left out, which a study has no part in."""
+    yield from (path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL"))
 
 
 def _is_mapped(name: str) -> bool:
