@@ -222,7 +222,7 @@ def _fuzz(inputs: st.SearchStrategy[Any], check: Callable[[Any], None], num_exam
     run()
 
 
-@_tiers(fast=25, slow=250)
+@_tiers(fast=25, slow=1000)
 def test_random_command_lines_run_dry_or_are_one_line(num_examples: int) -> None:
     _fuzz(_ARGUMENTS, refused_line, num_examples)
 
