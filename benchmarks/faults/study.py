@@ -30,6 +30,8 @@ LEFTOVER_SECONDS = 10.0
 NUM_TRIALS = 60
 REPOSITORY = Path(__file__).parent.parent.parent
 _MARK = "FAULTS_STUDY"
+_OF_LIBRARIES = re.compile(r"^torchinductor_|wandb-(media|artifacts)$")
+"""Temporary folders that importing a library makes: torch, and wandb, which Ray imports where it is installed."""
 _ENDS = (0, 3)
 """Exit codes of a study that ended by itself: finished, nothing reached the target."""
 
@@ -259,7 +261,7 @@ class Study:
 
     def _left_files(self) -> Iterator[str]:
         yield from (f"Ray session {path.name}" for path in (self.home / "r").glob("**/session_2*") if path.is_dir())
-        yield from (f"temporary {path.name}" for path in (self.home / "t").iterdir() if not path.name.startswith("torchinductor_"))
+        yield from (f"temporary {path.name}" for path in (self.home / "t").iterdir() if not _OF_LIBRARIES.search(path.name))
         for pattern in ("*.lock", "**/.*.part", "hang-*", "paused/*"):
             yield from (str(path.relative_to(self.folder)) for path in self.folder.glob(pattern) if path.name != ".lock")
         yield from (f"shared memory {name}" for name in _shared_memory() if name not in self.shared_memory and not _is_mapped(name))
