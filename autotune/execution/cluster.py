@@ -224,7 +224,8 @@ def _shut_down(local: LocalRay | None) -> None:
     seconds = _LEAVE_SECONDS if is_lost else _SHUTDOWN_SECONDS
     thread.join(seconds)
     if thread.is_alive():
-        logger.warning("Ray did not end its part of this process in %g s", seconds)
+        if not is_lost:
+            logger.warning("Ray did not end its part of this process in %g s", seconds)
         atexit.unregister(ray.shutdown)  # it would wait for the thread
 
 
