@@ -26,7 +26,6 @@ EXCEPTIONS = {
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",
     "autotune/training/profiling.py": "a temporary folder that torch's profiler writes to",
     "autotune/execution/local_ray.py": "a lock in a folder of Ray's own",
-    "autotune/execution/interrupt.py": "/dev/null in place of a terminal that is gone",
 }
 
 

@@ -11,7 +11,7 @@ one. Then its records (``records.py``) are read without autotune's own code. For
 * doubled: results that stand twice in the journal, runs that are twice in a record, and trainings of what had a result already, by the
   diary that the trainings write;
 * disagree: contradictions of storage, ``trials.csv``, recording, MLflow and ``best.json``; runs that one of them lacks; trials that are
-  still open; trials that were charged for time they did not train, and are not marked; another outcome than the fault's;
+  still running; trials that were charged for time they did not train, and are not marked; another outcome than the fault's;
 * leftovers: processes ten seconds after the driver's end (found by an environment variable), and at the end of the study Ray's session
   folders, temporary files, shared memory, lock files, states, and MLflow's runs that are open;
 * seconds: the longest time from a fault to the end of the driver, or to the next training where the study goes on;

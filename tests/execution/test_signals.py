@@ -214,7 +214,6 @@ def test_a_study_whose_terminal_is_closed_ends_in_good_order(commands: Any, tmp_
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(tmp_path)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may outlive their terminal
         os.execve(sys.executable, [sys.executable, "-m", "autotune", *_COMMAND], commands.environment)
 
     def has_begun(file: Path = tmp_path / "outputs/ended/trace.csv") -> bool:
