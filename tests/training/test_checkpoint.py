@@ -82,6 +82,12 @@ def test_any_nested_state_comes_back_exactly(state: dict[Any, Any], tmp_path_fac
     assert same(read_state(folder), state)
 
 
+@pytest.mark.parametrize("values", [np.zeros(0), np.broadcast_to(np.float64(3), (1,)), np.zeros((0, 2, 3), np.uint32)], ids=str)
+def test_a_state_with_an_array_of_any_stride_is_written(values: Any, tmp_path: Path) -> None:
+    save_state(tmp_path, {"values": values, "tensor": torch.ones(1, dtype=torch.bfloat16).as_strided((1,), (0,))})
+    assert same(read_state(tmp_path)["values"], values)
+
+
 def train_a_bit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> torch.Tensor:
     for _ in range(steps):
         optimizer.zero_grad()
