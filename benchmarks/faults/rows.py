@@ -380,18 +380,23 @@ _WALL_CLOCK = r"""
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
 static int (*real)(clockid_t, struct timespec *);
+static int is_python;
 static long offset, read_at = -1;
 
-__attribute__((constructor)) static void find(void) { real = dlsym(RTLD_NEXT, "clock_gettime"); }
+__attribute__((constructor)) static void find(void) {
+    char path[4096] = "";
+    real = dlsym(RTLD_NEXT, "clock_gettime");
+    is_python = readlink("/proc/self/exe", path, sizeof path - 1) > 0 && strstr(path, "python") != NULL;
+}
 
 static long seconds(void) {  /* read from the file once a second */
     struct timespec now;
-    if (!real) find();
     real(CLOCK_MONOTONIC, &now);
     if (now.tv_sec != read_at) {
         char text[32] = "";
@@ -406,30 +411,41 @@ static long seconds(void) {  /* read from the file once a second */
     return offset;
 }
 
-int clock_gettime(clockid_t id, struct timespec *at) {
-    long ahead = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE ? seconds() : 0;
+static int is_of_ray(void *caller) {  /* whether Ray's C++ asks, by itself or by the standard library */
+    Dl_info code;
+    return dladdr(caller, &code) && (strstr(code.dli_fname, "_raylet") || strstr(code.dli_fname, "libstdc++"));
+}
+
+static int get(clockid_t id, struct timespec *at, void *caller) {
     if (!real) find();
     int failed = real(id, at);
-    if (!failed) at->tv_sec += ahead;
+    int is_wall = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE;
+    if (!failed && is_python && is_wall && seconds() && !is_of_ray(caller)) at->tv_sec += offset;
     return failed;
 }
 
+int clock_gettime(clockid_t id, struct timespec *at) { return get(id, at, __builtin_return_address(0)); }
+
 int gettimeofday(struct timeval *at, void *zone) {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    int failed = get(CLOCK_REALTIME, &now, __builtin_return_address(0));
     at->tv_sec = now.tv_sec;
     at->tv_usec = now.tv_nsec / 1000;
-    return 0;
+    return failed;
 }
 
 time_t time(time_t *at) {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    get(CLOCK_REALTIME, &now, __builtin_return_address(0));
     if (at) *at = now.tv_sec;
     return now.tv_sec;
 }
 """
-"""A library for ``LD_PRELOAD`` that moves the wall clock by as many seconds as a file says, and no other clock."""
+"""A library for ``LD_PRELOAD`` that moves the wall clock by as many seconds as a file says, and no other clock, for Python's processes.
+
+Ray's own C++ code keeps its clock: it waits until a time of the kernel's wall clock (``pthread_cond_timedwait``), which stays where it is,
+so with a clock an hour ahead it would wait for an hour, as no program does whose machine's clock is set.
+"""
 
 
 # Stores.
