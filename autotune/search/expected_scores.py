@@ -6,9 +6,9 @@ evaluation.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy.special import gammaln, stdtr
@@ -20,6 +20,8 @@ from autotune.outcome import Outcome
 from autotune.search.curve_model import Indices
 from autotune.search.encoding import Array
 from autotune.space import Suggestion
+
+FloatOrArray = TypeVar("FloatOrArray", float, Array)
 
 Key = tuple[str, ...]
 """Identifies a configuration, the same for all of its trials: ``Suggestion.key``."""
@@ -95,24 +97,30 @@ def running_times(results: Mapping[int, TrialResult], objective: Objective) -> d
     return {number: times[keys[number]].expected for number, result in results.items() if result.outcome is Outcome.REACHED}
 
 
-@dataclass
-class _Configuration:
-    features: Array | None
-    log_scores: list[float] = field(default_factory=list)
-    """Logarithms of the scores of the runs that reached the target."""
-    failed: list[float] = field(default_factory=list)
-    """Scores that the runs short of the target spent."""
-    can_repeat: bool = True
+class _Column(IntEnum):
+    """What is kept of each configuration's runs: columns of a table, so that no decision looks at every run again."""
 
-    @property
-    def is_believed(self) -> bool:
-        return not self.can_repeat or len(self.log_scores) + len(self.failed) >= _RUNS_TO_BELIEVE
+    REACHED = 0
+    """Number of runs that reached the target."""
+    LOG_SCORE = 1
+    """Mean of the logarithms of their scores."""
+    SQUARES = 2
+    """Sum of the squared distances of these logarithms from their mean."""
+    FAILED = 3
+    """Number of runs that fell short of the target."""
+    SPENT = 4
+    """Sum of the scores that those runs spent."""
+    CAN_REPEAT = 5
+    IS_INSIDE = 6
+    """Whether the configuration lies in the search space."""
 
 
 class _Known(NamedTuple):
     """The model's estimates for the configurations that have reached the target, as arrays ``[configurations]``."""
 
     keys: list[Key]
+    is_inside: Array
+    """Whether each configuration lies in the search space."""
     means: Array
     """Posterior means of the logarithm of the score."""
     variances: Array
@@ -138,7 +146,11 @@ class ExpectedScores:
     """
 
     def __init__(self) -> None:
-        self._configurations: dict[Key, _Configuration] = {}
+        self._rows: dict[Key, int] = {}
+        """Row of each configuration in the table, in the order of their first runs."""
+        self._features: list[Array | None] = []
+        self._table = np.zeros((64, len(_Column)))
+        """``[rows, columns]``, of which the first ``len(_rows)`` rows are used."""
         self._cached: _Known | None = None
         self._cached_noise: tuple[float, float] | None = None
         self._cached_to_win: float | None = None
@@ -151,21 +163,36 @@ class ExpectedScores:
             can_repeat: whether the configuration can be run again; if not, its only run is enough to make it the incumbent.
         """
         is_told = outcome is Outcome.REACHED or outcome in _FELL_SHORT
-        if not is_told and key not in self._configurations:
+        if not is_told and key not in self._rows:
             return
-        configuration = self._configurations.setdefault(key, _Configuration(features))
-        configuration.can_repeat = can_repeat and features is not None
+        row = self._row(key, features)
+        row[_Column.CAN_REPEAT] = can_repeat and features is not None
         if outcome is Outcome.REACHED:
-            configuration.log_scores.append(math.log(max(spent, 1e-12)))
-        elif outcome in _FELL_SHORT or (outcome is Outcome.CAPPED and configuration.log_scores):
-            configuration.failed.append(spent)
+            distance = math.log(max(spent, 1e-12)) - row[_Column.LOG_SCORE]
+            row[_Column.REACHED] += 1
+            row[_Column.LOG_SCORE] += distance / row[_Column.REACHED]
+            row[_Column.SQUARES] += distance**2 * (1 - 1 / row[_Column.REACHED])
+        elif outcome in _FELL_SHORT or (outcome is Outcome.CAPPED and row[_Column.REACHED]):
+            row[_Column.FAILED] += 1
+            row[_Column.SPENT] += spent
         else:
             return
         self._cached = self._cached_noise = self._cached_to_win = None
 
+    def _row(self, key: Key, features: Array | None) -> Array:
+        """The table's row of a configuration, which is new if the configuration is."""
+        if key not in self._rows:
+            self._rows[key] = len(self._rows)
+            self._features.append(features)
+            if len(self._rows) > len(self._table):
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._table[self._rows[key], _Column.IS_INSIDE] = features is not None
+        row: Array = self._table[self._rows[key]]
+        return row
+
     def has_reached(self, key: Key) -> bool:
         """Whether a run of the configuration has reached the target."""
-        return key in self._configurations and bool(self._configurations[key].log_scores)
+        return key in self._rows and bool(self._table[self._rows[key], _Column.REACHED])
 
     def by_key(self) -> dict[Key, float]:
         """The expected score of every configuration that has reached the target."""
@@ -224,8 +251,8 @@ class ExpectedScores:
         """Standard deviation of the logarithm of a configuration's score from run to run."""
         return math.sqrt(self._noise_variance()[0])
 
-    def log_gains_of_repeats(self, least: float = 0.0) -> dict[Key, float]:
-        """Logarithm of the expected gain, per unit of score spent, of running each configuration once more, by configuration.
+    def log_gains_of_repeats(self, least: float = 0.0) -> Iterator[tuple[Key, float]]:
+        """Logarithm of the expected gain, per unit of score spent, of running each configuration once more, the highest first.
 
         Configurations with a gain below ``least`` are left out. The gain is the logarithm of the ratio by which the configuration picked
         after the run is better than the one picked now: the knowledge gradient, with the noise's variance unknown. Empty with fewer than
@@ -237,7 +264,7 @@ class ExpectedScores:
         """
         known = self._known
         if len(known.keys) < 2:
-            return {}
+            return
         noise, num_runs = self._noise_variance()
         values = np.log(known.expected)
         best, second = np.sort(values)[:2]
@@ -245,8 +272,9 @@ class ExpectedScores:
         change = known.variances / np.sqrt(known.variances + noise)
         gains = change * _expected_excess(gaps / change, num_runs)
         logs = np.log(np.maximum(gains, 1e-300)) - values
-        candidates = [self._configurations[key].features is not None and gain >= least for key, gain in zip(known.keys, gains, strict=True)]
-        return {key: float(log) for key, log, is_candidate in zip(known.keys, logs, candidates, strict=True) if is_candidate}
+        candidates = np.flatnonzero(np.logical_and(known.is_inside, gains >= least))
+        for index in candidates[np.argsort(-logs[candidates], kind="stable")]:
+            yield known.keys[index], float(logs[index])
 
     def _noise_variance(self) -> tuple[float, float]:
         """Variance of the logarithm of a configuration's score from run to run, and the estimate's degrees of freedom."""
@@ -255,16 +283,15 @@ class ExpectedScores:
         return self._cached_noise
 
     def _learn_noise_variance(self) -> tuple[float, float]:
-        repeated = [configuration.log_scores for configuration in self._configurations.values() if len(configuration.log_scores) > 1]
-        squares = sum(float(np.var(log_scores)) * len(log_scores) for log_scores in repeated)
-        repeats = sum(len(log_scores) - 1 for log_scores in repeated)
+        table = self._table[: len(self._rows)]
+        squares, repeats = float(table[:, _Column.SQUARES].sum()), float(np.maximum(table[:, _Column.REACHED] - 1, 0).sum())
         return (_NOISE_RUNS * _NOISE**2 + squares) / (_NOISE_RUNS + repeats), _NOISE_RUNS + repeats
 
     def _chance_of_all(self) -> float:
         """Chance that a configuration which has reached the target does so again, over all configurations."""
-        reached = [configuration for configuration in self._configurations.values() if configuration.log_scores]
-        num_reached_again = sum(len(configuration.log_scores) - 1 for configuration in reached)
-        num_repeats = num_reached_again + sum(len(configuration.failed) for configuration in reached)
+        reached = self._table[self._table[:, _Column.REACHED] > 0]
+        num_reached_again = float(reached[:, _Column.REACHED].sum()) - len(reached)
+        num_repeats = num_reached_again + float(reached[:, _Column.FAILED].sum())
         return (_CHANCE * _CHANCE_RUNS + num_reached_again) / (_CHANCE_RUNS + num_repeats)
 
     @property
@@ -275,32 +302,31 @@ class ExpectedScores:
 
     def _condition(self) -> _Known:
         """Condition the process on all runs that reached the target."""
-        keys = [key for key, configuration in self._configurations.items() if configuration.log_scores]
-        if not keys:
-            return _Known([], np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), 0.0, 1.0)
-        reached = [self._configurations[key] for key in keys]
-        observed = np.array([np.mean(configuration.log_scores) for configuration in reached])
+        rows = np.flatnonzero(self._table[:, _Column.REACHED])
+        num_reached, observed, _, num_failed, spent, can_repeat, is_inside = self._table[rows].T
+        if not len(rows):
+            return _Known([], is_inside > 0, np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), 0.0, 1.0)
         noise, _ = self._noise_variance()
-        noises = np.array([noise / len(configuration.log_scores) for configuration in reached])
+        noises = noise / num_reached
         mean = float(observed.mean())
         squares = _SPREAD_CONFIGURATIONS * _SPREAD**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
         spread = max(squares / (_SPREAD_CONFIGURATIONS + len(observed) - 1), _MIN_SPREAD**2)
         alone = spread / (spread + noises)
         means, variances = mean + alone * (observed - mean), np.maximum(spread * (1 - alone), 1e-12)
         kept = _best_and_last(observed)
-        prior = spread * _correlation([reached[index].features for index in kept])
+        prior = spread * _correlation([self._features[row] for row in rows[kept]])
         gain = np.linalg.solve(prior + np.diag(noises[kept]), prior).T
         means[kept] = mean + gain @ (observed[kept] - mean)
         variances[kept] = np.maximum(np.diag(prior - gain @ prior), 1e-12)
-        of_all = self._chance_of_all()
-        counts = [(len(configuration.log_scores), len(configuration.failed)) for configuration in reached]
-        chances = np.array([_chance(num_reached, num_reached + num_failed, of_all) for num_reached, num_failed in counts])
+        chances = _chance(num_reached, num_reached + num_failed, self._chance_of_all())
         to_target = np.exp(means + (variances + noise) / 2)
-        failed = [configuration.failed for configuration in reached]
-        failing = np.array([np.mean(scores) if scores else score for scores, score in zip(failed, to_target, strict=True)])
+        failing = np.where(num_failed > 0, spent / np.maximum(num_failed, 1), to_target)
         weight = max(spread / (spread + noise), _MIN_WEIGHT)
-        believed = np.array([configuration.is_believed for configuration in reached])
-        return _Known(keys, means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight)
+        believed = (can_repeat == 0) | (num_reached + num_failed >= _RUNS_TO_BELIEVE)
+        keys = list(self._rows)
+        return _Known(
+            [keys[row] for row in rows], is_inside > 0, means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight
+        )
 
 
 def _best_and_last(observed: Array) -> Indices:
@@ -312,7 +338,7 @@ def _best_and_last(observed: Array) -> Indices:
     return np.sort(np.concatenate([best, rest[-(_MAX_CONFIGURATIONS // 2) :]]))
 
 
-def _chance(reached: int, runs: int, of_all: float) -> float:
+def _chance(reached: FloatOrArray, runs: FloatOrArray, of_all: float) -> FloatOrArray:
     """Chance that a configuration reaches the target, given how many of its runs did and the chance over all configurations."""
     return (reached + _MIX * of_all) / (runs + _MIX)
 

@@ -54,7 +54,7 @@ class GainModel:
         values = self.goodness(shortfalls, np.array([trial.curve[trial.best_index].shortfall for trial in seen]))
         most = _MAX_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MAX_ROWS_IF_QUICK
         kept = _best_and_random(values, most, rng)
-        features = self._history.cube.features(np.array([trial.point for trial in seen]))
+        points = np.array([trial.point for trial in seen])
         numbers = np.array([number for number, trial in self._history.trials.items() if trial.curve], dtype=float)
         has_grown = len(seen) >= _LEARN_ON * self.num_learnt_of
         if has_grown:
@@ -62,7 +62,7 @@ class GainModel:
         prior_means = np.array([trial.prior_means for trial in seen])
         picked = trial_indices[kept].astype(int)
         self._curves.fit(
-            features[picked],
+            self._history.cube.features(points[picked]),
             np.log(steps[kept]),
             numbers[picked],
             values[kept],
@@ -70,9 +70,9 @@ class GainModel:
             log_lengths=np.array([trial.log_length for trial in seen])[picked],
             learn=_sample(len(kept), _MAX_ROWS_TO_LEARN, rng) if has_grown else None,
         )
-        rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen])
-        recent = np.arange(len(rates))[-most:]
-        self.rates.fit(features[recent], rates[recent], learn=_sample(len(recent), _MAX_ROWS_TO_LEARN, rng) if has_grown else None)
+        rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen[-most:]])
+        learn = _sample(len(rates), _MAX_ROWS_TO_LEARN, rng) if has_grown else None
+        self.rates.fit(self._history.cube.features(points[-most:]), rates, learn=learn)
 
     def goodness(self, shortfalls: Array, least: Array) -> Array:
         """What the model of curves predicts in place of shortfalls: higher is better."""

@@ -9,11 +9,12 @@ A first version of the journal had no digests: the first digest in a file is als
 digest is another program's. What ``optuna-dashboard`` notes there is accepted, and becomes part of the next digest; all else is refused.
 """
 
+import copy
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +25,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import StudyError
 from autotune.files import FORMATS
@@ -109,7 +111,7 @@ def open_journal(folder: Path) -> JournalStorage:
     """
     backend = _Journal(folder)
     try:
-        return JournalStorage(backend)
+        return _JournalStorage(backend)
     except StudyError:
         raise
     except Exception as error:  # a line of a first version, without digest, that is JSON but nothing that Optuna can replay
@@ -240,6 +242,35 @@ class _End:
         if not position.num_records:
             return f"is empty or missing, and had {self.num_records} lines"
         return f"ends after {position.num_records} of {self.num_records} lines"
+
+
+class _JournalStorage(JournalStorage):
+    """Optuna's storage of a journal, which looks for trials that wait or run among those only that had not ended before.
+
+    Optuna looks for waiting trials whenever it is asked for a trial, and would look at every trial of the study.
+    """
+
+    def __init__(self, backend: BaseJournalBackend) -> None:
+        self._unfinished: dict[int, tuple[int, list[int]]] = {}
+        """How many trials of each study were looked at, and the ids of those that had not ended."""
+        super().__init__(backend)
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        """The trials of a study in order, of some states only if these are given."""
+        if states is None or any(state in states for state in TrialState if state.is_finished()):
+            trials: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy, states)
+            return trials
+        with self._thread_lock:
+            self._sync_with_backend()
+            known = self._replay_result._trials  # noqa: SLF001  # Optuna has no public way to a few of its trials at once
+            numbers = self._replay_result._study_id_to_trial_ids[study_id]  # noqa: SLF001  # likewise
+            num_seen, unfinished = self._unfinished.get(study_id, (0, []))
+            if num_seen > len(numbers):  # another program discarded some
+                num_seen, unfinished = 0, []
+            unfinished = [number for number in (*unfinished, *numbers[num_seen:]) if not known[number].state.is_finished()]
+            self._unfinished[study_id] = len(numbers), unfinished
+            found = [known[number] for number in unfinished if known[number].state in states]
+            return copy.deepcopy(found) if deepcopy else found
 
 
 class _Journal(BaseJournalBackend):

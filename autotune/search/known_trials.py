@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+import numpy as np
+
 from autotune.search.encoding import Array
 from autotune.search.expected_scores import Key
 
@@ -111,9 +113,10 @@ class FixedFraction:
         return True
 
 
-def num_doublings(seconds: float, first: float) -> int:
-    """How many times a trial's time has doubled since ``first``, the time of the earliest first evaluation of any trial."""
-    return int(math.log2(max(seconds / first, 1) * 1.0001))
+def num_doublings(seconds: Array, first: float) -> Array:
+    """How many times trials' times have doubled since ``first``, the time of the earliest first evaluation of any trial."""
+    doublings: Array = np.floor(np.log2(np.maximum(seconds / first, 1) * 1.0001))
+    return doublings
 
 
 def standing(curve: Sequence[CurvePoint]) -> tuple[bool, float]:

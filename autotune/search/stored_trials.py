@@ -67,7 +67,7 @@ def end_abandoned_trials(study: optuna.Study, objective: Objective, is_kept: Cal
 def interrupt_trial(study: optuna.Study, number: int, *, num_lost: int | None = None) -> None:
     """Fail a trial and enqueue its point; ``num_lost`` is how often the point was lost so far, None to leave that count as it is."""
     study.tell(number, state=TrialState.FAIL)
-    frozen = study.trials[number]
+    frozen = study.get_trials(deepcopy=False)[number]
     kept = {key: frozen.user_attrs[key] for key in (_BASELINE, _NUM_LOST) if key in frozen.user_attrs}
     if num_lost is not None:
         kept[_NUM_LOST] = num_lost

@@ -23,9 +23,9 @@ _MAX_REPEAT_RATIO = 4.0
 """Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
 _MIN_CHANCE = 0.02
 """Lower limit on every predicted chance, so that an error of the model never rules a region out."""
-MAX_TRIALS = 2000
-"""Number of trials that a search knows before it forgets some of those that have ended: every decision looks at all that it knows."""
-_KEPT_BEST, _KEPT_LAST = 500, 1000
+MAX_ENDED = 1000
+"""Number of ended trials that a search knows before it forgets some of them: every decision looks at all that it knows."""
+_KEPT_BEST, _KEPT_LAST = 250, 500
 """Ended trials that are kept then: those that came nearest to the target, and of the others the last ones."""
 _MAX_FEASIBLE = 2000
 """Maximum number of feasible points that are remembered."""
@@ -53,6 +53,7 @@ class TrialHistory:
         """Upper bound on any trial's score, divided by ``unit``: what ``max_train_seconds`` of the costliest trial seen cost."""
         self.cube = UnitCube(space)
         self.trials: dict[int, KnownTrial] = {}
+        self._num_ended = 0
         self.points: dict[Key, Suggestion] = {}
         """The point of every configuration that was trained."""
         self.can_repeat: Callable[[Suggestion], bool] = lambda point: True
@@ -94,17 +95,20 @@ class TrialHistory:
             self.expected.add(key, features, result.outcome, spent, can_repeat=is_repeatable)
             if score is not None:
                 self._reached[result.trial] = key
-        if len(self.trials) > MAX_TRIALS:
-            self._forget_some()
+        if trial is not None:
+            self._num_ended += 1
+            if self._num_ended > MAX_ENDED:
+                self._forget_some()
 
     def _forget_some(self) -> None:
-        """Forget ended trials, but for the best, the last and those of configurations that may be trained again."""
-        ended = [number for number, trial in self.trials.items() if trial.has_ended and not trial.is_repeat]
+        """Forget ended trials, but for the best and the last."""
+        ended = [number for number, trial in self.trials.items() if trial.has_ended]
         order = sorted(ended, key=lambda number: self._least_shortfall(self.trials[number]))
         kept = {*order[:_KEPT_BEST], *ended[-_KEPT_LAST:]}
         for number in ended:
             if number not in kept:
                 del self.trials[number]
+        self._num_ended = len(kept)
 
     @staticmethod
     def _least_shortfall(trial: KnownTrial) -> float:
@@ -150,9 +154,8 @@ class TrialHistory:
     def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
         """The point most worth training again; None if none gains ``least_gain`` in all and more than ``better_than`` per second."""
         running = {trial.key for trial in self.trials.values() if trial.is_repeat and not trial.has_ended}
-        gains = self.expected.log_gains_of_repeats(least_gain)
-        for key in sorted(gains, key=lambda key: -gains[key]):
-            if gains[key] <= better_than:
+        for key, log_gain in self.expected.log_gains_of_repeats(least_gain):
+            if log_gain <= better_than:
                 break
             if key not in running and self.can_repeat(self.points[key]):
                 return self.points[key]
@@ -167,12 +170,13 @@ class TrialHistory:
         seen = self.seen
         first = min(trial.curve[0].seconds for trial in seen)
         horizon = min(self.best, self.limit)
-        highest = num_doublings(horizon, first)
-        levels = np.sort([num_doublings(trial.curve[-1].seconds, first) for trial in seen])
+        highest = int(num_doublings(np.array(horizon), first))
+        levels = np.sort(num_doublings(np.array([trial.curve[-1].seconds for trial in seen]), first))
+        levels_of_waiting = num_doublings(np.array([self.trials[number].curve[-1].seconds for number in waiting]), first)
         num_at_least = len(levels) - np.searchsorted(levels, np.arange(highest + 2))  # trials that have reached each number of doublings
         for low in range(highest - 1, -1, -1):
             if num_at_least[low + 1] < num_at_least[low] / reduction_factor - 1:
-                due = [number for number in waiting if num_doublings(self.trials[number].curve[-1].seconds, first) == low]
+                due = [number for number, level in zip(waiting, levels_of_waiting, strict=True) if level == low]
                 if due:
                     return min(due, key=lambda number: standing(self.trials[number].curve))
         return None

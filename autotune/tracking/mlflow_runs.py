@@ -25,12 +25,23 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.mlflow_fields import INTERRUPTED, Point
-from autotune.tracking.mlflow_store import first_contact, has_transactions, one_transaction, open_experiment, store_uri, tagged_runs
+from autotune.tracking.mlflow_store import (
+    ChildRun,
+    child_runs,
+    first_contact,
+    has_transactions,
+    one_transaction,
+    open_experiment,
+    store_uri,
+    tagged_runs,
+)
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
+_RUN, _OUTCOME = "autotune.run", "autotune.outcome"
+"""Tags of a child run: its name, as the study knows it, and its outcome."""
 _DESCRIPTION = "mlflow.note.content"
 """Tag whose Markdown MLflow's page of a run shows first."""
 
@@ -82,20 +93,19 @@ class MlflowRuns:
         return max(parents, key=lambda run: run.info.start_time, default=None)
 
     def _has_ended_children(self, parent: str) -> bool:
-        children = self._search({"mlflow.parentRunId": parent})
-        return any(not _is_open(run) and not _was_interrupted(run) for run in children)
+        return any(not _is_open(run) and not _was_interrupted(run) for run in self._children(parent))
 
     def _take_over(self, finished: Collection[str]) -> dict[str, str | None]:
         """Find the child runs that earlier processes left, as in ``left``; an open one whose result is not known is interrupted."""
         left: dict[str, str | None] = {}
-        for run in self._search({"mlflow.parentRunId": self.parent}):
-            name = run.data.tags.get("autotune.run", run.info.run_name)  # without that tag, the run is of a version that named runs so
+        for run in self._children(self.parent):
+            name = run.tags.get(_RUN, run.run_name)  # without that tag, the run is of a version that named runs so
             if not _is_open(run) and not _was_interrupted(run):
                 left[name] = None
                 continue
             if _is_open(run) and (name not in finished or name in left):
-                self.interrupt(run.info.run_id)
-            left.setdefault(name, str(run.info.run_id))
+                self.interrupt(run.run_id)
+            left.setdefault(name, run.run_id)
         return left
 
     def start(self, trial: TrackedTrial, tags: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -151,7 +161,7 @@ class MlflowRuns:
 
     def interrupt(self, run_id: str) -> None:
         """End a run as KILLED, with the outcome INTERRUPTED: it will have no result."""
-        self._client.set_tag(run_id, "autotune.outcome", INTERRUPTED)
+        self._client.set_tag(run_id, _OUTCOME, INTERRUPTED)
         self._client.set_terminated(run_id, "KILLED")
 
     def forget(self, run_id: str) -> None:
@@ -249,6 +259,9 @@ class MlflowRuns:
                 Path(folder, name).write_text(text, encoding="utf-8")
             self._client.log_artifacts(run_id, folder)
 
+    def _children(self, parent: str) -> list[ChildRun]:
+        return child_runs(self._client, self._experiment, parent, [_RUN, _OUTCOME])
+
     def _search(self, tags: Mapping[str, str], condition: str = "") -> list[Run]:
         return tagged_runs(self._client, self._experiment, tags, condition)
 
@@ -262,12 +275,12 @@ def _description(trial: TrackedTrial) -> dict[str, str]:
     return {name: yaml.dump(fields.plain(part), Dumper=_Dumper) for name, part in parts.items()}
 
 
-def _is_open(run: Run) -> bool:
-    return run.info.status not in ("FINISHED", "FAILED", "KILLED")
+def _is_open(run: ChildRun) -> bool:
+    return run.status not in ("FINISHED", "FAILED", "KILLED")
 
 
-def _was_interrupted(run: Run) -> bool:
-    return bool(run.data.tags.get("autotune.outcome") == INTERRUPTED)
+def _was_interrupted(run: ChildRun) -> bool:
+    return run.tags.get(_OUTCOME) == INTERRUPTED
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -10,16 +10,19 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
 import sqlalchemy
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from autotune.errors import AutotuneError, ConfigError
 from autotune.hiding import without_secrets
@@ -121,6 +124,42 @@ def tagged_runs(client: MlflowClient, experiment: str, tags: Mapping[str, str], 
             return runs
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChildRun:
+    """What a study needs to know of a run of its own that is in the store."""
+
+    run_id: str
+    run_name: str
+    status: str
+    tags: Mapping[str, str]
+    """Some of its tags."""
+
+
+def child_runs(client: MlflowClient, experiment: str, parent: str, tags: Sequence[str]) -> list[ChildRun]:
+    """The child runs of a run with those of the tags that they have, the last started first; ``experiment`` is its id.
+
+    A database is asked for just that: MLflow itself would read all metrics and params of every run, which takes 3 ms for each.
+    """
+    if not has_transactions(client):
+        runs = tagged_runs(client, experiment, {MLFLOW_PARENT_RUN_ID: parent})
+        return [
+            ChildRun(run_id=str(run.info.run_id), run_name=str(run.info.run_name), status=run.info.status, tags=run.data.tags)
+            for run in runs
+        ]
+    from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag  # noqa: PLC0415  # only a database has them
+
+    of_parent = sqlalchemy.select(SqlTag.run_uuid).where(SqlTag.key == MLFLOW_PARENT_RUN_ID, SqlTag.value == parent)
+    of_runs = sqlalchemy.and_(SqlRun.run_uuid.in_(of_parent), SqlRun.lifecycle_stage == LifecycleStage.ACTIVE)
+    rows = sqlalchemy.select(SqlRun.run_uuid, SqlRun.name, SqlRun.status).where(of_runs).order_by(SqlRun.start_time.desc(), SqlRun.run_uuid)
+    tagged = sqlalchemy.select(SqlTag.run_uuid, SqlTag.key, SqlTag.value).where(SqlTag.run_uuid.in_(of_parent), SqlTag.key.in_(tags))
+    with _session_maker(client)() as session:
+        found: dict[str, dict[str, str]] = {}
+        for run_id, key, value in session.execute(tagged):
+            found.setdefault(run_id, {})[key] = value
+        runs = session.execute(rows).all()
+        return [ChildRun(run_id=run_id, run_name=name, status=status, tags=found.get(run_id, {})) for run_id, name, status in runs]
+
+
 def has_transactions(client: MlflowClient) -> bool:
     """Whether ``one_transaction`` works for the client's store: for a database, but not for a server."""
     return hasattr(_store_of(client), "ManagedSessionMaker")
@@ -142,8 +181,7 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
     """
     store: Any = _store_of(client)
     make_session = store.ManagedSessionMaker
-    writing = {"read_only": False} if "read_only" in inspect.signature(make_session).parameters else {}
-    with make_session(**writing) as session:
+    with _session_maker(client)() as session:
         # Methods that commit midway leave that to the end here, and those that would undo a part of what they did undo everything.
         session.commit, commit = session.flush, session.commit
         session.rollback, rollback = _refuse_rollback, session.rollback
@@ -159,6 +197,14 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
         finally:
             store.ManagedSessionMaker = make_session
             session.commit, session.rollback = commit, rollback
+
+
+def _session_maker(client: MlflowClient) -> Callable[[], Any]:
+    """What makes a context manager of a session that writes, or reads, in one transaction."""
+    store: Any = _store_of(client)
+    make_session = store.ManagedSessionMaker
+    has_readers = "read_only" in inspect.signature(make_session).parameters
+    return partial(make_session, read_only=False) if has_readers else partial(make_session)
 
 
 def _refuse_rollback() -> NoReturn:

@@ -152,7 +152,7 @@ class Study:
             try:
                 session.wait_for_trainings(self.random.randint(3, 8), since=time.monotonic())
             except EndedError:
-                session.end(is_timed=False)
+                session.end(PATIENCE_SECONDS * 5, is_timed=False)  # MLflow may have hundreds of runs to take
                 continue
             yield session
 

@@ -25,7 +25,7 @@ from mlflow.exceptions import MlflowException
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.tracking import mlflow_tracker
+from autotune.tracking import mlflow_store, mlflow_tracker
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
 from tests.execution.test_spool import largest_file
@@ -206,6 +206,26 @@ def test_a_run_that_other_programs_have_spoilt_says_so(info: StudyInfo, uri: str
     runs = children_of(uri)
     assert runs["trial-7"].data.tags["autotune.contention"] == why
     assert "autotune.contention" not in runs["trial-8"].data.tags
+
+
+def test_a_database_is_asked_for_child_runs_as_a_server_is(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = MlflowTracker(info, uri=uri)
+    for number in range(3):
+        tell(tracker, make_run(number))
+    tracker.start(make_run(3)[0])
+    close(tracker)
+    client, parent = mlflow_store.open_store(uri), parent_of(uri)
+    MlflowClient(uri).delete_run(children_of(uri)["trial-1"].info.run_id)
+
+    def found() -> list[tuple[str, str, str, str, str]]:
+        tags = ("autotune.run", "autotune.outcome")
+        runs = mlflow_store.child_runs(client, parent.info.experiment_id, parent.info.run_id, tags)
+        return [(run.run_id, run.run_name, run.status, *(run.tags[tag] for tag in tags)) for run in runs]
+
+    of_database = found()
+    monkeypatch.setattr(mlflow_store, "has_transactions", lambda _: False)
+    assert of_database == found()
+    assert {run[3]: run[2] for run in of_database} == {"trial-0": "FINISHED", "trial-2": "FINISHED", "trial-3": "KILLED"}
 
 
 def test_a_trial_is_a_child_run_with_its_point_and_its_end(info: StudyInfo, uri: str) -> None:
