@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -29,10 +29,10 @@ from typing import Any
 
 from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError
-from autotune.execution.spool import Message, Spool, SpooledSequence
+from autotune.execution.spool import Message, Spool, SpooledObjects
 from autotune.execution.study_folder import log_file
 from autotune.measurement import Evaluation, TrialResult
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, Tracker
+from autotune.tracking.tracker import FinishedRuns, StudyInfo, TrackedTrial, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class TrackerOpening:
     log_path: Path
     """File that the tracker's log messages are appended to."""
     info: StudyInfo
-    finished: Iterable[FinishedRun] = ()
-    """Runs that ended before this process began, for the tracker to fill in; they go to the tracker's process through a file."""
+    finished: FinishedRuns = field(default_factory=FinishedRuns)
+    """Runs that ended before this process began; those that the tracker lacks go to its process through a file."""
     rest_command: str | None = None
     """Command line that writes what the tracker lacks at the end; None if there is none."""
 
@@ -332,8 +332,7 @@ class BackgroundTracker:
         """Have the process open the tracker, then hear what it says; runs in the thread."""
         try:
             made = opening()
-            self._send_opening(made, connection)
-            error = connection.recv()
+            error = self._open(made, connection)
         except Exception as fault:  # noqa: BLE001  # raised again in the callers of wait and close
             error = ConfigError("tracking: its process ended") if isinstance(fault, EOFError | OSError) else fault
         if error is not None:
@@ -347,18 +346,26 @@ class BackgroundTracker:
                 self._spool.close()
             self._spool = None
 
-    def _send_opening(self, opening: TrackerOpening, connection: Connection) -> None:
+    def _open(self, opening: TrackerOpening, connection: Connection) -> Exception | None:
+        """Have the process open the tracker, and make the runs that it asks for meanwhile; return why it cannot be opened, or None."""
         finished = Spool(self._spool_folder)
-        try:
-            for run in opening.finished:
-                finished.append(run)
-        except OSError as error:
-            raise ConfigError(f"tracking: {self._spool_folder}: cannot be written: {error.strerror}") from error
-        connection.send(replace(opening, finished=()))
+        connection.send((replace(opening, finished=FinishedRuns()), opening.finished.ends))
         assert self._spool is not None, "it is closed by this thread"
         for spool in (finished, self._spool):
             send_handle(connection, spool.descriptor, None)
-        finished.close()
+        answer: int | Exception | None = connection.recv()
+        try:
+            while isinstance(answer, int):
+                run = opening.finished[answer]
+                try:
+                    finished.append(run)
+                except OSError as error:
+                    raise ConfigError(f"tracking: {self._spool_folder}: cannot be written: {error.strerror}") from error
+                connection.send(None)
+                answer = connection.recv()
+        finally:
+            finished.close()
+        return answer
 
     def _hear(self, connection: Connection) -> None:
         try:
@@ -387,11 +394,13 @@ def serve(connection: Connection, target: str) -> None:
         if module.startswith("autotune.tracking."):
             with contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
                 getattr(importlib.import_module(module), "preload", lambda: None)()
-        opening: TrackerOpening = connection.recv()
+        opening, ends = connection.recv()
         finished, spool = (Spool(descriptor=recv_handle(connection)) for _ in range(2))
+        runs = _RunsOnDemand(connection, finished)
         with log_file(opening.log_path):
             try:
-                tracker = replace(opening, finished=SpooledSequence(finished)).open()
+                tracker = replace(opening, finished=FinishedRuns(ends, runs.run)).open()
+                runs.fetch(getattr(tracker, "lacking", range(len(ends))))
             except Exception as error:  # noqa: BLE001  # raised again in the study's process
                 connection.send(error)
                 return
@@ -400,6 +409,28 @@ def serve(connection: Connection, target: str) -> None:
             connection.send(("closed", *_Reader(connection, tracker, spool).carry_out()))
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing
+
+
+class _RunsOnDemand:
+    """The runs that ended before the study was resumed, each made by the study's process when it is first asked for."""
+
+    def __init__(self, connection: Connection, spool: Spool) -> None:
+        self._connection, self._runs = connection, SpooledObjects(spool)
+        self._lock = threading.Lock()
+
+    def fetch(self, places: Iterable[int]) -> None:
+        """Have the runs at these places made; possible while the tracker is being opened."""
+        for place in places:
+            self.run(place, is_needed=False)
+
+    def run(self, place: int, *, is_needed: bool = True) -> Any:
+        """The run at a place; a tracker's own thread may ask, too."""
+        with self._lock:
+            if place not in self._runs:
+                self._connection.send(place)
+                self._connection.recv()
+                self._runs.take(place)
+            return self._runs[place] if is_needed else None
 
 
 class _Reader(logging.Handler):

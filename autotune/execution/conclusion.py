@@ -27,7 +27,7 @@ from autotune.hiding import MARK, without_secrets, without_secrets_in
 from autotune.measurement import Target, TrialResult
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
-from autotune.recording import read_recording, write_recording
+from autotune.recording import Recording, read_recording, write_recording
 from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_arm, describe_ratio, describe_reached, score_format_of
 from autotune.reporting.study_files import (
     REPORT,
@@ -164,7 +164,8 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
-    effects = time_effects(read_recording(folder / "recording"))
+    recording = read_recording(folder / "recording")
+    effects = time_effects(recording)
     from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
 
     figures = write_figures(
@@ -178,18 +179,18 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         front=front,
     )
     kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
-    _write_report(live, effects)
+    _write_report(live, recording, effects)
     return [*(path for name in kept if (path := folder / name).exists()), *figures], no_script
 
 
-def _write_report(live: LiveStudy, effects: Sequence[Effects]) -> None:
+def _write_report(live: LiveStudy, recording: Recording, effects: Sequence[Effects]) -> None:
     """Write the HTML report; one that cannot be written is told in a line, since the study's result is complete without it."""
     from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
     from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
 
     try:
         (live.plan.folder / REPORT).unlink(missing_ok=True)  # that of an earlier end of the study
-        write_report(read_concluded_study(live.plan.folder), effects)
+        write_report(read_concluded_study(live.plan.folder, recording), effects)
     except Exception as error:  # whatever it is, hours of training must not end in it
         logging.getLogger(__name__).exception("the report was not written")
         _say(live, f"no {REPORT}: {type(error).__name__}: {' '.join(str(error).split())}")

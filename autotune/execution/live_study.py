@@ -32,7 +32,7 @@ from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import PausingSampler
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race, told_storage_errors
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial, confirmation_name, search_name
 from autotune.training.checkpoint import is_kept
 from autotune.training.diagnosis.this_machine import this_machine
 
@@ -220,7 +220,7 @@ def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, nu
     """The record by which a tracker knows one confirmation run; ``number`` is that of its round."""
     config = confirmation_config(plan, suggestion, number)
     return TrackedTrial(
-        name=f"confirm-{trial}-{number}",
+        name=confirmation_name(trial, number),
         phase="confirm",
         trial=trial,
         values=suggestion.values,
@@ -277,14 +277,27 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
     )
 
 
-def _finished_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Iterator[FinishedRun]:
-    """The runs in a study's storage that have ended, one at a time: with their configurations many of them would fill the memory."""
-    scores = policy.scores
-    for number, result in sorted(policy.results.items()):
-        yield _tracked_search(plan, result), result, scores.get(number)
-    for (trial, number), result in sorted(confirmations(study).items()):
+def _finished_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> FinishedRuns:
+    """The runs in a study's storage that have ended; a run's configuration is made when the tracker asks for the run."""
+
+    def end(name: str, phase: str, result: TrialResult) -> RunEnd:
         score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
-        yield tracked_confirmation(plan, trial, Suggestion(result.values), number, started_at=result.started_at), result, score
+        return RunEnd(name=name, phase=phase, stopped_at=result.stopped_at, score=score)
+
+    searched, confirmed = sorted(policy.results.items()), sorted(confirmations(study).items())
+    ends = [end(search_name(number), "search", result) for number, result in searched]
+    ends += [end(confirmation_name(*key), "confirm", result) for key, result in confirmed]
+
+    def run(place: int) -> FinishedRun:
+        if place < len(searched):
+            _, result = searched[place]
+            trial = _tracked_search(plan, result)
+        else:
+            (number, index), result = confirmed[place - len(searched)]
+            trial = tracked_confirmation(plan, number, Suggestion(result.values), index, started_at=result.started_at)
+        return trial, result, ends[place].score
+
+    return FinishedRuns(ends, run)
 
 
 def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str) -> TrackerOpening:
@@ -340,7 +353,7 @@ def study_settings(plan: StudyPlan) -> Mapping[str, object]:
 def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     config = plan.composer.compose_suggestion(Suggestion(result.values), seed=result.seed).trial
     return TrackedTrial(
-        name=f"trial-{result.trial}",
+        name=search_name(result.trial),
         phase="search",
         trial=result.trial,
         values=result.values,

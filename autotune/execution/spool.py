@@ -9,9 +9,8 @@ import pickle
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<I?d")  # bytes of the content, whether the message ends a run, when it may be read
 
@@ -80,29 +79,27 @@ class Spool:
         os.close(self.descriptor)
 
 
-class SpooledSequence(Sequence[Any]):
-    """Everything that was appended to a spool, each object read anew from the file when it is asked for."""
+class SpooledObjects:
+    """Objects that were appended to a spool, by the places that they are known by; each is read anew when it is asked for."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._positions: list[int] = []
-        while (message := spool.read()) is not None:
-            self._positions.append(spool.position)
-            spool.take(message)
+        self._end = spool.position
+        self._positions: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._positions)
+    def __contains__(self, place: int) -> bool:
+        return place in self._positions
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def take(self, place: int) -> None:
+        """Know the next object of the spool by a place."""
+        self._spool.position = self._positions[place] = self._end
+        message = self._spool.read()
+        assert message is not None, "it was appended before"
+        self._spool.take(message)
+        self._end = self._spool.position
 
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        self._spool.position = self._positions[index]
+    def __getitem__(self, place: int) -> Any:
+        self._spool.position = self._positions[place]
         message = self._spool.read()
         assert message is not None, "it was there before, and nothing is removed from the file"
         return message.open()

@@ -21,7 +21,7 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
-from autotune.tracking.tracker import TrackedTrial, Tracker
+from autotune.tracking.tracker import TrackedTrial, Tracker, search_name
 from autotune.training.checkpoint import has_room
 
 logger = logging.getLogger(__name__)
@@ -408,7 +408,7 @@ class TrialManager:
 
 def _tracked(trial: Trial, composed: Composed) -> TrackedTrial:
     return TrackedTrial(
-        name=f"trial-{trial.number}",
+        name=search_name(trial.number),
         phase="search",
         trial=trial.number,
         values=trial.suggestion.values,

@@ -37,6 +37,7 @@ from autotune.search.stored_trials import baseline_number, finished_results
 from autotune.search.study import confirmations, read_study, stored_race, study_definition
 from autotune.space import SearchSpace, Suggestion
 from autotune.tracking.tracked_study import tracked_study
+from autotune.tracking.tracker import confirmation_name, search_name
 
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Exceptions that data which someone changed can raise."""
@@ -343,8 +344,8 @@ class _Study:
         if runs is None:
             said = f"{where} has no run of study {stored.name}"
             return Check(name="MLflow", differences=(said,)) if is_expected else Check(name="MLflow", note=said, is_made=False)
-        expected = {f"trial-{number}": result for number, result in stored.results.items()}
-        expected |= {f"confirm-{trial}-{number}": result for (trial, number), result in stored.runs.items()}
+        expected = {search_name(number): result for number, result in stored.results.items()}
+        expected |= {confirmation_name(trial, number): result for (trial, number), result in stored.runs.items()}
         return _check("MLflow", lambda: list(self._run_differences(expected, runs)), f"{len(expected)} runs in {where}")
 
     def _run_differences(self, expected: Mapping[str, TrialResult], runs: Mapping[str, Any]) -> Iterator[str]:

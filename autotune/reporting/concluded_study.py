@@ -107,8 +107,8 @@ class ConcludedStudy:
         return ArmScores(label=label, runs=runs + [RunScore(None, False)] * (arm["num_runs"] - len(runs)), scale=self.scale)
 
 
-def read_concluded_study(folder: Path) -> ConcludedStudy:
-    """Read a study's result files.
+def read_concluded_study(folder: Path, recording: Recording | None = None) -> ConcludedStudy:
+    """Read a study's result files, but for its recording if that is given.
 
     Raises:
         StudyError: the folder has no study that has ended, or one of its files cannot be read.
@@ -122,7 +122,8 @@ def read_concluded_study(folder: Path) -> ConcludedStudy:
     try:
         path = next((path for name in (SUMMARY, "best.json") if (path := folder / name).is_file()), None)
         summary = {} if path is None else read_summary(path)
-        study = ConcludedStudy(folder, summary, list(_trials(folder / "trials.csv")), read_recording(folder / "recording"))
+        recording = recording or read_recording(folder / "recording")
+        study = ConcludedStudy(folder, summary, list(_trials(folder / "trials.csv")), recording)
         _ = study.arms, study.scale, study.speed_up
     except DataError as error:
         raise StudyError(f"study={folder.name}: {error}") from error

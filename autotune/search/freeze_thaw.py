@@ -126,7 +126,7 @@ class FreezeThawSampler:
         point, key = self._history.cube.encode([suggestion]), suggestion.key
         self._trials[number] = KnownTrial(
             key=key,
-            point=point[0],
+            features=self._history.cube.features(point)[0],
             prior_means=self._earlier.prior_means(point)[0],
             log_length=self._history.log_length(suggestion),
             is_repeat=self._history.expected.has_reached(key),

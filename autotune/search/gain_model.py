@@ -54,7 +54,7 @@ class GainModel:
         values = self.goodness(shortfalls, np.array([trial.curve[trial.best_index].shortfall for trial in seen]))
         most = _MAX_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MAX_ROWS_IF_QUICK
         kept = _best_and_random(values, most, rng)
-        points = np.array([trial.point for trial in seen])
+        features = np.array([trial.features for trial in seen])
         numbers = np.array([number for number, trial in self._history.trials.items() if trial.curve], dtype=float)
         has_grown = len(seen) >= _LEARN_ON * self.num_learnt_of
         if has_grown:
@@ -62,7 +62,7 @@ class GainModel:
         prior_means = np.array([trial.prior_means for trial in seen])
         picked = trial_indices[kept].astype(int)
         self._curves.fit(
-            self._history.cube.features(points[picked]),
+            features[picked],
             np.log(steps[kept]),
             numbers[picked],
             values[kept],
@@ -72,7 +72,7 @@ class GainModel:
         )
         rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen[-most:]])
         learn = _sample(len(rates), _MAX_ROWS_TO_LEARN, rng) if has_grown else None
-        self.rates.fit(self._history.cube.features(points[-most:]), rates, learn=learn)
+        self.rates.fit(features[-most:], rates, learn=learn)
 
     def goodness(self, shortfalls: Array, least: Array) -> Array:
         """What the model of curves predicts in place of shortfalls: higher is better."""
@@ -89,12 +89,12 @@ class GainModel:
         history = self._history
         smallest_step = min(trial.curve[0].step for trial in history.seen)
         trials = [history.trials[number] for number in waiting]
-        points = np.concatenate([history.cube.encode(drawn), *(trial.point[None] for trial in trials)])
-        features = history.cube.features(points)
-        prior_means = np.concatenate([self._earlier.prior_means(points[: len(drawn)]), *(trial.prior_means[None] for trial in trials)])
+        points = history.cube.encode(drawn)
+        features = np.concatenate([history.cube.features(points), *(trial.features[None] for trial in trials)])
+        prior_means = np.concatenate([self._earlier.prior_means(points), *(trial.prior_means[None] for trial in trials)])
         log_lengths = np.array([history.log_length(point) for point in drawn] + [trial.log_length for trial in trials])
         log_rates, rate_deviations = self.rates.predict(features)
-        spent, soonest, resume_seconds = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
+        spent, soonest, resume_seconds = np.zeros(len(features)), np.zeros(len(features)), np.zeros(len(features))
         for row, (number, trial) in enumerate(zip(waiting, trials, strict=True), start=len(drawn)):
             step, spent[row], _ = trial.curve[-1]
             soonest[row] = history.next_seconds(trial)
@@ -116,7 +116,7 @@ class GainModel:
         log_gains = log_reached + log_evaluated + np.log(gains) - np.log(cost)
         is_possible = (times > spent * 1.001) & (times >= soonest * 0.999)
         chances = np.exp(log_reached + log_evaluated)
-        soon = chances[is_possible.argmax(axis=0), np.arange(len(points))]
+        soon = chances[is_possible.argmax(axis=0), np.arange(len(features))]
         ever = np.where(is_possible, chances, 0.0).max(axis=0)
         best_log_gains = np.where(is_possible, log_gains, -np.inf).max(axis=0)
         best_log_gains[: len(drawn)] += history.feasibility.log_chances(features[: len(drawn)])

@@ -27,7 +27,9 @@ from autotune.search.randomness import RandomTrial, num_points, points
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 
 _MAX_TRIALS = 250
-"""Maximum number of trials that the models are learnt from: the time that learning takes grows with its cube."""
+"""Maximum number of trials that the models are conditioned on."""
+_MAX_TRIALS_TO_LEARN = 125
+"""Maximum number of trials that the models' hyperparameters are learnt from, which takes many times as long as conditioning them."""
 _MIN_REACHED = 4
 """Minimum number of trials that reached the target; with fewer, the best metric that as many trials reached takes its place."""
 _NUM_SWEEPS = 30
@@ -145,7 +147,9 @@ def _fitted(features: Array, values: Array) -> GaussianProcessRegressor:
     kernel = ConstantKernel(1.0, (0.01, 100)) * Matern(np.ones(features.shape[1]), (0.1, 100), nu=2.5) + WhiteKernel(0.1, (1e-4, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter that does nothing has the longest length scale
-        return GaussianProcessRegressor(kernel, normalize_y=True).fit(features, values)
+        rows = np.linspace(0, len(values) - 1, min(len(values), _MAX_TRIALS_TO_LEARN)).astype(int)
+        learnt = GaussianProcessRegressor(kernel, normalize_y=True).fit(features[rows], values[rows]).kernel_
+    return GaussianProcessRegressor(learnt, optimizer=None, normalize_y=True).fit(features, values)
 
 
 def _predicted(models: Sequence[GaussianProcessRegressor], features: Array) -> tuple[Array, Array]:

@@ -45,8 +45,8 @@ class KnownTrial:
 
     key: Key
     """Identifies the trial's configuration, the same for its repeats."""
-    point: Array
-    """Coordinates of the trial's point in the unit cube ``[parameters]``."""
+    features: Array
+    """Features of the trial's point ``[features]``, as ``UnitCube.features``."""
     prior_means: Array
     """What each earlier study expects of the trial's point ``[studies]``, higher is better."""
     log_length: float

@@ -79,7 +79,7 @@ class TrialHistory:
     def finish(self, result: TrialResult, score: float | None) -> None:
         """Take the result of a trial; ``score`` is None unless it reached the target."""
         trial = self.trials.get(result.trial)
-        key, features = ((), None) if trial is None else (trial.key, self._features(trial))
+        key, features = ((), None) if trial is None else (trial.key, trial.features)
         if trial is None:  # a baseline that the space does not contain
             for evaluation in result.evaluations:
                 self.relative_cost(evaluation)
@@ -88,7 +88,7 @@ class TrialHistory:
                 self.add_evaluation(result.trial, evaluation)
             trial.is_paused, trial.has_ended = False, True
             if result.outcome.is_infeasible:
-                self.feasibility.add(str(result.trial), self._features(trial), is_feasible=False)
+                self.feasibility.add(str(result.trial), trial.features, is_feasible=False)
         if self.unit:
             spent = (spent_by(result, self._objective) if score is None else score) / self.unit
             is_repeatable = key in self.points and self.can_repeat(self.points[key])
@@ -113,10 +113,6 @@ class TrialHistory:
     @staticmethod
     def _least_shortfall(trial: KnownTrial) -> float:
         return trial.curve[trial.best_index].shortfall if trial.curve else math.inf
-
-    def _features(self, trial: KnownTrial) -> Array:
-        features: Array = self.cube.features(trial.point[None])[0]
-        return features
 
     def add_infeasible(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
@@ -195,7 +191,7 @@ class TrialHistory:
             if evaluation.outcome is not Outcome.REACHED:
                 shortfall = max(shortfall, 0.0)  # at the target, but a model not yet pruned does not count
             if not trial.curve:
-                self.feasibility.add(str(number), self._features(trial), is_feasible=True)
+                self.feasibility.add(str(number), trial.features, is_feasible=True)
                 if evaluation.epoch <= 0 < evaluation.step:
                     self._length_key = None  # the training does not report its epochs
                     for other in self.trials.values():

@@ -59,9 +59,9 @@ class WarmStart:
 
     def prior_means(self, coordinates: Array) -> Array:
         """Prior means ``[points, studies]`` of points with the given coordinates ``[points, parameters]``, higher is better."""
+        if not self._models or not len(coordinates):
+            return np.zeros((len(coordinates), len(self._models)))
         features = self._cube.features(coordinates)
-        if not self._models or not len(features):
-            return np.zeros((len(features), len(self._models)))
         return np.column_stack([model.predict(features) for model in self._models])
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
 WRITE_EVERY_SECONDS = 5.0
@@ -82,15 +82,12 @@ class MlflowTracker:
         preload()
         from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # MLflow takes seconds to import
 
-        names, ends = [], []
-        for trial, result, score in finished:
-            names.append(trial.name)
-            ends.append((result.stopped_at, trial.phase, score))
-        self._store = MlflowRuns(info, uri, set(names))
+        self._finished = FinishedRuns.of(finished)
+        self._store = MlflowRuns(info, uri, {end.name for end in self._finished.ends})
         self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
-        self._finished = finished
-        self._earlier = deque(place for place, name in enumerate(names) if name not in self._complete)
-        """Places in ``finished`` of the runs that the store lacks."""
+        self.lacking = [place for place, end in enumerate(self._finished.ends) if end.name not in self._complete]
+        """Places in ``finished`` of the runs that the store lacked when the tracker was made."""
+        self._earlier = deque(self.lacking)
         self._runs: dict[str, _Run] = {}
         self._num_waiting = 0
         """Number of runs in ``_runs`` that have ended."""
@@ -98,7 +95,7 @@ class MlflowTracker:
         self._num_written = 0
         self.lacks_end = False
         """Whether the study's own end could not be written."""
-        self._best_scores = _BestScores(ends)
+        self._best_scores = _BestScores(self._finished.ends)
         self._logs_model = log_model
         self._close_seconds = close_seconds
         self._closes_by = math.inf
@@ -334,13 +331,13 @@ class MlflowTracker:
 class _BestScores:
     """The best score after each trial that improved it, and at the study's end, for its own run; the step is the number of trials ended."""
 
-    def __init__(self, ends: Sequence[tuple[float, str, float | None]]) -> None:
+    def __init__(self, ends: Sequence[RunEnd]) -> None:
         self._num_ended = 0
         self._best = math.inf
         self._last_step = 0
         self.unwritten: list[fields.Point] = []
-        for end in sorted(ends, key=lambda end: end[0]):
-            self.add(*end)
+        for end in sorted(ends, key=lambda end: end.stopped_at):
+            self.add(end.stopped_at, end.phase, end.score)
         self.unwritten.clear()  # an earlier process wrote them
 
     def add(self, stopped_at: float, phase: str, score: float | None) -> None:

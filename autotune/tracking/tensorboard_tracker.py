@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, FinishedRuns, StudyInfo, TrackedTrial
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
@@ -41,9 +41,11 @@ class TensorBoardTracker:
         self._writers: dict[str, SummaryWriter] = {}
         self._steps: dict[str, set[int]] = {}
         """Steps whose evaluations are written, by name of the run."""
-        for trial, result, score in finished:
-            if not (self._folder / trial.name).is_dir():
-                self.finish(trial, result, score)
+        runs = FinishedRuns.of(finished)
+        for place in [place for place, end in enumerate(runs.ends) if not (self._folder / end.name).is_dir()]:
+            self.finish(*runs[place])
+        self.lacking: Sequence[int] = ()
+        """Places in ``finished`` of the runs that are not written."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Open the run's file and write its overrides as text."""

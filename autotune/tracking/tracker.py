@@ -2,16 +2,17 @@
 
 A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. A
 tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before the study was resumed,
-so that it can fill in what it missed. Two more functions are called where there are any: ``preload`` of the tracker's module, before all
-else, and the tracker's ``log_model`` before ``close``, with a function that makes the trained model of the best configuration, and inputs.
+so that it can fill in what it missed: ``FinishedRuns``, each of which is made when it is asked for. Two more functions are called where
+there are any: ``preload`` of the tracker's module, before all else, and the tracker's ``log_model`` before ``close``, with a function that
+makes the trained model of the best configuration, and inputs.
 """
 
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, overload
 
 from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Evaluation, TrialResult
@@ -110,6 +111,59 @@ FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
 """A run that has ended, its result, and its score; the score is None if the objective gives none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """What is told of a run that has ended without its configuration, which takes milliseconds to make."""
+
+    name: str
+    phase: str
+    stopped_at: float
+    """Unix time of its end."""
+    score: float | None
+
+    @classmethod
+    def of(cls, run: FinishedRun) -> Self:
+        """The end of a run."""
+        trial, result, score = run
+        return cls(name=trial.name, phase=trial.phase, stopped_at=result.stopped_at, score=score)
+
+
+class FinishedRuns(Sequence[FinishedRun]):
+    """The runs that ended before a study was resumed, in order, each made when it is asked for.
+
+    A tracker reads ``ends``, and asks only for the runs that it lacks. It asks while it is made; runs that it asks for later stand at the
+    places in its attribute ``lacking`` then, or in all places if it has no such attribute.
+
+    Args:
+        ends: what is told of each run.
+        make: makes the run at a place.
+    """
+
+    def __init__(self, ends: Sequence[RunEnd] = (), make: Callable[[int], FinishedRun] | None = None) -> None:
+        self.ends, self._make = ends, make
+
+    @classmethod
+    def of(cls, runs: Sequence[FinishedRun]) -> "FinishedRuns":
+        """The runs as they are, if they are ``FinishedRuns`` already, or those of a list."""
+        return runs if isinstance(runs, cls) else cls([RunEnd.of(run) for run in runs], runs.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> FinishedRun: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FinishedRun]: ...
+
+    def __getitem__(self, index: int | slice) -> FinishedRun | Sequence[FinishedRun]:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return [self[place] for place in places]
+        assert self._make is not None, "there are none"
+        return self._make(places)
+
+
 class Tracker(Protocol):
     """Contract of ``tracking:`` in the configuration. They are called in the tracker's own process: no training waits."""
 
@@ -150,6 +204,16 @@ class NoTracker:
 
     def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
         """Do nothing."""
+
+
+def search_name(trial: int) -> str:
+    """Name of the run of a search trial."""
+    return f"trial-{trial}"
+
+
+def confirmation_name(trial: int, round_number: int) -> str:
+    """Name of a confirmation run of a trial's configuration."""
+    return f"confirm-{trial}-{round_number}"
 
 
 def browse_command(tracking: Mapping[str, Any], studies: str) -> str | None:

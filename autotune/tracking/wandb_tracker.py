@@ -21,7 +21,7 @@ from autotune.errors import ConfigError
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, display_name
+from autotune.tracking.tracker import FinishedRun, FinishedRuns, StudyInfo, TrackedTrial, display_name
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -66,9 +66,13 @@ class WandbTracker:
         self._folder = Path(info.folder) / "wandb"
         self._study_id = self._read_study_id()
         self._runs: dict[str, _OpenRun] = {}
-        self._scores = [(result.stopped_at, score) for trial, result, score in finished if trial.phase == "search"]
-        self._unwritten = {run[0].name: run for run in finished if not any(map(_is_whole, self._folders(run[0].name)))}
+        runs = FinishedRuns.of(finished)
+        self._scores = [(end.stopped_at, end.score) for end in runs.ends if end.phase == "search"]
+        lacking = [place for place, end in enumerate(runs.ends) if not any(map(_is_whole, self._folders(end.name)))]
+        self._unwritten = {runs.ends[place].name: runs[place] for place in lacking}
         """The runs that have ended and are not written as a whole, by name."""
+        self.lacking: Sequence[int] = ()
+        """Places in ``finished`` of the runs that are asked for later."""
         self._has_failed = False
 
     def start(self, trial: TrackedTrial) -> None:

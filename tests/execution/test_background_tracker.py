@@ -16,9 +16,10 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
-from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial
 from tests.execution.test_spool import largest_file
 from tests.patience import wait_until
+from tests.tracking.test_mlflow_tracker import make_run
 
 
 class FileTracker:
@@ -59,13 +60,28 @@ class BusyTracker(FileTracker):
         super().close(**end)
 
 
+class LateTracker(FileTracker):
+    """Asks for one run as it is made and for another as it is closed, and says beforehand which one, unless it is to say nothing."""
+
+    def __init__(self, info: StudyInfo, *, finished: Sequence[FinishedRun] = (), path: str, lacking: Sequence[int] | None = None) -> None:
+        super().__init__(info, path=path)
+        self._finished = finished
+        if lacking is not None:
+            self.lacking = lacking
+        self._write(f"made {[trial.name for trial, _, _ in finished[1:2]]} of {len(finished)}")
+
+    def close(self, **end: Any) -> None:
+        self._write(f"late {self._finished[3][0].name}")
+        super().close(**end)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "told"
 
 
-def opened(kind: str, path: Path, said: list[str], **opening: Any) -> BackgroundTracker:
-    node = {"_target_": f"{__name__}.{kind}", "path": str(path)}
+def opened(kind: str, path: Path, said: list[str], arguments: Mapping[str, Any] | None = None, **opening: Any) -> BackgroundTracker:
+    node = {"_target_": f"{__name__}.{kind}", "path": str(path), **(arguments or {})}
     info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
     made = TrackerOpening(
         node=node, allowed_targets=(__name__,), log_path=path.parent / "log", info=info, rest_command="autotune record --push", **opening
@@ -113,6 +129,24 @@ def result_of(number: int) -> TrialResult:
 
 def end(tracker: BackgroundTracker, **changes: Any) -> None:
     tracker.close(**{"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": [], **changes})
+
+
+@pytest.mark.parametrize(("arguments", "made"), [({}, [1, 0, 2, 3, 4]), ({"lacking": [3, 1]}, [1, 3])])
+def test_of_the_runs_that_ended_before_only_those_that_a_tracker_lacks_are_made(
+    arguments: dict[str, Any], made: list[int], path: Path
+) -> None:
+    runs = [make_run(number) for number in range(5)]
+    asked: list[int] = []
+
+    def make(place: int) -> FinishedRun:
+        asked.append(place)
+        return runs[place]
+
+    finished = FinishedRuns([RunEnd.of(run) for run in runs], make)
+    tracker = opened("LateTracker", path, [], arguments, finished=finished)
+    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
+    assert asked == made
+    assert [line.partition(" ")[2] for line in path.read_text().splitlines()] == ["made ['trial-1'] of 5", "late trial-3", "close FINISHED"]
 
 
 def test_a_study_in_a_hurry_leaves_a_slow_tracker_behind(busy: BackgroundTracker, path: Path, said: list[str]) -> None:

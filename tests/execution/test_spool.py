@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.execution.spool import Spool, SpooledSequence
+from autotune.execution.spool import Spool, SpooledObjects
 
 
 def other_end(spool: Spool) -> Spool:
@@ -56,11 +56,12 @@ def test_a_message_that_a_full_disk_does_not_take_is_left_out_whole(tmp_path: Pa
     assert told == ["first", "last"]
 
 
-def test_a_spool_is_a_sequence_that_is_read_anew(tmp_path: Path) -> None:
+def test_objects_of_a_spool_are_read_anew_by_their_places(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    for number in range(5):
-        spool.append({"number": number})
-    runs = SpooledSequence(other_end(spool))
-    assert [run["number"] for run in runs] == [0, 1, 2, 3, 4]
-    assert runs[3] == {"number": 3}
-    assert runs[1:3] == [{"number": 1}, {"number": 2}]
+    runs = SpooledObjects(other_end(spool))
+    for place in (7, 2, 5):
+        spool.append({"place": place})
+        runs.take(place)
+    assert [runs[place] for place in (2, 5, 7, 2)] == [{"place": place} for place in (2, 5, 7, 2)]
+    assert 2 in runs
+    assert 3 not in runs
