@@ -13,6 +13,7 @@ from typing import Any
 from ray import tune
 from ray.tune import TuneError
 from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.result import EXPR_RESULT_FILE
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -40,7 +41,7 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
             num_samples=-1,
             search_alg=PolicySearcher(trial_manager),
             scheduler=PolicyScheduler(trial_manager, check_ray),
-            callbacks=[_StartCallback(trial_manager)],
+            callbacks=[_Callback(trial_manager)],
             stop=_InterruptStopper(trial_manager, interrupt),
             reuse_actors=True,
             storage_path=str(folder),
@@ -144,13 +145,14 @@ class PolicyScheduler(FIFOScheduler):  # type: ignore[misc]  # ray has no types
 
 
 def _forget_ended(tune_controller: Any) -> None:
-    """Let go of trials that have ended: Ray keeps every trial with its task, and writes all of them when the search ends."""
+    """Let go of trials that have ended: Ray keeps every trial with its task, in several places, and writes all of them at the end."""
     trials = tune_controller.get_trials()
     controller = getattr(tune_controller, "_tune_controller", tune_controller)  # without its wrapper for schedulers, which warns
-    to_write: set[Any] = getattr(controller, "_trials_to_cache", set())
+    kept: list[set[Any]] = [getattr(controller, name, set()) for name in ("_stopped_trials", "_failed_trials", "_trials_to_cache")]
     for trial in [trial for trial in trials[1:] if trial.is_finished()]:
         trials.remove(trial)
-        to_write.discard(trial)
+        for of_ray in kept:
+            of_ray.discard(trial)
 
 
 def _death_reason(trial: Any) -> str:
@@ -161,9 +163,17 @@ def _death_reason(trial: Any) -> str:
     return f"the worker died: {reason}" if reason else "the worker died"
 
 
-class _StartCallback(tune.Callback):  # type: ignore[misc]  # ray has no types
+class _Callback(TrialProgressCallback):  # type: ignore[misc]  # ray has no types
+    """Tells the trial manager of starts. It takes the place of Ray's own callback, which prints results, and keeps every trial for that."""
+
     def __init__(self, trial_manager: TrialManager) -> None:
+        super().__init__()
         self._trial_manager = trial_manager
+
+    def on_trial_result(self, *arguments: Any, **info: Any) -> None:
+        """Print nothing."""
+
+    on_trial_error = on_trial_complete = on_trial_result
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._trial_manager.started(trial.trial_id)

@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import StudyError
 from autotune.files import FORMATS
+from autotune.sharing import SharedTexts
 
 JOURNAL = "study.log"
 END_FILE = ".study.log.end"
@@ -39,6 +40,8 @@ logger = getLogger("autotune.search")
 _FORMAT_VERSION = FORMATS["journal"]
 """Version of the digests, which each of them begins with; a reader refuses later ones."""
 _DIGEST = re.compile(rb',"digest":"([0-9]{1,9})-([0-9a-f]{32})"\}\n\Z')
+_MAX_DIGEST_BYTES = 64
+"""Length of a line's end in which its digest stands."""
 _END_BYTES = 128
 """Size of the file of the end. It never changes, so that overwriting it in place takes no space and is done at once."""
 
@@ -131,7 +134,7 @@ class _Position:
 
     def after(self, line: bytes) -> "_Step":
         """Read the line at this place."""
-        signed = _DIGEST.search(line)
+        signed = _DIGEST.search(line, max(0, len(line) - _MAX_DIGEST_BYTES))
         body = line if signed is None else line[: signed.start()] + b"}\n"
         record, fault = _parsed(line)
         digest = _digest(self.digest, body)
@@ -282,6 +285,7 @@ class _Journal(BaseJournalBackend):
         self._lock = JournalFileSymlinkLock(str(self._path), grace_period=3)  # held for milliseconds; a killed process's is taken over
         self._position = _Position()
         """How far the storage has read."""
+        self._shared = SharedTexts()
 
     @property
     def last_line(self) -> str:
@@ -323,7 +327,7 @@ class _Journal(BaseJournalBackend):
                 if end is not None and (fault := end.fault(step.position)) is not None:
                     raise _damage(self._path, fault, is_end=True)
                 self._position = step.position
-                yield step.record
+                yield self._shared.of(step.record)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes < self._position.num_bytes:
