@@ -80,7 +80,7 @@ def _ray_process(pattern: str) -> Callable[[Study], None]:
 
 def _token(kind: str, then: Callable[[int], None] = lambda process: None) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
-        for session in study.while_training():
+        for session in study.while_training(more=150):
             try:
                 process = study.drop_token(kind)
             except EndedError:
@@ -515,13 +515,13 @@ ROWS = (
     Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02),
     Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint, count=9),
     Row("read-only", "a folder that can only be read", _read_only),
-    Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.05),
+    Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.3),
     Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
         environment={"AUTOTUNE_MAX_RETAKES": "2"}),
     Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.05),
     Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
-    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20), count=3, part_seconds=0.1),
-    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5), part_seconds=0.1),
-    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10), count=3, part_seconds=0.1),
+    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20), count=3, part_seconds=0.3),
+    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5), part_seconds=0.3),
+    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10), count=3, part_seconds=0.3),
     Row("postgresql-killed", "kill -9 of PostgreSQL, and its restart", _postgresql, part_seconds=0.1),
 )  # fmt: skip
