@@ -46,6 +46,10 @@ class DataError(AutotuneError):
     """Data, such as a data set or a recording, that is missing, unreadable or of the wrong form."""
 
 
+class StateError(DataError):
+    """A saved state of a training that is missing or damaged."""
+
+
 class FileError(DataError):
     """A file that cannot be written, or that has something else in its place, such as a folder or a symbolic link."""
 

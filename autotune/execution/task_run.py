@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
-from autotune.errors import AutotuneError, DataError
+from autotune.errors import AutotuneError, DataError, StateError
 from autotune.execution.death import LOW_ON_MEMORY, Death, death_of, hang_path, is_killed, num_killed_for_memory
 from autotune.execution.watch import Watch
 from autotune.files import appending, make_folder
@@ -191,6 +191,8 @@ class TaskRun:
         except StopIteration as ended:
             outcome = (self._last.outcome if self._last else None) or Outcome.MISSED
             return WorkerReport(evaluation=None, outcome=outcome, test_metric=ended.value)
+        except StateError as error:  # of a paused trial, whose point is trained anew
+            return WorkerReport(evaluation=None, outcome=Outcome.LOST, error=str(error))
         except AutotuneError as error:
             return WorkerReport(evaluation=None, outcome=Outcome.INVALID, error=str(error), is_data_missing=isinstance(error, DataError))
         except Exception as error:  # noqa: BLE001  # any error of the trained code is an outcome, reported with its traceback

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import DataError
+from autotune.errors import DataError, StateError
 from autotune.files import FORMATS, check_format, make_folder, replace_file
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
@@ -173,14 +173,14 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Read the state that ``save_state`` wrote, tensors on the CPU; a tensor that stood in several places is shared again.
 
     Raises:
-        DataError: the file is missing or damaged.
+        StateError: the file is missing or damaged.
     """
-    path = folder / STATE_FILE
-    tensors, header = _read(path, "state")
     try:
+        tensors, header = _read(folder / STATE_FILE, "state")
+    except DataError as error:
+        raise StateError(str(error)) from error
+    with told_damage(folder):
         return dict(_Unpacker(tensors).unpack(header["state"]))
-    except _MALFORMED as error:
-        raise DataError(f"{path}: is damaged: {_line(error)}; accepted is a whole file that autotune wrote") from error
 
 
 @contextmanager
@@ -188,12 +188,14 @@ def told_damage(folder: Path) -> Iterator[None]:
     """Report a state that can be read, and yet does not hold what a training needs to go on, in one line.
 
     Raises:
-        DataError: something within the context does not fit.
+        StateError: something within the context does not fit.
     """
     try:
         yield
     except _MALFORMED as error:
-        raise DataError(f"{folder / STATE_FILE}: is damaged: {_line(error)[:200]}; accepted is a whole file that autotune wrote") from error
+        raise StateError(
+            f"{folder / STATE_FILE}: is damaged: {_line(error)[:200]}; accepted is a whole file that autotune wrote"
+        ) from error
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

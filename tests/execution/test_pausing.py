@@ -61,6 +61,9 @@ class Told:
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         pass
 
+    def trial_lost(self, trial: int, how: str) -> None:
+        self.events.append((how, trial))
+
 
 class Session:
     """One process of a study, its workers played by the test."""
@@ -260,6 +263,31 @@ def test_a_worker_keeps_a_trial_and_another_run_goes_on_with_it(make_task: MakeT
     first.keep()
     first.close()
     assert run_to_end(TaskRun(make_task(is_paused=True))) == whole[1:]
+
+
+def test_a_state_that_is_damaged_loses_the_trial_and_not_its_point(make_task: MakeTask, study: optuna.Study, tmp_path: Path) -> None:
+    first = TaskRun(make_task())
+    first.next_report()
+    first.keep()
+    first.close()
+    state = tmp_path / "state/state.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-9] ^= 0x40
+    state.write_bytes(content)
+    again = TaskRun(make_task(is_paused=True))
+    said = again.next_report()
+    again.close()
+    assert (said.evaluation, said.outcome) == (None, Outcome.LOST)
+    session = Session(study, tmp_path, points=SIZES[:1])
+    session.begin_and_pause("a")
+    key, task = session.go_on()
+    assert session.trials.reported(key, said) is Decision.STOP
+    assert session.trials.refusal is None
+    how = f"{state}: is damaged: its content does not have its checksum; accepted is a whole file that autotune wrote"
+    assert (how, 0) in session.told.events
+    assert not Path(task.state_folder or "").exists()
+    assert session.begin("b").config.batch_size == task.config.batch_size
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "RUNNING"]
 
 
 def test_a_worker_says_what_it_cannot_keep(make_task: MakeTask, tmp_path: Path) -> None:

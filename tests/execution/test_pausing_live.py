@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.measurement import TrialResult
-from autotune.search.stored_trials import finished_results
+from autotune.outcome import Outcome
+from autotune.search.stored_trials import finished_results, retried_number
 from autotune.search.study import Study, read_study
 from tests.patience import wait_until
 
@@ -79,6 +80,21 @@ def test_curves_go_on_where_they_stood(ended: tuple[Path, set[str], Study]) -> N
 
 def test_no_state_is_left_behind(ended: tuple[Path, set[str], Study]) -> None:
     assert not (ended[0] / "outputs/paused/paused").exists()
+
+
+def test_a_study_goes_on_where_the_states_of_paused_trials_are_damaged(commands: Any, tmp_path: Path) -> None:
+    names = _kill_with_paused_trials(commands, tmp_path)
+    for name in names:
+        (tmp_path / "outputs/paused/paused" / name / "state.safetensors").write_bytes(b"\0" * 100)
+    last = commands.run(*_COMMAND, folder=tmp_path)
+    assert (last.returncode, last.stderr) == (0, "")
+    study = read_study("paused", tmp_path / "outputs/paused")
+    trials, results = study.trials, finished_results(study)
+    assert len(results) >= 10
+    assert not {result.outcome for result in results.values()} & {Outcome.INVALID, Outcome.LOST, Outcome.ERRORED}
+    lost = [trial for trial in trials if f"trial-{trial.number}" in names and trial.state.name == "FAIL"]
+    assert lost
+    assert {retried_number(trial) for trial in trials} >= {trial.number for trial in lost}
 
 
 @pytest.mark.parametrize("budget", ["search.num_trials=2", "search.time_budget_seconds=0.1"])
