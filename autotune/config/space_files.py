@@ -18,6 +18,7 @@ from autotune.config.messages import did_you_mean
 from autotune.config.overrides import parse_override
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
+from autotune.hiding import without_secrets_in
 from autotune.remote.url import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 from autotune.yaml_files import read_yaml
@@ -114,12 +115,25 @@ def _check_searchable(space: SearchSpace) -> None:
             )
         if isinstance(parameter, Choice) and any(isinstance(value, Mapping) for value, _ in parameter.options):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
+        if isinstance(parameter, Choice):
+            _check_without_secrets(space, key, [value for value, _ in parameter.options])
         if (
             isinstance(parameter, Choice)
             and space.sources.get(key) != "command line"
             and any("${" in str(value) for value, _ in parameter.options)
         ):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values")
+
+
+def _check_without_secrets(space: SearchSpace, key: str, options: Sequence[Any]) -> None:
+    """Raise SearchSpaceError if an option has a secret: options are written to a study's files as they are, to be trained again."""
+    for option in options:
+        shown = without_secrets_in(option, key.rpartition(".")[2])
+        if shown != option:
+            raise SearchSpaceError(
+                f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it; accepted are options without one, or, on "
+                f"the command line, {key}=choice('${{oc.env:NAME}}',...), which reads it from the environment"
+            )
 
 
 def _load(entry: str, file: str, config_dirs: Sequence[Path]) -> Any:

@@ -149,6 +149,11 @@ def test_an_empty_file_varies_nothing(write_space: WriteSpace) -> None:
             "{path}: seed: is a setting of the study, the same for all its trials; accepted are keys of a training",
         ),
         ("model.x: [{a: 1}]\n", "{path}: model.x: a choice is a mapping; accepted are scalars and lists"),
+        (
+            "data.path: ['s3://a/b?token=abc123xyz', a]\n",
+            "{path}: data.path: the option 's3://a/b?token=***' has a secret in it; accepted are options without one, or, on the command "
+            "line, data.path=choice('${oc.env:NAME}',...), which reads it from the environment",
+        ),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_one_line_that_finds_it(content: str | bytes, message: str, write_space: WriteSpace) -> None:
