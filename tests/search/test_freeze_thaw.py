@@ -21,6 +21,7 @@ from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.known_trials import CurvePoint, standing
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
+from autotune.search.trial_history import MAX_ENDED
 from autotune.space import SearchSpace, Suggestion
 from tests.policies import policy_over
 
@@ -275,6 +276,24 @@ def test_who_fails_whenever_it_is_run_again_is_left_alone() -> None:
         assert (made.propose() == Suggestion(values)) is (0 < number < 3)
         made.started(number, Suggestion(values))
         made.finish(ended(number, values, outcome), 6.0 if outcome is Outcome.REACHED else None)
+
+
+def test_of_thousands_of_ended_trials_the_best_the_last_and_the_paused_ones_are_known() -> None:
+    made, rng = sampler(), np.random.default_rng(0)
+    shortfalls = {}
+    for number in range(3 * MAX_ENDED):
+        values = {"kind": str(rng.choice(["fast", "slow"])), "lr": float(10 ** rng.uniform(-4, 0)), "size": 8}
+        result = ended(number, values, Outcome.STOPPED, step=int(rng.integers(1, 6)))
+        if number % 500 == 7:
+            made.paused(number, Suggestion(values), result.evaluations)
+            continue
+        made.started(number, Suggestion(values))
+        made.finish(result, None)
+        shortfalls[number] = result.evaluations[-1].shortfall(TARGET)
+    known = set(made._trials)
+    assert len(known) <= MAX_ENDED + 6
+    assert known >= set(range(7, 3 * MAX_ENDED, 500)) | set(list(shortfalls)[-100:])
+    assert known >= set(sorted(shortfalls, key=lambda number: shortfalls[number])[:10])
 
 
 def test_a_baseline_outside_the_space_is_an_incumbent() -> None:

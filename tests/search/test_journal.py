@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -70,6 +71,29 @@ def refusal(folder: Path) -> str:
     assert "accepted is" in str(caught.value)
     assert before is None or (folder / JOURNAL).read_bytes() == before
     return str(caught.value)
+
+
+def test_trials_of_a_state_are_found_as_optuna_finds_them(tmp_path: Path) -> None:
+    study, other = open_in(tmp_path), open_in(tmp_path)
+    states = [TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE, TrialState.FAIL]
+    chance = random.Random(0)
+
+    def numbers(of: optuna.Study) -> list[list[int]]:
+        chosen = [*([state] for state in states), states[:2], [states[1], states[3]], None]
+        return [[trial.number for trial in of.get_trials(deepcopy=False, states=some)] for some in chosen]
+
+    for _ in range(60):
+        acting = chance.choice([study, other])
+        running = acting.get_trials(states=[TrialState.RUNNING])
+        if chance.random() < 0.3:
+            acting.enqueue_trial({"x": chance.random()})
+        elif running and chance.random() < 0.5:
+            acting.tell(chance.choice(running).number, *chance.choice([(1.0,), (None, TrialState.FAIL)]))
+        else:
+            acting.ask({"x": FloatDistribution(0, 1)})
+        assert numbers(study) == numbers(as_any_program(tmp_path))
+    study.get_trials(states=[TrialState.RUNNING])[0].user_attrs["mine"] = 1
+    assert not study.get_trials(states=[TrialState.RUNNING])[0].user_attrs, "that was a copy"
 
 
 @pytest.fixture(scope="module")
