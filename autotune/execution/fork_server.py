@@ -67,6 +67,9 @@ _IMPORT_SECONDS = 120.0
 CAN_FORK = sys.platform == "linux"
 """Whether fork servers work on this system: outside Linux torch does not survive a fork, and no process can be tied to its parent."""
 
+_MAX_FOLDER_BYTES = 70
+"""Longest path of a temporary folder in which a socket is made: Linux takes 107 bytes as a socket's path."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Died:
@@ -74,6 +77,12 @@ class Died:
 
     reason: str
     """How the process ended, such as by which signal."""
+
+
+def _socket_folder() -> str:
+    """A new folder that no other user may open: a temporary one, in ``/tmp`` where the path of a socket in another would be too long."""
+    is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_BYTES
+    return tempfile.mkdtemp(prefix="autotune-", dir=None if is_short else "/tmp")  # noqa: S108  # mkdtemp makes a folder of its own there
 
 
 class ForkServer:
@@ -86,7 +95,7 @@ class ForkServer:
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        self._folder = tempfile.mkdtemp(prefix="autotune-")  # no other user may open it
+        self._folder = _socket_folder()
         self.address = str(Path(self._folder) / "fork_server")
         """Path of the socket that processes on this machine connect to for a forked process, see ``ForkedProcess``."""
         ours, theirs = socket.socketpair()

@@ -3,9 +3,12 @@
 import contextlib
 import os
 import pickle
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -330,9 +333,29 @@ for report in server.train(pickle.loads(sys.stdin.buffer.read())):
 """
 
 
-def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder that has room for sockets."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("temporary" * 20)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    server = ForkServer(is_quiet=True)
+    try:
+        assert Path(server.address).is_socket()
+        assert stat.S_IMODE(Path(server.address).parent.stat().st_mode) == 0o700
+    finally:
+        server.close()
+    assert not Path(server.address).parent.exists()
+
+
+def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tmp_path: Path, short_folder: Path) -> None:
+    temporary = short_folder
     (tmp_path / "task").write_bytes(pickle.dumps(make_task("hangs")))
     with (tmp_path / "task").open("rb") as task:
         environment = {**os.environ, "TMPDIR": str(temporary)}

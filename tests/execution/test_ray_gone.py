@@ -22,8 +22,8 @@ from tests.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
-MAX_SECONDS = 30
-"""Seconds within which a command has ended after its Ray is gone."""
+MAX_SECONDS = 60
+"""Seconds within which a command has ended after its Ray is gone, on a busy machine; ``benchmarks.faults`` holds it to 30."""
 _TRAINS = ("experiment=cnn_smoke", "target.value=0.9999", "target.max_train_seconds=60", "epochs=20")
 _STUDY = (
     *_TRAINS,
