@@ -50,7 +50,7 @@ def train(config: Any) -> Iterator[Mapping[str, float]]:
 
 def train_long(config: Any) -> Iterator[Mapping[str, float]]:
     """A training function with a curve of 100,000 points that stays short of its target."""
-    for step in range(1, config.epochs + 1):
+    for step in range(1, int(config.epochs) + 1):
         yield {"metric": 0.5 * step / config.epochs, "loss": 1.0 / step}
 
 
