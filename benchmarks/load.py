@@ -209,8 +209,9 @@ def long_curves(folder: Path, num_points: int, others: Sequence[str]) -> Load:
 
 def many_candidates(folder: Path, num_candidates: int, others: Sequence[str]) -> Load:
     """A search among so many options of one key, which have no order."""
-    options = ",".join(f"[{8 + place},16]" for place in range(num_candidates))
-    arguments = study_arguments("candidates", "train", 100, f"model.widths={options}", *others)
+    space = folder / "space.yaml"
+    space.write_text(f"model.widths: {[[8 + place, 16] for place in range(num_candidates)]}\nbatch_size: [32, 64, 128, 256]\n")
+    arguments = study_arguments("candidates", "train", 100, f"search_space=[{space}]", *others)
     load = measure("candidates", folder, arguments, 100)
     load.figures["candidates"] = num_candidates
     _bound(load, "backlog_seconds", MAX_BACKLOG_SECONDS)
