@@ -26,7 +26,7 @@ class Effect:
     share: Interval
     """Part of the quantity's variance, in logarithms and over the whole search space, that goes with the parameter; shares sum to 1."""
     values: Sequence[Any]
-    """Values of the parameter, in order: all options of a choice, else a few numbers from the lowest to the highest."""
+    """Values of the parameter, in order: the options of a choice, some of very many, else a few numbers from the lowest to the highest."""
     factors: Sequence[Interval]
     """For each of ``values``, the quantity over its geometric mean in the search space, averaged over all other parameters."""
 

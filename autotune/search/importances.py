@@ -40,6 +40,8 @@ _NUM_COPIES = 4
 """Number of times that what an option opens is drawn anew for one pair of points."""
 _NUM_VALUES = 7
 """Number of values at which the effect of a number is computed."""
+_MAX_OPTIONS = 48
+"""Maximum number of a choice's options whose effect is computed."""
 _NUM_ROWS = 672
 """Number of points at which the effect of one parameter is computed, over all of its values."""
 
@@ -204,8 +206,10 @@ def _with_values(rows: Array, coordinates: Array, column: _Column, drawn: Array,
     if isinstance(column.parameter, Choice):
         for option in np.unique(coordinates):
             has_option = np.flatnonzero(coordinates == option)
-            sources = rng.choice(np.flatnonzero(drawn[:, column.index] == option), len(has_option))
-            changed[np.ix_(has_option, column.opened)] = drawn[np.ix_(sources, column.opened)]
+            drawn_with_it = np.flatnonzero(drawn[:, column.index] == option)
+            if len(drawn_with_it):  # else it is one of so many that what it opens stays as it is
+                sources = rng.choice(drawn_with_it, len(has_option))
+                changed[np.ix_(has_option, column.opened)] = drawn[np.ix_(sources, column.opened)]
     changed[:, column.index] = coordinates
     return changed
 
@@ -231,10 +235,11 @@ def _factors(
 
 
 def _values(parameter: Parameter) -> list[Any]:
-    """All options of a choice and all numbers of a short range, else a few numbers from the lowest to the highest."""
+    """All numbers of a short range, else a few from the lowest to the highest; all options of a choice, or some evenly among very many."""
     if isinstance(parameter, Choice):
         options = [value for value, _ in parameter.options]
-        return sorted(options) if is_ranked(parameter) else options
+        options = sorted(options) if is_ranked(parameter) else options
+        return [options[int(index)] for index in np.linspace(0, len(options) - 1, min(len(options), _MAX_OPTIONS))]
     if num_points(SearchSpace({"it": parameter})) <= _NUM_VALUES:
         return [point.values["it"] for point in points(SearchSpace({"it": parameter}))]
     low, high = parameter.ends()

@@ -13,7 +13,7 @@ from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.importances import log_steps_to_target, time_effects
-from autotune.space import SearchSpace, Suggestion
+from autotune.space import Choice, SearchSpace, Suggestion
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=1e6)
 SPACE = SearchSpace.from_mapping(
@@ -110,6 +110,20 @@ def test_without_trials_at_the_target_the_best_metric_of_a_few_takes_its_place()
     assert steps.quantity.startswith("steps to accuracy 0.")
     assert steps.effects[0].name == "optimizer=sgd/optimizer.lr"
     assert rate.effects[0].name == "batch_size"
+
+
+def test_of_thousands_of_options_some_are_told() -> None:
+    recorded = recording()
+    options = tuple((f"option {number}", SearchSpace()) for number in range(3000))
+    space = SearchSpace({**recorded.space.parameters, "one": Choice(options=options)})
+    trials = [
+        replace(trial, suggestion=Suggestion({**trial.suggestion.values, "one": f"option {70 * index}"}))
+        for index, trial in enumerate(recorded.trials)
+    ]
+    effects = {effect.name: effect for effect in time_effects(replace(recorded, space=space, trials=tuple(trials)))[0].effects}
+    assert set(effects) == {"one", *(effect.name for effect in time_effects(recorded)[0].effects)}
+    values = effects["one"].values
+    assert (len(values), values[0], values[-1]) == (48, "option 0", "option 2999")
 
 
 def test_too_few_trials_say_nothing() -> None:
