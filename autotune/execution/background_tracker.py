@@ -353,8 +353,8 @@ class BackgroundTracker:
         assert self._spool is not None, "it is closed by this thread"
         for spool in (finished, self._spool):
             send_handle(connection, spool.descriptor, None)
-        answer: int | Exception | None = connection.recv()
         try:
+            answer: int | Exception | None = connection.recv()
             while isinstance(answer, int):
                 run = opening.finished[answer]
                 try:
@@ -400,7 +400,7 @@ def serve(connection: Connection, target: str) -> None:
         with log_file(opening.log_path):
             try:
                 tracker = replace(opening, finished=FinishedRuns(ends, runs.run)).open()
-                runs.fetch(getattr(tracker, "lacking", range(len(ends))))
+                runs.keep(getattr(tracker, "lacking", range(len(ends))))
             except Exception as error:  # noqa: BLE001  # raised again in the study's process
                 connection.send(error)
                 return
@@ -417,20 +417,34 @@ class _RunsOnDemand:
     def __init__(self, connection: Connection, spool: Spool) -> None:
         self._connection, self._runs = connection, SpooledObjects(spool)
         self._lock = threading.Lock()
+        self._may_ask = True
 
-    def fetch(self, places: Iterable[int]) -> None:
-        """Have the runs at these places made; possible while the tracker is being opened."""
+    def keep(self, places: Iterable[int]) -> None:
+        """Have the runs at these places made too; no others can be asked for from then on, since the tracker is open."""
         for place in places:
-            self.run(place, is_needed=False)
-
-    def run(self, place: int, *, is_needed: bool = True) -> Any:
-        """The run at a place; a tracker's own thread may ask, too."""
+            with self._lock:
+                self._fetch(place)
         with self._lock:
-            if place not in self._runs:
-                self._connection.send(place)
-                self._connection.recv()
-                self._runs.take(place)
-            return self._runs[place] if is_needed else None
+            self._may_ask = False
+
+    def run(self, place: int) -> Any:
+        """The run at a place; a tracker's own thread may ask, too.
+
+        Raises:
+            LookupError: the tracker is open, and did not say that it would ask for this run.
+        """
+        with self._lock:
+            self._fetch(place)
+            return self._runs[place]
+
+    def _fetch(self, place: int) -> None:
+        if place in self._runs:
+            return
+        if not self._may_ask:
+            raise LookupError(f"finished[{place}]: is asked for after the tracker was made, and is not in its attribute lacking")
+        self._connection.send(place)
+        self._connection.recv()
+        self._runs.take(place)
 
 
 class _Reader(logging.Handler):

@@ -23,7 +23,7 @@ from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, target_of, write_recording
 from autotune.remote.url import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace
-from autotune.tracking.mlflow_fields import param_text, plain_key
+from autotune.tracking.mlflow_fields import OUTCOME_TAG, param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _rebuild(client: "MlflowClient", trials: "Sequence[Run]", folder: Path, wher
     """
     described, parameters = (yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {} for name in ("study.yaml", "space.yaml"))
     space = SearchSpace.from_mapping(parameters, f"{where}: space.yaml")
-    ended = [trial for trial in trials if trial.data.tags.get("autotune.outcome") in set(Outcome) - {Outcome.CONTENDED}]
+    ended = [trial for trial in trials if trial.data.tags.get(OUTCOME_TAG) in set(Outcome) - {Outcome.CONTENDED}]
     write_recording(
         folder / "recording",
         results=[_result(trial, _curve(client, trial.info.run_id), space) for trial in ended],
@@ -153,7 +153,7 @@ def _result(trial: "Run", curve: list[Evaluation], space: SearchSpace) -> TrialR
         values=_values(space, trial.data.params, f"MLflow run {info.run_id}"),
         overrides=(),
         seed=int(tags["autotune.seed"]),
-        outcome=Outcome[tags["autotune.outcome"]],
+        outcome=Outcome[tags[OUTCOME_TAG]],
         evaluations=tuple(curve),
         started_at=info.start_time / 1000,
         stopped_at=(info.end_time or info.start_time) / 1000,

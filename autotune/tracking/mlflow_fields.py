@@ -17,6 +17,8 @@ from autotune.tracking.tracker import StudyInfo, TrackedTrial
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 5000
 CUT_MARK = " ... [cut]"
+RUN_TAG, OUTCOME_TAG = "autotune.run", "autotune.outcome"
+"""Tags of a child run: its name, as the study knows it, and its outcome."""
 INTERRUPTED = "INTERRUPTED"
 """The ``autotune.outcome`` tag of a run whose driver ended before the run did; it is not a member of ``Outcome``."""
 
@@ -71,7 +73,7 @@ def trial_tags(trial: TrackedTrial, study: str) -> dict[str, str]:
     return plain_tags(
         {
             "autotune.study": study,
-            "autotune.run": trial.name,
+            RUN_TAG: trial.name,
             "autotune.trial": str(trial.trial),
             "autotune.phase": trial.phase,
             "autotune.seed": str(trial.seed),
@@ -89,7 +91,7 @@ def result_tags(trial: TrackedTrial, result: TrialResult) -> dict[str, str]:
         "autotune.last_evaluation": None if last is None or last.outcome is None else str(last.outcome),
     }
     known = {key: value for key, value in optional.items() if value is not None}
-    return {"autotune.outcome": str(result.outcome), "autotune.fingerprint": fingerprint_of(trial, result), **known}
+    return {OUTCOME_TAG: str(result.outcome), "autotune.fingerprint": fingerprint_of(trial, result), **known}
 
 
 def fingerprint_of(trial: TrackedTrial, result: TrialResult) -> str:

@@ -24,7 +24,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.mlflow_fields import INTERRUPTED, Point
+from autotune.tracking.mlflow_fields import INTERRUPTED, OUTCOME_TAG, RUN_TAG, Point
 from autotune.tracking.mlflow_store import (
     ChildRun,
     child_runs,
@@ -40,8 +40,6 @@ from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
-_RUN, _OUTCOME = "autotune.run", "autotune.outcome"
-"""Tags of a child run: its name, as the study knows it, and its outcome."""
 _DESCRIPTION = "mlflow.note.content"
 """Tag whose Markdown MLflow's page of a run shows first."""
 
@@ -99,7 +97,7 @@ class MlflowRuns:
         """Find the child runs that earlier processes left, as in ``left``; an open one whose result is not known is interrupted."""
         left: dict[str, str | None] = {}
         for run in self._children(self.parent):
-            name = run.tags.get(_RUN, run.run_name)  # without that tag, the run is of a version that named runs so
+            name = run.tags.get(RUN_TAG, run.run_name)  # without that tag, the run is of a version that named runs so
             if not _is_open(run) and not _was_interrupted(run):
                 left[name] = None
                 continue
@@ -161,7 +159,7 @@ class MlflowRuns:
 
     def interrupt(self, run_id: str) -> None:
         """End a run as KILLED, with the outcome INTERRUPTED: it will have no result."""
-        self._client.set_tag(run_id, _OUTCOME, INTERRUPTED)
+        self._client.set_tag(run_id, OUTCOME_TAG, INTERRUPTED)
         self._client.set_terminated(run_id, "KILLED")
 
     def forget(self, run_id: str) -> None:
@@ -260,7 +258,7 @@ class MlflowRuns:
             self._client.log_artifacts(run_id, folder)
 
     def _children(self, parent: str) -> list[ChildRun]:
-        return child_runs(self._client, self._experiment, parent, [_RUN, _OUTCOME])
+        return child_runs(self._client, self._experiment, parent, [RUN_TAG, OUTCOME_TAG])
 
     def _search(self, tags: Mapping[str, str], condition: str = "") -> list[Run]:
         return tagged_runs(self._client, self._experiment, tags, condition)
@@ -280,7 +278,7 @@ def _is_open(run: ChildRun) -> bool:
 
 
 def _was_interrupted(run: ChildRun) -> bool:
-    return run.tags.get(_OUTCOME) == INTERRUPTED
+    return run.tags.get(OUTCOME_TAG) == INTERRUPTED
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from autotune.hiding import without_secrets
 from autotune.outcome import Outcome
+from autotune.tracking.mlflow_fields import OUTCOME_TAG, RUN_TAG
 from autotune.tracking.mlflow_tracker import preload
 
 
@@ -51,8 +52,8 @@ def tracked_study(study: str, folder: Path, experiment: str, uri: str | None) ->
         parent = max(own, key=lambda run: run.info.start_time)
         runs: dict[str, TrackedRun] = {}
         for run in mlflow_store.tagged_runs(client, known.experiment_id, {"mlflow.parentRunId": parent.info.run_id}):
-            name = run.data.tags.get("autotune.run", run.info.run_name)
-            tracked = TrackedRun(outcome=run.data.tags.get("autotune.outcome"), score=run.data.metrics.get("score"))
+            name = run.data.tags.get(RUN_TAG, run.info.run_name)
+            tracked = TrackedRun(outcome=run.data.tags.get(OUTCOME_TAG), score=run.data.metrics.get("score"))
             if name not in runs or tracked.is_result:
                 runs[name] = tracked
         return without_secrets(uri), runs

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from autotune.execution import background_tracker
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
+from autotune.execution.spool import Spool
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.stored_trials import finished_results
@@ -129,6 +131,14 @@ def result_of(number: int) -> TrialResult:
 
 def end(tracker: BackgroundTracker, **changes: Any) -> None:
     tracker.close(**{"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": [], **changes})
+
+
+def test_a_run_that_a_tracker_did_not_say_it_lacks_is_not_made_once_it_is_open(tmp_path: Path) -> None:
+    ours, _theirs = Pipe()
+    runs = background_tracker._RunsOnDemand(ours, Spool(tmp_path))
+    runs.keep([])
+    with pytest.raises(LookupError, match=r"finished\[3\]: is asked for after the tracker was made"):
+        runs.run(3)
 
 
 @pytest.mark.parametrize(("arguments", "made"), [({}, [1, 0, 2, 3, 4]), ({"lacking": [3, 1]}, [1, 3])])
