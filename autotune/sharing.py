@@ -11,9 +11,6 @@ class SharedTexts:
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
     def of(self, value: Any) -> Any:
         """A copy of a value of plain data whose texts are those of earlier values, where these had equal ones."""
         kind = type(value)

@@ -113,15 +113,13 @@ def _check_searchable(space: SearchSpace) -> None:
             raise SearchSpaceError(
                 f"{_source(space)}: {key}: is a setting of the study, the same for all its trials; accepted are keys of a training"
             )
-        if isinstance(parameter, Choice) and any(isinstance(value, Mapping) for value, _ in parameter.options):
+        if not isinstance(parameter, Choice):
+            continue
+        options = [value for value, _ in parameter.options]
+        if any(isinstance(value, Mapping) for value in options):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
-        if isinstance(parameter, Choice):
-            _check_without_secrets(space, key, [value for value, _ in parameter.options])
-        if (
-            isinstance(parameter, Choice)
-            and space.sources.get(key) != "command line"
-            and any("${" in str(value) for value, _ in parameter.options)
-        ):
+        _check_without_secrets(space, key, options)
+        if space.sources.get(key) != "command line" and any("${" in str(value) for value in options):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values")
 
 
