@@ -39,6 +39,9 @@ class ReplayKeys:
         least=1e-9,
         accepted="a number above 0, or null",
     )
+    repeats: str = own_key(
+        "recorded", "points that the search may train again: those recorded again, or any, as in a study", choices=("recorded", "any")
+    )
     resume_seconds: float = own_key(0.0, "what taking up a paused trial takes, which the clock leaves out; told besides", least=0)
     decision_seconds: float = own_key(0.0, "what a decision takes, which the clock leaves out; told besides", least=0)
     output: str = own_key("trace.csv", "where the trace goes")
@@ -78,6 +81,7 @@ def replay_command(arguments: Sequence[str]) -> int:
         num_workers=own.num_workers,
         within=own.within,
         lost_every_seconds=own.lost_every_seconds,
+        repeats_any=own.repeats == "any",
         seed=own.seed,
     )
     write_trace(output, trace)

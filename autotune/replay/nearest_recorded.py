@@ -21,9 +21,13 @@ class RecordedPoints:
 
     The distance of two points is Euclidean. Every number is scaled to [0, 1]: logarithmically if the space says log, and by rank for a
     choice of numbers. Points that differ in any other choice are far apart.
+
+    Args:
+        repeats_any: whether any point may be suggested again, as in a live study; else only one of which an unused trial is left.
     """
 
-    def __init__(self, space: SearchSpace, trials: Sequence[RecordedTrial]) -> None:
+    def __init__(self, space: SearchSpace, trials: Sequence[RecordedTrial], *, repeats_any: bool = False) -> None:
+        self._repeats_any = repeats_any
         self._outside = next((trial for trial in trials if not trial.suggestion.values), None)
         self._trials = trials = [trial for trial in trials if trial is not self._outside]
         self._cube = UnitCube(space)
@@ -52,7 +56,7 @@ class RecordedPoints:
         differences = self._encoded - self._cube.encode([suggestion])
         squared = np.where(self._is_category, np.where(differences == 0, 0.0, _FAR), differences**2)
         distances = np.nansum(squared, axis=1)
-        if not self.has(suggestion) and not self._is_touched.all():
+        if not self._has(suggestion) and not self._is_touched.all():
             distances[self._is_touched] = np.inf
         distances[self._is_used] = np.inf
         nearest = int(distances.argmin())
@@ -61,7 +65,11 @@ class RecordedPoints:
         self._is_touched[self._indices_of[self.last.suggestion.key]] = True
         return self.last.suggestion
 
-    def has(self, suggestion: Suggestion) -> bool:
+    def can_repeat(self, suggestion: Suggestion) -> bool:
+        """Whether a point that was trained may be suggested again."""
+        return self._repeats_any or self._has(suggestion)
+
+    def _has(self, suggestion: Suggestion) -> bool:
         """Whether an unused trial of exactly this point is left."""
         return any(not self._is_used[index] for index in self._indices_of.get(suggestion.key, ()))
 

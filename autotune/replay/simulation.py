@@ -139,6 +139,7 @@ def replay(
     num_workers: int = 1,
     within: float | None = 0.1,
     lost_every_seconds: float | None = None,
+    repeats_any: bool = False,
     seed: int = 0,
 ) -> Trace:
     """Run a policy's search over a recording until no trial is left to train.
@@ -147,10 +148,12 @@ def replay(
         make_policy: makes the policy over the recording's space from the placement of points that it must use.
         num_workers: number of virtual workers.
         lost_every_seconds: mean seconds of the clock until a worker is lost, exponentially distributed; with None no worker is lost.
+        repeats_any: whether the policy may suggest any point again, as in a live study; else only one that was recorded again.
         seed: seed of the times at which workers are lost.
         within: end once a trial has reached the target in at most ``1 + within`` times the recording's best time; None never ends early.
     """
-    return _Replay(recording, make_policy, num_workers, within, _Losses(num_workers, lost_every_seconds, seed)).run()
+    points = RecordedPoints(recording.space, recording.trials, repeats_any=repeats_any)
+    return _Replay(recording, points, make_policy(points), num_workers, within, _Losses(num_workers, lost_every_seconds, seed)).run()
 
 
 class _Losses:
@@ -181,14 +184,15 @@ class _Replay:
     def __init__(
         self,
         recording: Recording,
-        make_policy: Callable[[PointPlacement], SearchPolicy],
+        points: RecordedPoints,
+        policy: SearchPolicy,
         num_workers: int,
         within: float | None,
         losses: _Losses,
     ) -> None:
         self._target = recording.target
-        self._points = RecordedPoints(recording.space, recording.trials)
-        self._policy = make_policy(self._points)
+        self._points = points
+        self._policy = policy
         best = recording.best_seconds
         self._enough_seconds = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers

@@ -66,8 +66,8 @@ class PointPlacement(Protocol):
         """The point to train in place of a suggestion; None if no point is left."""
         ...
 
-    def has(self, suggestion: Suggestion) -> bool:
-        """Whether exactly this point can be trained."""
+    def can_repeat(self, suggestion: Suggestion) -> bool:
+        """Whether a point that was trained may be suggested again."""
         ...
 
 
@@ -132,7 +132,7 @@ class SearchPolicy:
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
         if pausing is not None and place is not None:
-            pausing.restrict_repeats(place.has)
+            pausing.restrict_repeats(place.can_repeat)
         for result in self.results.values():
             self._learn(result)
         if pausing is not None:

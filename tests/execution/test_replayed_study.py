@@ -37,7 +37,7 @@ def test_the_same_decisions(search: str, commands: Any, tmp_path: Path, monkeypa
     ran = commands.run(*_STUDY, *_SEARCH, f"search={search}", "study.name=live", folder=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
     monkeypatch.chdir(tmp_path)
-    recorded = ["recording=outputs/live/recording", f"search={search}", "seed=5", "within=null", *_SEARCH]
+    recorded = ["recording=outputs/live/recording", f"search={search}", "seed=5", "within=null", "repeats=any", *_SEARCH]
     assert run_command(replay_command, recorded) == 0
     live, replayed = _decisions(tmp_path / "outputs/live/trace.csv"), _decisions(tmp_path / "trace.csv")
     assert len({trial for trial, *_ in live}) == 12

@@ -1,7 +1,9 @@
-"""A study that repeated configurations, replayed from its own recording, takes the decisions that it took."""
+"""A study, replayed from its own recording, takes the decisions that it took, whether it repeated configurations or could have."""
 
 import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +21,19 @@ from tests.policies import evaluation, policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
-DOMAINS = {"lr": [0.001, 0.01, 0.1], "width": [8, 16, 32], "epochs": {"type": "int", "low": 4, "high": 8}}
-SPACE = SearchSpace.from_mapping(DOMAINS, "space.yaml")
-NUM_TRIALS = 60
+OTHERS = {"width": [8, 16, 32], "epochs": {"type": "int", "low": 4, "high": 8}}
+FEW_POINTS = {"lr": [0.001, 0.01, 0.1], **OTHERS}
+MANY_POINTS = {"lr": {"type": "float", "low": 0.001, "high": 0.1, "log": True}, **OTHERS}
 
 
-def policy(place: PointPlacement | None = None) -> SearchPolicy:
+def policy(domains: dict[str, Any], num_trials: int, place: PointPlacement | None = None) -> SearchPolicy:
+    space = SearchSpace.from_mapping(domains, "space.yaml")
     return policy_over(
-        SPACE,
+        space,
         TARGET,
         stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0),
-        num_trials=NUM_TRIALS,
-        pausing=FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=0),
+        num_trials=num_trials,
+        pausing=FreezeThawSampler(space=space, target=TARGET, objective=OBJECTIVE, seed=0),
         place=place,
     )
 
@@ -83,22 +86,24 @@ class Worker:
         return evaluation(own, step=epoch * 10, epoch=float(epoch), samples=epoch * 100, build_seconds=0.1, metric=metric)
 
 
-@pytest.fixture
-def lived(tmp_path: Path) -> tuple[Worker, SearchPolicy]:
-    """A study to its end, and its recording."""
-    worker, searched = Worker(), policy()
+def lived(domains: dict[str, Any], num_trials: int, folder: Path) -> tuple[Worker, SearchPolicy]:
+    """A study to its end, and its recording in the folder."""
+    worker, searched = Worker(), policy(domains, num_trials)
     while (trial := searched.suggest()) is not None:
         worker.train(searched, trial)
     left = [worker.result(trial, Outcome.STOPPED) for trial in searched._handed_out.values()]
     results = [*searched.results.values(), *left]
-    write_recording(tmp_path / "own", results=results, target=TARGET, space=DOMAINS, source="made up")
+    write_recording(folder, results=results, target=TARGET, space=domains, source="made up")
     return worker, searched
 
 
-def test_repeats_are_replayed_as_they_were_lived(lived: tuple[Worker, SearchPolicy], tmp_path: Path) -> None:
-    worker, searched = lived
+@pytest.mark.parametrize(
+    ("domains", "num_trials", "least_repeated"), [(FEW_POINTS, 60, 3), (MANY_POINTS, 15, 0)], ids=["repeated", "could have repeated"]
+)
+def test_a_study_is_replayed_as_it_was_lived(domains: dict[str, Any], num_trials: int, least_repeated: int, tmp_path: Path) -> None:
+    worker, searched = lived(domains, num_trials, tmp_path / "own")
     keys = [Suggestion(each.values).key for each in searched.results.values()]
-    assert len(keys) - len(set(keys)) >= 3, "the study repeated some configurations"
-    trace = replay(read_recording(tmp_path / "own"), policy, within=None)
+    assert len(keys) - len(set(keys)) >= least_repeated
+    trace = replay(read_recording(tmp_path / "own"), partial(policy, domains, num_trials), within=None, repeats_any=True)
     assert [(each.trial, each.outcome) for each in trace.stretches] == [(number, outcome) for number, _, outcome in worker.stretches]
     assert [each.train_seconds for each in trace.stretches] == pytest.approx([seconds for _, seconds, _ in worker.stretches])

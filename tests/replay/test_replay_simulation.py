@@ -123,11 +123,12 @@ def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own
     def taken(x: float) -> int | None:
         return None if points(Suggestion({"x": x})) is None else points.last.number
 
-    assert [points.has(Suggestion({"x": x})) for x in (0.2, 0.3)] == [True, False]
+    assert [points.can_repeat(Suggestion({"x": x})) for x in (0.2, 0.3)] == [True, False]
+    assert RecordedPoints(SPACE, trials, repeats_any=True).can_repeat(Suggestion({"x": 0.3})), "as in a study"
     assert [taken(0.25), taken(0.25), taken(0.2)] == [0, 2, 1], "a neighbour gets another configuration, the point itself its next run"
-    assert [taken(0.2), points.has(Suggestion({"x": 0.2}))] == [3, False]
+    assert [taken(0.2), points.can_repeat(Suggestion({"x": 0.2}))] == [3, False]
     points.release(trials[1])
-    assert points.has(Suggestion({"x": 0.2}))
+    assert points.can_repeat(Suggestion({"x": 0.2}))
     assert [taken(0.21), taken(0.21), taken(0.21)] == [4, 1, None], "a run that is left goes to whoever asks when no configuration is"
 
 
