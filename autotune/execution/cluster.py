@@ -101,6 +101,8 @@ _LEAVE_SECONDS = 3.0
 """Seconds that work with Ray may take to end once it is interrupted at once, or Ray is gone; then it is left where it hangs."""
 _SHUTDOWN_SECONDS = 10.0
 """Seconds that Ray may take to end its part of this process."""
+_RESTORE_SECONDS = 0.02
+"""Seconds for which a signal may end this process at once meanwhile, because Ray has taken its handler away."""
 _HEAD_SECONDS = 10.0
 """Seconds for which the head of a running cluster may not answer before it counts as gone."""
 _ANSWER_SECONDS = 5.0
@@ -213,16 +215,23 @@ def _errors_logged() -> Iterator[None]:
 
 
 def _shut_down(local: LocalRay | None) -> None:
-    """Disconnect from Ray, which may hang if it is gone; its processes on this machine are then ended first."""
+    """Disconnect from Ray, which may hang if it is gone; its processes on this machine are then ended first.
+
+    Ray takes away the handler of SIGTERM early in its shutdown, and the study has yet to be concluded.
+    """
     import ray  # noqa: PLC0415  # only after connected() has set the environment
 
     is_lost = local is not None and local.lost() is not None
     if local is not None and is_lost:
         local.end()
     thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
-    thread.start()
     seconds = _LEAVE_SECONDS if is_lost else _SHUTDOWN_SECONDS
-    thread.join(seconds)
+    until = time.monotonic() + seconds
+    with _kept_handler(signal.SIGTERM) as restore:
+        thread.start()
+        while thread.is_alive() and time.monotonic() < until:
+            thread.join(_RESTORE_SECONDS)
+            restore()
     if thread.is_alive():
         if not is_lost:
             logger.warning("Ray did not end its part of this process in %g s", seconds)
@@ -382,17 +391,24 @@ def _call(work: Callable[[], Result], done: "Future[Result]") -> None:
 
 
 @contextlib.contextmanager
-def _kept_handler(number: signal.Signals) -> Iterator[None]:
-    """Restore a signal's handler after the context: ``ray.init`` installs some of its own, which end the process at once."""
+def _kept_handler(number: signal.Signals) -> Iterator[Callable[[], None]]:
+    """Restore a signal's handler after the context, and whenever the function that it yields is called.
+
+    ``ray.init`` installs handlers that end the process at once, and ``ray.shutdown`` leaves the default ones, which do so, too.
+    """
     handler, libc, action = signal.getsignal(number), ctypes.CDLL(None), ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(number, None, action)
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(number, handler)
         else:  # Python sets handlers in the main thread only
             libc.sigaction(number, action, None)
+
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:

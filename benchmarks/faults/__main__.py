@@ -23,6 +23,7 @@ of what does not hold; 2: no such row. A row that this machine cannot inject (no
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -167,4 +168,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's and a background job's ignored signals would be ignored by the studies, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -67,6 +67,8 @@ class Stored:
     """Trials that are still running; a point that waits for a trial, since an earlier one was lost, is one that more trials begin with."""
     retried: Mapping[int, int]
     """Trials that repeat another one, by that one's number."""
+    num_unfinished: int
+    """Trials that are running or paused, and points that wait for a trial."""
 
     def point(self, name: str) -> Point:
         """What a run trains."""
@@ -81,13 +83,13 @@ class Stored:
 def read_storage(name: str, folder: Path, url: str | None) -> Stored:
     """Read a study's storage; without a journal it is empty."""
     if url is None and not (folder / "study.log").is_file():
-        return Stored({}, [], {})
+        return Stored({}, [], {}, 0)
     storage: BaseStorage = JournalStorage(JournalFileBackend(str(folder / "study.log"))) if url is None else RDBStorage(url)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.load_study(study_name=name, storage=storage)
     except KeyError:
-        return Stored({}, [], {})
+        return Stored({}, [], {}, 0)
     trials = study.get_trials(deepcopy=False)
     results = {f"trial-{trial.number}": trial.user_attrs["autotune:result"] for trial in trials if "autotune:result" in trial.user_attrs}
     for key, value in study.user_attrs.items():
@@ -99,6 +101,7 @@ def read_storage(name: str, folder: Path, url: str | None) -> Stored:
         results,
         [f"trial-{trial.number} {trial.state.name}" for trial in trials if trial.state is TrialState.RUNNING],
         {trial.user_attrs[attribute]: trial.number for trial in trials if attribute in trial.user_attrs},
+        sum(not trial.state.is_finished() for trial in trials),
     )
 
 

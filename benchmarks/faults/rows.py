@@ -80,7 +80,7 @@ def _ray_process(pattern: str) -> Callable[[Study], None]:
 
 def _token(kind: str, then: Callable[[int], None] = lambda process: None) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
-        for session in study.while_training(more=150):
+        for session in study.while_training(more=400):
             try:
                 process = study.drop_token(kind)
             except EndedError:

@@ -87,6 +87,8 @@ class Study:
         """What else is not as it should be: tracebacks, no line, too late."""
         self.told: dict[str, records.Run] = {}
         """Runs whose result a record had when a process of the study ended."""
+        self.num_unfinished = 0
+        """Trials that were to be gone on with when a process of the study ended."""
         self.points: list[tuple[float, set[records.Point]]] = []
         """What had a result at the end of each process, with the time of that."""
         self.finished = 0
@@ -111,12 +113,12 @@ class Study:
         ]  # fmt: skip
 
     def start(self, *, more: int = 40) -> "Session":
-        """Start the study, or resume it with room for ``more`` trials; a session that still runs is returned as it is."""
+        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is."""
         if self.session is not None and self.session.is_running:
             return self.session
         self.mend()
         known = len([name for name in self.told if name.startswith("trial-")])
-        self.session = Session(self, self.command(max(self.num_trials, known + more)), is_long=more > 100)
+        self.session = Session(self, self.command(max(self.num_trials, known + self.num_unfinished + more)), is_long=more > 100)
         return self.session
 
     def at_random_moments(self) -> Iterator["Session"]:
@@ -207,6 +209,7 @@ class Study:
         """Keep what the records tell, so that it can be asked for at the end."""
         stored = records.read_storage(self.name, self.folder, self.storage)
         self.told |= stored.runs()
+        self.num_unfinished = stored.num_unfinished
         self.points.append((time.monotonic(), {stored.point(name) for name in stored.results}))
         with contextlib.suppress(OSError):
             self.told |= dict(records.read_table(self.folder))

@@ -43,7 +43,7 @@ def train(rate: float, width: int, part_seconds: float, diary: str, seed: int, c
         time.sleep(part_seconds)
         seconds = time.thread_time() - began + part_seconds
         error = loss.item() / width
-        fault = book.take_token() if part > begin else None
+        fault = book.take_token()
         if fault is not None:
             error = fault(error)
         checkpoint.save({"model": model, "part": part + 1})

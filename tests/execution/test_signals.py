@@ -119,7 +119,7 @@ def test_a_ray_that_does_not_start_in_time_is_told_in_one_line(monkeypatch: pyte
 
 
 _PLANNING = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from autotune.config.compose import Composer
 from autotune.execution.cluster import Connection
 heard = []
@@ -132,13 +132,18 @@ nodes = ray._private.worker._global_node.all_processes.values()
 groups = {os.getpgid(info.process.pid) for infos in nodes for info in infos}
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.1)
-connection.close()
-print(heard == [signal.SIGTERM], os.getpgrp() in groups)
+closing = threading.Thread(target=connection.close)
+closing.start()
+time.sleep(0.5)  # of about a second
+os.kill(os.getpid(), signal.SIGTERM)
+closing.join()
+os.kill(os.getpid(), signal.SIGTERM)  # while a study is concluded
+print(heard == 3 * [signal.SIGTERM], os.getpgrp() in groups)
 """
 
 
 @pytest.mark.slow
-def test_while_ray_starts_in_the_background_signals_stay_the_drivers(commands: Any, tmp_path: Path) -> None:
+def test_while_ray_starts_and_ends_in_the_background_signals_stay_the_drivers(commands: Any, tmp_path: Path) -> None:
     done = commands.python("-c", _PLANNING, folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True False\n", "")
 
