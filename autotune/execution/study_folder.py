@@ -3,8 +3,10 @@
 import contextlib
 import fcntl
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from autotune.errors import FileError, StudyError
 from autotune.execution.death import HANG_FILES
@@ -86,6 +88,15 @@ def _delete_hang_files(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+class _LogFile(logging.StreamHandler[TextIO]):
+    """A log on a disk that may be full: its messages are lost then, and the line that ends the study for it is the only one."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # named by logging
+        """Print what is wrong with a message, unless it could not be written."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[None]:
     """Write all log messages, of autotune and of libraries, to a file while the context lasts; also Python's warnings.
@@ -93,7 +104,7 @@ def log_file(path: Path) -> Iterator[None]:
     Raises:
         FileError: the file cannot be written.
     """
-    handler = logging.StreamHandler(appending(path))
+    handler = _LogFile(appending(path))
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -103,7 +114,8 @@ def log_file(path: Path) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
-        handler.stream.close()
+        with contextlib.suppress(OSError):
+            handler.stream.close()
 
 
 def shown_path(path: Path) -> str:

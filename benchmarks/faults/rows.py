@@ -270,7 +270,11 @@ def _corrupted_states(study: Study) -> None:
             session.wait_for(lambda: len(list(study.folder.glob("paused/trial-*"))) >= 3)
             os.kill(session.process.pid, signal.SIGKILL)
         session.end(is_killed=True)
-        states = [path for path in study.folder.glob("paused/trial-*/*") if not path.name.startswith(".") and path.stat().st_size]
+        states = [
+            path
+            for path in study.folder.glob("paused/trial-*/*")
+            if not path.name.startswith(".") and path.is_file() and path.stat().st_size
+        ]
         for path in states:
             _BREAKS[study.injected % len(_BREAKS)][1](path)
             study.injected += 1

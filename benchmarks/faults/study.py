@@ -393,7 +393,7 @@ class Session:
         study, err = self._study, [line for line in self.err.splitlines() if line.strip()]
         study.lines.append(_last_line(self.err) or _last_line(self.out))
         if "Traceback" in self.out + self.err:
-            study.faults.append(f"a traceback: {study.lines[-1]}")
+            study.faults.append(f"a traceback: ...{(self.out + self.err).partition('Traceback')[2][-3000:]}")
         elif code == 130 and not err:
             if "the same study goes on with" not in self.out:
                 study.faults.append(f"no command that resumes: {study.lines[-1]}")

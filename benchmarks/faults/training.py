@@ -108,7 +108,7 @@ def _memory_limit(error: float) -> float:
 def _memory_kill(error: float) -> float:
     """Allocate more than the control group may that the bench has made: the kernel kills this process."""
     (Path(os.environ[MEMORY_GROUP]) / "cgroup.procs").write_text(str(os.getpid()))
-    held = [b"x" * _MIB + bytes([number]) for number in range(200)]
+    held = [b"x" * _MIB + bytes(1) for _ in range(1024)]
     return error + 0 * len(held)
 
 

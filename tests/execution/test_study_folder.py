@@ -99,6 +99,18 @@ def _fill(disk: Path, *, room: int) -> None:
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file that is always full")
+def test_messages_that_find_no_room_are_lost_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(OSError), Path("/dev/full").open("a", encoding="utf-8") as full:
+        monkeypatch.setattr("autotune.execution.study_folder.appending", lambda path: full)
+        with log_file(tmp_path / "autotune.log"):
+            logging.getLogger("autotune").warning("of a full disk")
+        assert full.closed
+    assert capsys.readouterr().err == ""
+
+
 def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_made(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     check_usable(folder)
