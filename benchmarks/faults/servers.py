@@ -36,7 +36,8 @@ def mlflow_server() -> Iterator[int]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
                "--backend-store-uri", database, "--artifacts-destination", str(artifacts)]  # fmt: skip
     with (home / "server.txt").open("wb") as said:
-        process = subprocess.Popen(command, cwd=home, stdout=said, stderr=said, start_new_session=True)
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # several processes, and a folder that they leave
+        process = subprocess.Popen(command, cwd=home, env=environment, stdout=said, stderr=said, start_new_session=True)
     try:
         until = time.monotonic() + _START_SECONDS
         while True:

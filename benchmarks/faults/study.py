@@ -416,8 +416,8 @@ def _last_line(text: str) -> str:
 
 
 def _shared_memory() -> Iterator[str]:
-    """Names of segments of shared memory, those of PostgreSQL left out, which a study has no part in."""
-    yield from (path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL"))
+    """Names of segments of shared memory; those of PostgreSQL, and folders, which MLflow's server makes, are none of a study's."""
+    yield from (path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL") and not path.is_dir())
 
 
 def _is_mapped(name: str) -> bool:
