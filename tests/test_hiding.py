@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[1]
         ("postgresql://user@dom:secret@host/db", "postgresql://user@dom:***@host/db"),
         ("postgresql://me:pa/ss@host/db", "postgresql://me:***@host/db"),
         ("//me:p@ss@host/x", "//me:***@host/x"),
+        ("data.root=zip::https://me:a b@host/x.zip", "data.root=zip::https://me:***@host/x.zip"),
+        ("{'root': 'zip::https://me:a b@host/x.zip'}", "{'root': 'zip::https://me:***@host/x.zip'}"),
         ("https://abc123@host/x", "https://***@host/x"),
         ("cannot connect to 'mysql://me:a b@host/db' now", "cannot connect to 'mysql://me:***@host/db' now"),
         ("s3://b/x?X-Amz-Signature=1&X-Amz-Credential=2&versionId=3", "s3://b/x?X-Amz-Signature=***&X-Amz-Credential=***&versionId=3"),
