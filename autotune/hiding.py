@@ -15,7 +15,7 @@ MARK = "***"
 _DATABASES = r"(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|mongodb|rediss?|amqps?|cockroachdb|redshift|snowflake|databricks)"
 _URL = re.compile(
     r"""(?P<quote>["']?)(?P<scheme>(?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}::){0,4}\b[A-Za-z][A-Za-z0-9+.-]*:)?(?<!/)//(?![/\s])
-        (?:(?P<port>[^\s:/?\#@"'\[]+:\d{1,5})(?=$|[/?\#,;)\]}>'"\s])    # a host and its port, which no user and password look like
+        (?:(?P<port>[^\s:/?\#@"'\[]+:\d{1,5})(?=$|[/?\#'"\s]|[,;)\]}>](?![^\s/?\#"']*@))  # a host and its port, not a user and a password
           |(?P<user>[^\s:/?\#"'\[]*):(?P<password>)
           |(?P<only>[^\s/?\#"']*)@)""",
     re.VERBOSE,

@@ -1,13 +1,14 @@
 """Secrets are hidden however a text holds them, and what holds none is left as it is."""
 
 import logging
+import re
 import string
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[1]
         ("postgresql://user@dom:secret@host/db", "postgresql://user@dom:***@host/db"),
         ("postgresql://me:pa/ss@host/db", "postgresql://me:***@host/db"),
         ("//me:p@ss@host/x", "//me:***@host/x"),
+        ("http://me:0}a,b@host/x", "http://me:***@host/x"),
         ("data.root=zip::https://me:a b@host/x.zip", "data.root=zip::https://me:***@host/x.zip"),
         ("{'root': 'zip::https://me:a b@host/x.zip'}", "{'root': 'zip::https://me:***@host/x.zip'}"),
         ("https://abc123@host/x", "https://***@host/x"),
@@ -114,6 +116,7 @@ def urls(draw: Any) -> str:
     raw = draw(AROUND.filter(lambda text: "@" not in text)).strip() + CANARY + draw(AROUND).strip()
     if place == "password":
         kept = "".join(letter for letter in raw if letter not in ("/?#" if not scheme.startswith(("post", "my", "redis")) else ""))
+        assume(not re.match(r"\d{1,5}\W*\s", kept))  # reads as a port, and what is said after it
         return f"{scheme}://{draw(WORDS)}:{kept}@{host}{path}"
     if place == "encoded":
         return f"{scheme}://{draw(WORDS)}%40dom:{quote(raw, safe='')}@{host}{path}"
