@@ -20,7 +20,7 @@ from autotune.hiding import without_secrets
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.config.schema import StudyConfig
+    from autotune.config.schema import Config
     from autotune.execution.background_tracker import TrackerProcess
     from autotune.execution.fork_server import ForkServer
 
@@ -71,22 +71,26 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
         console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
     cluster, is_dry_run = composed.config.cluster, composed.config.dry_run
-    if not trains and _is_new(composed.config.study):
+    folder = _existing_folder(composed.config)
+    if not trains and folder is None:
         raise ConfigError(f"study.name={composed.config.study.name}: no such study in {composed.config.study.folder}")
-    is_local = cluster.address in (None, "local")
+    is_local, is_ended = cluster.address in (None, "local"), False
+    if folder is not None and not is_dry_run:
+        from autotune.execution.study_folder import check_usable  # noqa: PLC0415  # after --help and --cfg
+        from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415  # after --help and --cfg
+
+        check_usable(folder)  # before anything is started
+        is_ended = (folder / SUMMARY).exists()
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run and trains else None
         tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
-        from autotune.execution.study_folder import check_usable  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)
-        if not is_dry_run:
-            check_usable(settings.folder)
         from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
-        if is_local and not is_dry_run and _is_new(composed.config.study):  # it has trials to run, unless there is a mistake
+        if is_local and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
             connection.start()
         from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
@@ -137,9 +141,12 @@ def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[Tracker
     return contextlib.closing(TrackerProcess(node))
 
 
-def _is_new(study: "StudyConfig") -> bool:
-    """Whether a study is new: it has no name, or no folder of that name exists."""
-    return study.name is None or not (Path(study.folder) / study.name).exists()
+def _existing_folder(config: "Config") -> Path | None:
+    """The folder of a study that was begun before; None if it has no name, or no folder of that name exists."""
+    from autotune.execution.settings import study_name  # noqa: PLC0415  # after --help and --cfg
+
+    folder = (Path(config.study.folder) / study_name(config, "")).absolute() if config.study.name else None
+    return folder if folder is not None and folder.exists() else None
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:

@@ -35,14 +35,18 @@ def sole_user(folder: Path) -> Iterator[None]:
 
 
 def check_usable(folder: Path) -> None:
-    """Check that a process may become the sole user of a folder that was used before, without waiting for all that a study starts.
+    """Check that a process may become the sole user of a folder, if it exists, without waiting for all that a study starts.
 
     Raises:
         StudyError: another process has locked the folder, or it cannot be written.
     """
-    if (folder / _LOCK).exists():
-        with _locked(folder):
-            pass
+    if not folder.exists():
+        return
+    with _locked(folder) if (folder / _LOCK).exists() else contextlib.nullcontext():
+        try:
+            check_writable(folder)
+        except FileError as error:
+            raise StudyError(f"study.folder: {error}") from error
 
 
 @contextlib.contextmanager

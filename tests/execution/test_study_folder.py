@@ -12,6 +12,7 @@ import pytest
 
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import check_usable, log_file, sole_user
+from autotune.tune_study import tune_command
 
 
 @pytest.fixture
@@ -121,5 +122,18 @@ def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_
     ):
         check_usable(folder)
     check_usable(folder)
+    assert not (folder / ".probe").exists()
     with sole_user(folder):
         pass
+
+
+def test_a_study_that_another_process_runs_is_refused_with_nothing_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("something was started")
+
+    for name in ("_fork_server", "_tracker_process"):
+        monkeypatch.setattr(f"autotune.tune_study.{name}", start)
+    with sole_user(tmp_path / "study"), pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"):
+        tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
+    with pytest.raises(AssertionError, match="something was started"):
+        tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
