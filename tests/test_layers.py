@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    ("hiding", "sharing"),
+    ("hiding", "imports", "sharing"),
     ("errors", "collector", "contention", "outcome", "ranges"),
     ("files",),
     ("space", "measurement", "session", "comparison", "download", "remote", "pareto", "step_profile", "machine", "effects", "yaml_files"),

@@ -77,7 +77,7 @@ def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
     ratio = {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {}
     expected = {} if confirmation is None else _expected_scores(confirmation)
-    if best is not None and (plan.folder / BEST_WEIGHTS).is_file():
+    if best is not None and plan.trial.training is None and (plan.folder / BEST_WEIGHTS).is_file():  # a function's model only it can make
         live.tracker.log_model(partial(best_model, plan.folder, tuple(plan.composer.allowed_targets)))
     live.tracker.close(
         status="FINISHED",

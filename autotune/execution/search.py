@@ -4,7 +4,6 @@ Ray's own experiment state, loggers and signal handling are off: a study resumes
 """
 
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from ray.tune.stopper import Stopper
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
 from autotune.files import make_folder, replace_file
+from autotune.imports import absent
 from autotune.search.stopping import Decision
 
 
@@ -33,7 +33,8 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
         check_ray: raises if Ray is gone; called before the death of a worker is held against its trial.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    _leave_mlflow_out()
+    with absent("mlflow"):  # Ray imports its integration to count callbacks, and with it MLflow, which takes seconds
+        import ray.air.integrations.mlflow  # noqa: F401, PLC0415
     try:
         tune.run(
             TrialWorker,
@@ -57,18 +58,6 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     trial_manager.interrupt_all()
-
-
-def _leave_mlflow_out() -> None:
-    """Import Ray's MLflow integration without MLflow: Ray imports it to count callbacks, and MLflow, unused here, takes seconds."""
-    mlflow = sys.modules.get("mlflow")
-    sys.modules["mlflow"] = None  # type: ignore[assignment]  # None makes Python's import of it fail
-    try:
-        import ray.air.integrations.mlflow  # noqa: F401, PLC0415  # while MLflow cannot be imported
-    finally:
-        del sys.modules["mlflow"]
-        if mlflow is not None:
-            sys.modules["mlflow"] = mlflow
 
 
 class PolicySearcher(Searcher):  # type: ignore[misc]  # ray has no types

@@ -22,6 +22,7 @@ from mlflow.entities import LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.models import Model, infer_signature
 from mlflow.utils.file_utils import local_file_uri_to_path
 
+from autotune.imports import absent
 from autotune.measurement import TrialResult
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.mlflow_fields import INTERRUPTED, OUTCOME_TAG, RUN_TAG, Point
@@ -186,7 +187,8 @@ class MlflowRuns:
             model: a ``torch.nn.Module`` on the CPU, in evaluation mode, whose outputs need no gradients.
             inputs: a batch of its inputs.
         """
-        import mlflow.pytorch  # noqa: PLC0415  # imports torch, and takes seconds
+        with absent("mlflow.pytorch._lightning_autolog"):  # imports Lightning, where it is installed, which takes seconds
+            import mlflow.pytorch  # noqa: PLC0415  # imports torch, and takes seconds
 
         example = inputs.numpy()
         earlier = self._client.get_run(self.parent).outputs
