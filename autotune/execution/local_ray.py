@@ -116,6 +116,9 @@ class LocalRay:
 
 _NEEDED = {"gcs_server": "control service (gcs_server)", "raylet": "raylet"}
 """The processes that Ray cannot do without: name by Ray's kind of process."""
+_UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")
+"""Methods of Ray's ``Node`` that start what nothing here uses, which takes seconds: its dashboard's server, which it starts also without a
+dashboard, the process that shows workers' logs, and the autoscaler."""
 
 
 def _locked(folder: Path) -> int:
@@ -142,14 +145,15 @@ def _delete_stale(base: Path) -> None:
 
 @contextlib.contextmanager
 def _started_private(on_session: Callable[[int], None]) -> Iterator[None]:
-    """Have Ray start its processes in sessions of their own and at loopback, in place of which it would take another interface.
+    """Have Ray start the processes that it needs, in sessions of their own, and at loopback in place of another interface.
 
     Args:
         on_session: called with each new session's id. Signals to the driver's process group do not reach it.
     """
-    from ray._private import services  # noqa: PLC0415  # only after the environment is set
+    from ray._private import node, services  # noqa: PLC0415  # only after the environment is set
 
     popen, resolve = services.ConsolePopen, services.resolve_ip_for_localhost
+    unused = {name: getattr(node.Node, name) for name in _UNUSED if hasattr(node.Node, name)}
 
     class PopenInSession(popen):  # type: ignore[misc,valid-type]  # ray has no types
         def __init__(self, *arguments: object, **named: object) -> None:
@@ -157,7 +161,11 @@ def _started_private(on_session: Callable[[int], None]) -> Iterator[None]:
             on_session(self.pid)
 
     services.ConsolePopen, services.resolve_ip_for_localhost = PopenInSession, lambda host: host
+    for name in unused:
+        setattr(node.Node, name, lambda *_, **__: None)
     try:
         yield
     finally:
+        for name, method in unused.items():
+            setattr(node.Node, name, method)
         services.ConsolePopen, services.resolve_ip_for_localhost = popen, resolve
