@@ -109,3 +109,10 @@ def test_importing_the_package_imports_nothing_of_it() -> None:
     code = "import sys, autotune; print([name for name in sys.modules if name.startswith('autotune.')])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_study_starts_without_imports_that_can_wait() -> None:
+    late = ("matplotlib", "mlflow", "pandas", "plotly", "scipy.optimize", "scipy.stats", "sklearn")
+    code = f"import sys, autotune.execution.run_study, autotune.search.freeze_thaw; print([name for name in {late} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.strip() == "[]"

@@ -41,7 +41,6 @@ from autotune.reporting.study_files import (
     write_json,
 )
 from autotune.reporting.terminal import Summary, format_metric, print_summary
-from autotune.search.importances import time_effects
 from autotune.search.policy import SearchPolicy
 from autotune.space import Suggestion
 from autotune.tracking.tracker import browse_command
@@ -165,8 +164,10 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
     recording = read_recording(folder / "recording")
-    effects = time_effects(recording)
     from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+    from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
+
+    effects = time_effects(recording)
 
     figures = write_figures(
         folder / "figures",

@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy.special import gammaln, stdtr
-from sklearn.gaussian_process.kernels import Matern
 
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
@@ -345,6 +344,8 @@ def _chance(reached: FloatOrArray, runs: FloatOrArray, of_all: float) -> FloatOr
 
 def _correlation(features: list[Array | None]) -> Array:
     """Prior correlation ``[configurations, configurations]``, zero for a configuration outside the search space."""
+    from sklearn.gaussian_process.kernels import Matern  # noqa: PLC0415  # takes seconds
+
     correlation = np.eye(len(features))
     inside = [index for index, row in enumerate(features) if row is not None]
     if inside:

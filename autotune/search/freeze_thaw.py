@@ -20,7 +20,7 @@ import numpy as np
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import BoundedObjective, Objective
-from autotune.search.curve_model import use_one_thread
+from autotune.search.curve_model import import_in_background, use_one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
 from autotune.search.known_trials import Calibration, FixedFraction, KnownTrial, Origin
@@ -123,6 +123,7 @@ class FreezeThawSampler:
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """Register a new trial; its point is not always the one that was proposed."""
+        import_in_background()
         point, key = self._history.cube.encode([suggestion]), suggestion.key
         self._trials[number] = KnownTrial(
             key=key,

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from sklearn.ensemble import ExtraTreesRegressor
 
 from autotune.recording import RecordedTrial
 from autotune.search.curve_model import scaled_shortfalls
@@ -78,6 +77,8 @@ class _PriorMeanModel:
         trial_indices, log_steps, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
         least = np.array([shortfalls[trial_indices == trial_index].min() for trial_index in np.unique(trial_indices)])
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
+        from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415  # takes seconds
+
         self._forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_MIN_LEAF, random_state=0)
         self._forest.fit(np.column_stack([features[trial_indices.astype(int)], log_steps]), scaled_shortfalls(shortfalls, least))
 

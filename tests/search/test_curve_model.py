@@ -7,7 +7,8 @@ import pytest
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern
 
-from autotune.search.curve_model import CurveModel, RateModel, _OnColumns
+from autotune.search.curve_model import CurveModel, RateModel
+from autotune.search.gaussian_process import _OnColumns
 
 NEW = -1.0
 
