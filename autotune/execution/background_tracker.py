@@ -31,6 +31,7 @@ from autotune.config.build import build_partial, call
 from autotune.errors import ConfigError
 from autotune.execution.spool import Message, Spool, SpooledObjects
 from autotune.execution.study_folder import log_file
+from autotune.execution.watch import is_left
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking.tracker import FinishedRuns, StudyInfo, TrackedTrial, Tracker
 
@@ -50,6 +51,8 @@ _GRACE_SECONDS = 10.0
 _MAX_SPOOL_BYTES = 2**26
 """Size of a spool file in bytes after which messages go to a new one, so that the space of what was read is freed."""
 _POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.25
+"""Seconds between two looks whether the study's process is gone, while the tracker is being opened."""
 _REPORT_EVERY_SECONDS = 0.5
 _NICENESS = 10
 """Niceness added to the tracker's process once its tracker is open: trainings and the driver go first where CPUs are few."""
@@ -392,14 +395,15 @@ def serve(connection: Connection, target: str) -> None:
     try:
         module, _, _ = target.rpartition(".")
         if module.startswith("autotune.tracking."):
-            with contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
+            with _ended_if_left(connection), contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
                 getattr(importlib.import_module(module), "preload", lambda: None)()
         opening, ends = connection.recv()
         finished, spool = (Spool(descriptor=recv_handle(connection)) for _ in range(2))
         runs = _RunsOnDemand(connection, finished)
         with log_file(opening.log_path):
             try:
-                tracker = replace(opening, finished=FinishedRuns(ends, runs.run)).open()
+                with _ended_if_left(connection):
+                    tracker = replace(opening, finished=FinishedRuns(ends, runs.run)).open()
                 runs.keep(getattr(tracker, "lacking", range(len(ends))))
             except Exception as error:  # noqa: BLE001  # raised again in the study's process
                 connection.send(error)
@@ -409,6 +413,23 @@ def serve(connection: Connection, target: str) -> None:
             connection.send(("closed", *_Reader(connection, tracker, spool).carry_out()))
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing
+
+
+@contextlib.contextmanager
+def _ended_if_left(connection: Connection) -> Iterator[None]:
+    """End this process at once if the other end of a connection is closed while the context lasts."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            if is_left(connection):
+                os._exit(1)
+
+    threading.Thread(target=watch, name="owner", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 class _RunsOnDemand:

@@ -39,7 +39,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.death import LOW_ON_MEMORY, PAST_DEADLINE, SERVER_ENDED, is_low_on_memory, num_killed_for_memory
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
-from autotune.execution.watch import TRACES_SIGNAL, is_stopped
+from autotune.execution.watch import TRACES_SIGNAL, is_left, is_stopped
 from autotune.files import replace_file
 from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
 
@@ -295,13 +295,20 @@ def serve(owner: Connection, listener: socket.socket) -> None:
     Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can. At the end the
     listener's folder is deleted, since an owner that was killed does not.
     """
+    folder = Path(listener.getsockname()).parent
+
+    def end_if_left() -> None:
+        if is_left(owner):
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)  # without waiting for the imports
+
     try:
-        preload()
+        preload(check=end_if_left)
         with contextlib.suppress(EOFError, OSError):
             owner.send(fork_fault())
             _Children(owner, listener).serve()
     finally:
-        shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -16,11 +16,13 @@ import faulthandler
 import math
 import os
 import platform
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -233,6 +235,17 @@ def _ran(thread: str) -> _Ran | None:
     except (OSError, ValueError):
         return None
     return _Ran(int(waited) / 1e9, int(times))
+
+
+def is_left(connection: Connection) -> bool:
+    """Whether the process at the other end of a connection has closed it, or has ended; what it has sent may still be read."""
+    poll = select.poll()
+    poll.register(connection, _LEFT)
+    return bool(poll.poll(0))
+
+
+_LEFT = getattr(select, "POLLRDHUP", 0)
+"""Linux says at once that the other end was closed, other systems once it was closed in both directions."""
 
 
 def is_stopped(process: int) -> bool:

@@ -14,8 +14,8 @@ import pkgutil
 import sys
 import sysconfig
 import time
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -26,6 +26,7 @@ _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics
 _WITH_THREADS = ("autotune.workloads.csv_table",)
 """Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
+_CHECK_SECONDS = 0.25
 _END_SECONDS = 1.0
 """Longest wait for the kernel to end a thread."""
 _BLAS = "OPENBLAS_NUM_THREADS"
@@ -34,11 +35,12 @@ _WANTED_BLAS = "AUTOTUNE_OPENBLAS_NUM_THREADS"
 """Variable that keeps the user's value of ``OPENBLAS_NUM_THREADS`` for the forked processes; empty if there was none."""
 
 
-def preload(names: Sequence[str] = ()) -> None:
+def preload(names: Sequence[str] = (), *, check: Callable[[], None] = lambda: None) -> None:
     """Import what trainings import, so that forked processes need not; the garbage collector then ignores the imported objects.
 
     Args:
         names: modules to import, in this order; one that cannot be imported is left out. Empty for all that autotune's own loop needs.
+        check: called a few times a second meanwhile.
 
     A thread does the imports, and has ended when this returns: the imports' memory is then in that thread's own part of the heap (a
     glibc arena), and the main thread's part stays as compact as in a new process. Otherwise a forked process would train in the gaps
@@ -47,7 +49,10 @@ def preload(names: Sequence[str] = ()) -> None:
     gc.disable()  # it would walk the imported objects again and again
     try:
         with ThreadPoolExecutor(1) as threads:
-            threads.submit(_import_each, names).result() if names else threads.submit(_import_all).result()
+            imports = threads.submit(_import_each, names) if names else threads.submit(_import_all)
+            while not wait([imports], timeout=_CHECK_SECONDS).done:
+                check()
+            imports.result()
     finally:
         gc.enable()
     gc.freeze()  # else a collection in a forked process would copy every memory page of the imported objects

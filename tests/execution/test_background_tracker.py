@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +24,8 @@ from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyIn
 from tests.execution.test_spool import largest_file
 from tests.patience import wait_until
 from tests.tracking.test_mlflow_tracker import make_run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class FileTracker:
@@ -319,3 +323,30 @@ def test_a_study_is_not_written_while_its_confirmation_is_timed(commands: Any, t
     last_run_ended_at = max(result.stopped_at for result in confirmations(study).values()) + time.monotonic() - time.time()
     assert all(at >= last_run_ended_at for at, what in told(path) if what in stopped)
     assert {what for _, what in told(path)} >= set(stopped)
+
+
+@pytest.mark.parametrize(
+    ("library", "start"),
+    [
+        ("mlflow", "TrackerProcess({'_target_': 'autotune.tracking.mlflow_tracker.MlflowTracker'})"),
+        ("safetensors", "ForkServer(is_quiet=True)"),
+    ],
+)
+def test_a_process_that_still_imports_ends_with_the_study_that_was_killed(library: str, start: str, tmp_path: Path) -> None:
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text(
+        "import os, time\nwith open('imports.part', 'w') as file: file.write(str(os.getpid()))\n"
+        "os.replace('imports.part', 'imports')\ntime.sleep(3600)\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    code = (
+        "import sys, time\nfrom autotune.execution.background_tracker import TrackerProcess\n"
+        f"from autotune.execution.fork_server import ForkServer\nsys.path.insert(0, '.')\nstarted = {start}\ntime.sleep(3600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    owner = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment, start_new_session=True)
+    wait_until((tmp_path / "imports").is_file, process=owner)
+    owner.kill()
+    owner.wait()
+    number = (tmp_path / "imports").read_text()
+    wait_until(lambda: not Path(f"/proc/{number}").exists() and not list((tmp_path / "temporary").glob("autotune-*")))
