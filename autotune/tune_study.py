@@ -90,7 +90,7 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
         from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
-        if is_local and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
+        if is_local and trains and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
             connection.start()
         from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg

@@ -174,7 +174,7 @@ def _linked(config: ClusterConfig) -> Iterator[tuple[ClusterSize, _Ray]]:
             with _kept_handler(signal.SIGTERM):
                 if address is None:
                     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets timed workers wait for all other processes
-                    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # Ray Tune could not use these workers, and ends them
+                    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # Ray Tune's workers have an environment of their own
                     for name in ("authentication", "worker"):  # mute: our own Ray wants a token, and its SIGTERM handler is not installed
                         logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
                     running = local = LocalRay()

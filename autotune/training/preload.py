@@ -27,6 +27,7 @@ _WITH_THREADS = ("autotune.workloads.csv_table",)
 """Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
 _CHECK_SECONDS = 0.25
+"""Seconds between two calls of ``check``."""
 _END_SECONDS = 1.0
 """Longest wait for the kernel to end a thread."""
 _BLAS = "OPENBLAS_NUM_THREADS"

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import check_usable, log_file, sole_user
-from autotune.tune_study import tune_command
+from autotune.tune_study import push_command, tune_command
 
 
 @pytest.fixture
@@ -137,3 +137,18 @@ def test_a_study_that_another_process_runs_is_refused_with_nothing_started(tmp_p
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
     with pytest.raises(AssertionError, match="something was started"):
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
+
+
+def test_ray_starts_at_once_for_a_study_that_goes_on_and_not_to_push_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("Ray was started")
+
+    for name in ("_fork_server", "_tracker_process"):
+        monkeypatch.setattr(f"autotune.tune_study.{name}", lambda *_: contextlib.nullcontext(object()))
+    monkeypatch.setattr("autotune.execution.cluster.Connection.start", start)
+    monkeypatch.setattr("autotune.execution.run_study.run_study", lambda *_, **__: 0)
+    (tmp_path / "study").mkdir()
+    arguments = ["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"]
+    assert push_command(arguments) == 0
+    with pytest.raises(AssertionError, match="Ray was started"):
+        tune_command(arguments)
