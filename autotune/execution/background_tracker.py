@@ -409,8 +409,9 @@ def serve(connection: Connection, target: str) -> None:
                 connection.send(error)
                 return
             connection.send(None)
+            before = os.getpriority(os.PRIO_PROCESS, 0)
             os.nice(_NICENESS)
-            connection.send(("closed", *_Reader(connection, tracker, spool).carry_out()))
+            connection.send(("closed", *_Reader(connection, tracker, spool, niceness_at_end=before).carry_out()))
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing
 
@@ -468,12 +469,24 @@ class _RunsOnDemand:
         self._runs.take(place)
 
 
-class _Reader(logging.Handler):
-    """Hands the messages of the study's process to a tracker, as many as it has room for, and passes the tracker's warnings on."""
+def _set_niceness(niceness: int) -> None:
+    """Set the niceness of this process, which Linux keeps for each thread; only some users, such as root, may make it less."""
+    threads = [int(each.name) for each in Path("/proc/self/task").iterdir()] if sys.platform == "linux" else [0]
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
-    def __init__(self, connection: Connection, tracker: Any, spool: Spool) -> None:
+
+class _Reader(logging.Handler):
+    """Hands the messages of the study's process to a tracker, as many as it has room for, and passes the tracker's warnings on.
+
+    Args:
+        niceness_at_end: what this process gets once the study has ended: no training is slowed down then, and the driver waits.
+    """
+
+    def __init__(self, connection: Connection, tracker: Any, spool: Spool, *, niceness_at_end: int) -> None:
         super().__init__(logging.WARNING)
-        self._connection, self._tracker = connection, tracker
+        self._connection, self._tracker, self._niceness_at_end = connection, tracker, niceness_at_end
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._spools = deque([spool])
         self._holds = False
@@ -531,6 +544,7 @@ class _Reader(logging.Handler):
             else:
                 seconds, make_model, end = arguments
                 self._holds, self._close = False, (time.monotonic() + seconds, make_model, end)
+                _set_niceness(self._niceness_at_end)
 
     def _report(self) -> None:
         now, num_written = time.monotonic(), self._num_ended - self._num_unwritten

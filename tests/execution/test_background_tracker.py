@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -63,6 +64,22 @@ class BusyTracker(FileTracker):
         while self._path.with_name("hang").exists():
             time.sleep(0.1)
         super().close(**end)
+
+
+class NiceTracker(FileTracker):
+    """Writes the niceness of its threads: that which hears of a run, and one that was begun then."""
+
+    def start(self, trial: TrackedTrial) -> None:
+        super().start(trial)
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        self._write_niceness()
+
+    def close(self, **end: Any) -> None:
+        self._write_niceness()
+        super().close(**end)
+
+    def _write_niceness(self) -> None:
+        self._write(f"niceness {sorted(os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in threading.enumerate())}")
 
 
 class LateTracker(FileTracker):
@@ -224,6 +241,20 @@ def test_long_runs_are_written_while_they_are_timed(tracker: BackgroundTracker, 
     with tracker.held():
         tracker.start(run("long"))
         wait_until(lambda: [what for _, what in told(path)] == ["start long"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a process less nice")
+def test_a_tracker_gives_way_to_trainings_until_the_study_has_ended(path: Path, said: list[str]) -> None:
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    tracker = opened("NiceTracker", path, said)
+    tracker.start(run("trial-0"))
+    wait_until(lambda: path.exists() and "niceness" in path.read_text())
+    end(tracker)
+
+    assert [line.partition("niceness ")[2] for _, line in told(path) if "niceness" in line] == [
+        str([niceness + 10] * 2),
+        str([niceness] * 2),
+    ]
 
 
 def test_a_study_that_ends_while_it_is_timed_is_closed(tracker: BackgroundTracker, path: Path) -> None:
