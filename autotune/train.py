@@ -18,6 +18,7 @@ from autotune.hiding import LogFormatter
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
+from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     from autotune.remote.mirror import Mirror  # after --help
@@ -111,8 +112,6 @@ def _checkpoint(config: Config, trial: TrialConfig) -> "Iterator[Mirror | None]"
 
 def _checkpoint_settings(mirror: "Mirror", arguments: Sequence[str]) -> dict[str, Any]:
     """Settings of a training that keeps checkpoints; also fetches the state of an earlier, unfinished run, if there is one."""
-    from autotune.training.checkpoint import STATE_FILE, WEIGHTS_FILE  # noqa: PLC0415  # imports torch
-
     mirror.bring(STATE_FILE)
     return {"state_folder": mirror.folder, "weights_path": mirror.folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
 
@@ -121,7 +120,6 @@ def _follow(
     training: Generator[Evaluation, None, float | None], metric: str, mirror: "Mirror | None"
 ) -> tuple[Evaluation | None, Outcome, float | None]:
     """Print every evaluation and send checkpoints to their URL; return last evaluation, outcome and metric on the test split."""
-    from autotune.training.checkpoint import STATE_FILE, WEIGHTS_FILE  # noqa: PLC0415  # imports torch
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # imports torch
 
     last, outcome = None, Outcome.MISSED

@@ -20,9 +20,10 @@ from autotune.hiding import without_secrets
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.config.schema import Config
+    from autotune.config.schema import ClusterConfig, Config
     from autotune.execution.background_tracker import TrackerProcess
     from autotune.execution.fork_server import ForkServer
+    from autotune.training.capabilities import Capabilities
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
 
@@ -92,14 +93,12 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
         if is_local and trains and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
             connection.start()
-        from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
-        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # imports torch
-        from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
+        from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # after --help and --cfg
         from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --help and --cfg
 
         with console.status("reading the configuration and checking every branch of the search space"):
-            plan = plan_study(composer, local_capabilities() if is_local else cluster_capabilities(cluster), settings)
+            plan = plan_study(composer, _capabilities(cluster, fork_server), settings)
             if not is_dry_run and trains:
                 train_missing_sources(composer, say)
             if trains and is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
@@ -132,6 +131,16 @@ def _fork_server() -> "AbstractContextManager[ForkServer | None]":
     from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
 
     return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
+
+
+def _capabilities(cluster: "ClusterConfig", fork_server: "ForkServer | None") -> "Capabilities":
+    """What the machines that a study runs on can run, found out by another process where possible."""
+    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --help and --cfg
+    from autotune.execution.fork_server import capabilities_in_this_process  # noqa: PLC0415  # after --help and --cfg
+
+    if cluster.address not in (None, "local"):
+        return cluster_capabilities(cluster)
+    return capabilities_in_this_process() if fork_server is None else fork_server.capabilities()
 
 
 def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[TrackerProcess]":

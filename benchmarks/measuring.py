@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.training.device import cpu_name, versions
+from autotune.training.capabilities import cpu_name, versions
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -24,7 +24,8 @@ import torch
 from autotune.errors import AutotuneError
 from autotune.recording import read_recording
 from autotune.search.earlier_trials import earlier_study, first_points
-from autotune.training.checkpoint import STATE_FILE, read_state, read_weights, save_state, save_weights
+from autotune.training.checkpoint import read_state, read_weights, save_state, save_weights
+from autotune.training.state_files import STATE_FILE
 from autotune.workloads.cifar10 import cifar10
 from autotune.workloads.csv_table import csv_table
 from autotune.workloads.fashion_mnist import NAMES, fashion_mnist

@@ -20,7 +20,8 @@ from autotune.recording import read_recording
 from autotune.report_command import write_study_report
 from autotune.reporting.concluded_study import read_concluded_study
 from autotune.reporting.study_files import TraceFile, read_summary
-from autotune.training.checkpoint import STATE_FILE, read_state, save_state
+from autotune.training.checkpoint import read_state, save_state
+from autotune.training.state_files import STATE_FILE
 from tests.fuzz import examples
 
 FIRST_VERSION = Path(__file__).parent / "recorded" / "first_version"

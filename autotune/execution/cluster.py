@@ -20,16 +20,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.awake import kept_awake
 from autotune.execution.local_ray import LocalRay
 from autotune.execution.task_run import ACCELERATOR, TrialTask
-
-if TYPE_CHECKING:
-    from autotune.training.device import Capabilities  # imports torch
+from autotune.training.capabilities import Capabilities
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +107,7 @@ _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
 
 
-def cluster_capabilities(config: ClusterConfig) -> "Capabilities":
+def cluster_capabilities(config: ClusterConfig) -> Capabilities:
     """What the machines of a running cluster can run, measured by a worker on one of its nodes: a GPU node if it has any.
 
     Raises:

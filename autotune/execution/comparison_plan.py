@@ -20,7 +20,8 @@ from autotune.measurement import Target
 from autotune.objective import Objective, check_measured
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
-from autotune.training.device import Capabilities, local_capabilities, unsupported
+from autotune.training.capabilities import Capabilities, unsupported
+from autotune.training.device import local_capabilities
 from autotune.training.run import check_training
 from autotune.training.sources import train_missing_sources
 

@@ -44,7 +44,7 @@ from autotune.reporting.terminal import Summary, format_metric, print_summary
 from autotune.search.policy import SearchPolicy
 from autotune.space import Suggestion
 from autotune.tracking.tracker import browse_command
-from autotune.training.device import versions
+from autotune.training.capabilities import versions
 
 
 def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:

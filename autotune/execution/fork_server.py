@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
@@ -41,6 +41,8 @@ from autotune.execution.death import LOW_ON_MEMORY, PAST_DEADLINE, SERVER_ENDED,
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
 from autotune.execution.watch import TRACES_SIGNAL, is_left, is_stopped
 from autotune.files import replace_file
+from autotune.machine import Machine
+from autotune.training.capabilities import Capabilities
 from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
 
 POLL_SECONDS = 0.2
@@ -114,6 +116,7 @@ class ForkServer:
             )
         self._connection = Connection(ours.detach())
         self._is_ready = False
+        self._fault: str | None = None
         self._checks: ForkedProcess | None = None
 
     def fault(self, interrupt: Callable[[], bool] = lambda: False) -> str | None:
@@ -121,15 +124,13 @@ class ForkServer:
         if self._process.poll() is not None:
             return f"it {_ended_by(self._process.returncode)}"
         try:
-            while not self._is_ready and not interrupt():
+            while not self._is_ready and self._fault is None and not interrupt():
                 if self._connection.poll(POLL_SECONDS):
-                    fault: str | None = self._connection.recv()
-                    if fault is not None:
-                        return fault
-                    self._is_ready = True
+                    self._fault = self._connection.recv()
+                    self._is_ready = self._fault is None
         except (EOFError, OSError):
             return f"it {_ended_by(self._process.wait())}"
-        return None
+        return self._fault
 
     def train(self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False) -> Iterator[WorkerReport | Died]:
         """Train a task in a forked process and yield its reports; the last report, or ``Died``, comes when the process is gone.
@@ -151,6 +152,35 @@ class ForkServer:
             self._connection.send(None)
             self._is_ready = False
             self.fault(interrupt)
+
+    def capabilities(self) -> Capabilities:
+        """Capabilities of this machine, found out in a forked process where possible: the driver needs neither torch nor GPU memory.
+
+        Raises:
+            ConfigError: the forked process ended.
+        """
+        return cast(Capabilities, self._found_out("capabilities", capabilities_in_this_process))
+
+    def machine(self) -> Machine:
+        """The record of this machine, found out as ``capabilities`` are.
+
+        Raises:
+            ConfigError: the forked process ended.
+        """
+        return cast(Machine, self._found_out("machine", machine_in_this_process))
+
+    def _found_out(self, what: str, in_this_process: Callable[[], object]) -> object:
+        if self.fault() is not None:
+            return in_this_process()
+        try:
+            process = ForkedProcess(self.address, {})
+        except (EOFError, OSError):  # it has ended since
+            return in_this_process()
+        with contextlib.closing(process):
+            answer = process.call(what)
+        if isinstance(answer, Died):
+            raise ConfigError(f"what this machine has cannot be found out: {answer.reason}")
+        return answer
 
     def check(self, config: TrialConfig) -> None:
         """Run ``training.run.check_training``, in a forked process where possible: the driver then need not import what trainings import.
@@ -495,6 +525,20 @@ def _result_or_error(method: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
+def capabilities_in_this_process() -> Capabilities:
+    """Return ``training.device.local_capabilities()`` of this process, which then imports torch."""
+    from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
+
+    return local_capabilities()
+
+
+def machine_in_this_process() -> Machine:
+    """Return ``training.diagnosis.this_machine.this_machine()`` of this process, which then imports torch."""
+    from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # imports torch
+
+    return this_machine()
+
+
 def check_in_this_process(config: TrialConfig) -> None:
     """Run ``training.run.check_training`` in this process, which then imports what trainings import."""
     from autotune.training.run import check_training  # noqa: PLC0415  # imports torch
@@ -513,6 +557,12 @@ class _Trials:
         self._imported = frozenset(sys.modules)
         self._is_own = False
         """Whether the training is a function of the user's own."""
+
+    def capabilities(self) -> Capabilities:
+        return capabilities_in_this_process()
+
+    def machine(self) -> Machine:
+        return machine_in_this_process()
 
     def check(self, config: TrialConfig) -> None:
         check_in_this_process(config)

@@ -15,12 +15,14 @@ from rich.console import Console
 from autotune.config.schema import TrialConfig
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
+from autotune.execution.fork_server import machine_in_this_process
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.execution.webhook import Webhook
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
+from autotune.machine import Machine
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
@@ -33,8 +35,7 @@ from autotune.search.samplers import PausingSampler
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race, told_storage_errors
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial, confirmation_name, search_name
-from autotune.training.checkpoint import is_kept
-from autotune.training.diagnosis.this_machine import this_machine
+from autotune.training.state_files import is_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +183,12 @@ def opened(
     console: Console,
     tracker_process: TrackerProcess,
     webhook: Webhook | None = None,
+    describe_machine: Callable[[], Machine] = machine_in_this_process,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
+
+    Args:
+        describe_machine: finds out the facts about this machine that are kept with the study; called in another thread.
 
     Raises:
         StudyError: another process runs the study, the stored study has another definition, or the storage failed within the context.
@@ -193,7 +198,7 @@ def opened(
         study, pausing = _open_storage(plan)
         policy = _policy(plan, study, pausing)
         tracker = BackgroundTracker(
-            partial(_tracker_opening, plan, study, policy, push_command(command, plan.name)),
+            partial(_tracker_opening, plan, study, policy, push_command(command, plan.name), describe_machine),
             tracker_process,
             spool_folder=plan.folder,
             say=lambda line: console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True),
@@ -300,7 +305,9 @@ def _finished_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Finis
     return FinishedRuns(ends, run)
 
 
-def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str) -> TrackerOpening:
+def _tracker_opening(
+    plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str, describe_machine: Callable[[], Machine]
+) -> TrackerOpening:
     info = StudyInfo(
         name=plan.name,
         kind="study",
@@ -313,7 +320,7 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy, push_c
         files={
             "study.yaml": {**target_fields(plan.trial.target), "baseline": policy.baseline_trial},
             "space.yaml": plan.space.as_mapping(),
-            "machine.yaml": _kept_machine(plan.folder),
+            "machine.yaml": _kept_machine(plan.folder, describe_machine()),
         },
     )
     return TrackerOpening(
@@ -326,9 +333,9 @@ def _tracker_opening(plan: StudyPlan, study: Study, policy: SearchPolicy, push_c
     )
 
 
-def _kept_machine(folder: Path) -> Mapping[str, object]:
-    """Describe this process's machine, and write the description to ``machine.yaml`` in the study's folder."""
-    machine = {FORMAT_KEY: FORMATS["machine"], **this_machine().as_dict()}
+def _kept_machine(folder: Path, described: Machine) -> Mapping[str, object]:
+    """Write the facts about this machine to ``machine.yaml`` in the study's folder."""
+    machine = {FORMAT_KEY: FORMATS["machine"], **described.as_dict()}
     replace_file(folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
     return machine
 

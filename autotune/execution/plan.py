@@ -20,7 +20,7 @@ from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
-from autotune.training.device import Capabilities, unsupported, uses_cuda
+from autotune.training.capabilities import Capabilities, unsupported, uses_cuda
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from autotune.reporting.compared import ComparedSide, Comparison, write_comparis
 from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
 from autotune.reporting.scores import score_format_of
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
-from autotune.training.device import versions
+from autotune.training.capabilities import versions
 
 Results = dict[tuple[str, int], TrialResult]
 """Results of the runs that have ended, by (name of the side, number of the round)."""

@@ -22,7 +22,7 @@ from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Connection, Room
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
-from autotune.execution.fork_server import ForkServer
+from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.paired_runs import PairedRun, run_in_turns
@@ -33,7 +33,7 @@ from autotune.measurement import TrialResult
 from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.study import confirmations, store_confirmation
-from autotune.training.device import unsupported
+from autotune.training.capabilities import unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,15 @@ def run_study(
     with (
         interruptible() as interrupt,
         told_end(webhook),
-        opened(plan, command=command, code_folders=code_folders, console=console, tracker_process=tracker_process, webhook=webhook) as live,
+        opened(
+            plan,
+            command=command,
+            code_folders=code_folders,
+            console=console,
+            tracker_process=tracker_process,
+            webhook=webhook,
+            describe_machine=machine_in_this_process if fork_server is None else fork_server.machine,
+        ) as live,
     ):
         if not trains:
             return _push(live)

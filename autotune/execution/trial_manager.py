@@ -22,7 +22,7 @@ from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker, search_name
-from autotune.training.checkpoint import has_room
+from autotune.training.state_files import has_room
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)

@@ -6,7 +6,6 @@ is one consistent snapshot and is replaced as a whole. Nothing is pickled: readi
 
 import json
 import random
-import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,12 +21,7 @@ from autotune.errors import DataError, StateError
 from autotune.files import FORMATS, check_format, make_folder, replace_file
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
-
-WEIGHTS_FILE = "weights.safetensors"
-STATE_FILE = "state.safetensors"
-
-_SPARE_BYTES = 8 * 2**20
-"""Bytes of a disk that are left to other files than saved states."""
+from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 
 _DTYPES = frozenset(
     {
@@ -141,23 +135,6 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     packer = _Packer()
     packed = packer.pack(state, "")
     _write(folder / STATE_FILE, packer.tensors, {"kind": "state", "state": packed})
-
-
-def is_kept(folder: Path) -> bool:
-    """Whether a folder holds a saved training state."""
-    return (folder / STATE_FILE).is_file()
-
-
-def has_room(folder: Path) -> bool:
-    """Whether the disk of a folder has room for another saved state, beside those in the folders within it.
-
-    Room is what the largest of those takes, twice since a state is replaced by a new file, and some megabytes for all other files.
-    """
-    try:
-        largest = max((path.stat().st_size for path in folder.glob(f"*/{STATE_FILE}")), default=0)
-        return shutil.disk_usage(folder).free >= 2 * largest + _SPARE_BYTES
-    except OSError:  # a state was deleted meanwhile, or the folder is another machine's
-        return True
 
 
 def check_state(state: Mapping[str, Any]) -> None:

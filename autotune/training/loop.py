@@ -17,21 +17,14 @@ from autotune.errors import DataError
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
 from autotune.remote.path import paused_while_waiting
-from autotune.training.checkpoint import (
-    is_kept,
-    random_state,
-    read_state,
-    save_state,
-    save_weights,
-    set_random_state,
-    told_damage,
-    weights_metadata,
-)
+from autotune.training.capabilities import versions
+from autotune.training.checkpoint import random_state, read_state, save_state, save_weights, set_random_state, told_damage, weights_metadata
 from autotune.training.components import Components, make_strategy
-from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer, versions
+from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.energy import energy_meter, joules_of_all
 from autotune.training.parallel.ranks import ALONE, Ranks, TimeLimit
 from autotune.training.set_up import Run, set_up
+from autotune.training.state_files import is_kept
 
 
 @dataclass(kw_only=True)

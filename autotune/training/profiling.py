@@ -24,8 +24,9 @@ from autotune.errors import ConfigError, ExecutionError
 from autotune.files import make_folder, replacing
 from autotune.measurement import PhaseClock
 from autotune.step_profile import StepProfile, StepTimes
+from autotune.training.capabilities import cpu_name
 from autotune.training.data import Batch, fits_on, load_data
-from autotune.training.device import cpu_name, peak_memory_bytes, pick_device, synchronizer
+from autotune.training.device import peak_memory_bytes, pick_device, synchronizer
 from autotune.training.set_up import Run, num_steps, set_up
 from autotune.training.step import TrainingStep, labelled
 from autotune.training.trace import STEP, WAIT, read_events, step_times

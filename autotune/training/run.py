@@ -16,9 +16,10 @@ from autotune.collector import collect_as_usual
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation
+from autotune.training.capabilities import cpu_name, driver_version, versions
 from autotune.training.components import make_components
 from autotune.training.data import load_data
-from autotune.training.device import cpu_name, driver_version, pick_device, seed_everything, versions
+from autotune.training.device import pick_device, seed_everything
 from autotune.training.first_call import how_called
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks

@@ -13,8 +13,8 @@ from autotune.files import make_folder
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
 from autotune.session import Checkpoint
+from autotune.training.capabilities import versions
 from autotune.training.checkpoint import check_state, random_state, save_state, save_weights, set_random_state, weights_metadata
-from autotune.training.device import versions
 
 _FILES = "files"
 """Folder, within a saved state's, of the files that the function's own library wrote."""

@@ -28,7 +28,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
 from autotune.session import REPORTED, Session, as_reported, in_session, misspelt
-from autotune.training.checkpoint import is_kept
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import (
@@ -41,6 +40,7 @@ from autotune.training.first_call import (
     warm_up_of,
 )
 from autotune.training.loop import read_progress
+from autotune.training.state_files import is_kept
 from autotune.training.user_checkpoint import TrainingCheckpoint
 
 _log = logging.getLogger(__name__)

@@ -22,6 +22,8 @@ from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkS
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
+from autotune.training.device import local_capabilities
+from autotune.training.diagnosis.this_machine import this_machine
 from tests.patience import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -134,6 +136,24 @@ def server() -> Iterator[ForkServer]:
     assert server.fault() is None
     yield server
     server.close()
+
+
+def test_what_this_machine_can_run_and_has_is_found_out_in_a_forked_process(server: ForkServer) -> None:
+    assert server.capabilities() == local_capabilities()
+    assert server.machine() == this_machine()
+
+
+def test_a_fork_server_that_cannot_fork_says_so_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with contextlib.closing(ForkServer(is_quiet=True)) as server:
+        faults = [server.fault(), server.fault()]
+        assert faults[0] is not None
+        assert "threads" in faults[0]
+        assert faults == faults[:1] * 2
+        assert server.capabilities() == local_capabilities()  # of this process
 
 
 def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:

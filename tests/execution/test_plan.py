@@ -14,7 +14,7 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Energy
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
-from autotune.training.device import Capabilities
+from autotune.training.capabilities import Capabilities
 from autotune.training.run import check_training
 from autotune.tune_study import tune_command
 

@@ -20,8 +20,6 @@ from safetensors.torch import load_file, save_file
 
 from autotune.errors import DataError
 from autotune.training.checkpoint import (
-    STATE_FILE,
-    WEIGHTS_FILE,
     random_state,
     read_state,
     read_weights,
@@ -30,6 +28,7 @@ from autotune.training.checkpoint import (
     set_random_state,
     weights_metadata,
 )
+from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
 from tests.conftest import MakeTrialConfig
 
 

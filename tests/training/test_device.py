@@ -8,18 +8,8 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.device import (
-    Capabilities,
-    cpu_name,
-    is_out_of_memory,
-    local_capabilities,
-    peak_memory_bytes,
-    pick_device,
-    reset_device,
-    synchronizer,
-    unsupported,
-    uses_cuda,
-)
+from autotune.training.capabilities import Capabilities, cpu_name, unsupported, uses_cuda
+from autotune.training.device import is_out_of_memory, local_capabilities, peak_memory_bytes, pick_device, reset_device, synchronizer
 
 CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=True)
 BARE = replace(CPU_ONLY, has_compiler=False, has_torchao=False)

@@ -12,8 +12,9 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
-from autotune.training.checkpoint import STATE_FILE, read_weights
+from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
+from autotune.training.state_files import STATE_FILE
 
 MakeConfig = Callable[..., TrialConfig]
 

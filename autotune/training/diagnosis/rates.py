@@ -18,7 +18,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from torch.nn.functional import ScalingType, scaled_mm
 
 from autotune.machine import AllReduceRate, CopyRate, Machine, MatrixRate, NotMeasured, Rate
-from autotune.training.device import MIN_COMPUTE_CAPABILITY, synchronizer
+from autotune.training.capabilities import MIN_COMPUTE_CAPABILITY
+from autotune.training.device import synchronizer
 from autotune.training.parallel.ranks import ALONE, Ranks, joined, open_store
 
 _NUM_CPU_RANKS = 2

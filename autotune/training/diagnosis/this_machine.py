@@ -19,7 +19,8 @@ import torch
 from torch import distributed
 
 from autotune.machine import Gpu, InfiniBandPort, Link, Machine, NetworkInterface, Processor
-from autotune.training.device import cpu_name, driver_version, local_capabilities, versions
+from autotune.training.capabilities import cpu_name, driver_version, versions
+from autotune.training.device import local_capabilities
 
 NOT_INSTALLED = "nvidia-smi is not installed"
 

@@ -1,0 +1,161 @@
+"""What a machine can run, and the versions of its software, without torch: a driver that asks its fork server need not import it."""
+
+import platform
+import runpy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from autotune.config.schema import TrialConfig
+from autotune.measurement import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Capabilities of a machine: its CPUs, GPUs and installed tools, which decide what it can run."""
+
+    num_cpus: int
+    num_gpus: int
+    gpu_name: str | None
+    compute_capability: tuple[int, int] | None
+    """CUDA compute capability of the GPUs, such as (8, 0), which bfloat16 needs; None without a GPU."""
+    has_compiler: bool
+    """Whether there is a C++ compiler, which torch.compile needs."""
+    has_torchao: bool
+    """Whether torchao is installed, which float8 needs."""
+    host: str = "this machine"
+    """Name of the machine, for messages."""
+    energy_faults: Mapping[str, str] = field(default_factory=dict)
+    """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose energy can be read."""
+
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU, or of the processor if there is no GPU."""
+        return self.gpu_name or cpu_name()
+
+    def device_of(self, config: TrialConfig) -> Device:
+        """The device that each worker of a training has on this machine."""
+        is_gpu = uses_cuda(config, self)
+        return Device(
+            kind=self.gpu_name if is_gpu else "cpu", where=self.host, energy_fault=self.energy_faults.get("cuda" if is_gpu else "cpu")
+        )
+
+
+MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
+"""Least CUDA compute capability of a GPU whose tensor cores support a number format, by the format's name."""
+
+
+def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
+    """Why this machine cannot run a training; None if it can."""
+    wants_gpu = config.device == "cuda"
+    if wants_gpu and capabilities.num_gpus == 0:
+        return "device=cuda needs a GPU, and there is none"
+    uses_gpu = uses_cuda(config, capabilities)
+    if (reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)) is not None:
+        return reason
+    if config.runtime.compile is not None and not capabilities.has_compiler:
+        return f"runtime.compile={config.runtime.compile} needs a C++ compiler, and there is none"
+    if config.precision.float8 and not capabilities.has_torchao:
+        return "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
+    return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect_on_cpu(config)
+
+
+def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capabilities, *, uses_gpu: bool) -> str | None:
+    num_workers = parallelism["num_workers"]
+    for kind, number in (("CPUs", capabilities.num_cpus), *([("GPUs", capabilities.num_gpus)] if uses_gpu else [])):
+        if num_workers > number:
+            return f"parallelism.num_workers={num_workers} needs as many {kind}, and there are {number}"
+    if not uses_gpu and parallelism.get("backend") == "nccl":
+        return "parallelism.backend=nccl needs GPUs"
+    if not uses_gpu and parallelism.get("compression") == "bf16":
+        return "parallelism.compression=bf16 needs NCCL, and so GPUs"
+    return None
+
+
+def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
+    """Which number format of the configuration the GPUs are too old for, as a message; None if they support all."""
+    capability, precision = capabilities.compute_capability, config.precision
+    wanted = {
+        "float8": precision.float8,
+        "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
+        "TensorFloat-32": _is_plain_tf32(config),
+    }
+    for name, least in MIN_COMPUTE_CAPABILITY.items():
+        if wanted[name] and capability is not None and capability < least:
+            needed, available = (f"{major}.{minor}" for major, minor in (least, capability))
+            return f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has {available}"
+    return None
+
+
+def _without_effect_on_cpu(config: TrialConfig) -> str | None:
+    """A setting that has no effect on the CPU, as a message; None if the configuration has no such setting."""
+    runtime = config.runtime
+    for setting, is_set in (
+        ("precision.float8", config.precision.float8),
+        ("precision.float32_precision=tf32", _is_plain_tf32(config)),
+        ("runtime.cuda_graph", runtime.cuda_graph),
+        ("runtime.compile=reduce-overhead", runtime.compile == "reduce-overhead"),
+        ("runtime.cudnn_benchmark", runtime.cudnn_benchmark),
+        ("runtime.expandable_segments", runtime.expandable_segments),
+    ):
+        if is_set:
+            return f"{setting} is for GPUs, and this training runs on the CPU"
+    return None
+
+
+def _is_plain_tf32(config: TrialConfig) -> bool:
+    """Whether TensorFloat-32 is the only difference between the precision and plain float32."""
+    precision = config.precision
+    is_float32 = precision.autocast_dtype is None and precision.weights_dtype == "float32" and not precision.float8
+    return is_float32 and precision.float32_precision == "tf32"
+
+
+def uses_cuda(config: TrialConfig, capabilities: Capabilities) -> bool:
+    """Whether a training runs on GPUs on this machine; device ``auto`` takes a GPU if there is one."""
+    return config.device == "cuda" or (config.device == "auto" and capabilities.num_gpus > 0)
+
+
+def cpu_name() -> str:
+    """The processor's model name from ``/proc/cpuinfo``, or else the platform's name for the processor."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python, CUDA and packages that measurements depend on; None for a package that is not installed."""
+    packages = ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow")
+    return {"python": platform.python_version(), "cuda": _cuda_version(), **{name: _installed(name) for name in packages}}
+
+
+@cache  # called for every trial
+def _cuda_version() -> str | None:
+    """Version of CUDA that torch was built for; None for a build for the CPU. Torch keeps it in a file that imports nothing of torch."""
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    found = runpy.run_path(str(Path(spec.submodule_search_locations[0]) / "version.py")).get("cuda")
+    return None if found is None else str(found)
+
+
+@cache
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, as its kernel module reports it; None if there is no such driver."""
+    try:
+        with Path("/proc/driver/nvidia/version").open(encoding="utf-8") as lines:
+            return next(word for word in lines.readline().split() if word[0].isdigit())
+    except (OSError, StopIteration):
+        return None
