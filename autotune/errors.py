@@ -20,10 +20,15 @@ from autotune.hiding import without_secrets
 
 
 class AutotuneError(Exception):
-    """A failure that autotune explains in one line, which holds no secret: ``***`` stands for what was one."""
+    """A failure that autotune explains in one line.
+
+    The line holds no secret, for which ``***`` stands, and no line break or other control character of a file's, which would be a
+    terminal's: Python's escape stands for each.
+    """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(without_secrets(message))
+        line = without_secrets(message)
+        super().__init__(line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line))
 
 
 class ConfigError(AutotuneError):

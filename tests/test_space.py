@@ -67,6 +67,7 @@ def ask(space: SearchSpace, seed: int = 0) -> tuple[optuna.Study, optuna.Trial, 
         ({"o": ["a", "b", "a"]}, "cnn.yaml: o: choice a is repeated; accepted is each value once"),
         ({"o": [[1, 2], [1, 2]]}, "cnn.yaml: o: choice [1,2] is repeated; accepted is each value once"),
         ({"o": [[1, 2], "[1,2]"]}, "cnn.yaml: o: choice '[1,2]' is repeated; accepted is each value once"),
+        ({"o": ["a\n\x1b[2J", "a\n\x1b[2J"]}, r"cnn.yaml: o: choice 'a\n\x1b[2J' is repeated; accepted is each value once"),
         ({"o": []}, "cnn.yaml: o: no choices; accepted is a list or a mapping with at least one value"),
         ({"o": {"type": "choice", "choices": {}}}, "cnn.yaml: o: no choices; accepted is a list or a mapping with at least one value"),
         (

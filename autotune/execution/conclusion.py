@@ -143,6 +143,8 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
     """
     plan, policy = live.plan, live.policy
     folder, results = plan.folder, list(policy.results.values())
+    from autotune.search.importances import time_effects  # noqa: PLC0415  # waits for scikit-learn, which cannot be imported beside torch
+
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
     write_recording(
@@ -165,7 +167,6 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         write_front(folder / "pareto_front.csv", front, policy.results)
     recording = read_recording(folder / "recording")
     from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
-    from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
 
     effects = time_effects(recording)
 

@@ -58,7 +58,7 @@ def _libraries(has_sklearn: bool) -> ThreadpoolController:
 
 @cache
 def import_in_background() -> None:
-    """Begin, once, to import in a thread what the first fit needs."""
+    """Begin, once, to import in a thread what the first fit needs; SciPy fails if another thread imports torch meanwhile."""
     Thread(target=import_module, args=("autotune.search.gaussian_process",), name="import-scikit-learn").start()
 
 

@@ -242,16 +242,17 @@ def _corrupted_journal(study: Study) -> None:
 
 
 _BREAKS: tuple[tuple[str, Callable[[Path], object]], ...] = (
+    ("no file", lambda path: path.unlink()),
     ("half of it", lambda path: os.truncate(path, path.stat().st_size // 2)),
     ("nothing", lambda path: os.truncate(path, 0)),
     ("garbage", lambda path: path.write_bytes(os.urandom(path.stat().st_size))),
     ("zero bytes", lambda path: path.write_bytes(bytes(path.stat().st_size))),
     ("a last byte less", lambda path: os.truncate(path, path.stat().st_size - 1)),
+    ("a byte more", lambda path: path.write_bytes(path.read_bytes() + b"\0")),
     ("another header", lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])),
     ("a folder", lambda path: (path.unlink(), path.mkdir())),
     ("text", lambda path: path.write_text("state\n")),
     ("a bit that flipped", lambda path: path.write_bytes(_flipped(path.read_bytes()))),
-    ("no file", lambda path: path.unlink()),
 )
 
 
@@ -298,9 +299,8 @@ def _corrupted_checkpoint(study: Study) -> None:
     subprocess.run(command, cwd=study.home, env=study.environment, capture_output=True, check=False, timeout=120)
     kept = study.home / "kept"
     shutil.copytree(folder, kept)
-    for name, damage in _BREAKS[: study.count]:
-        if name == "no file":  # that is a training that begins
-            continue
+    breaks = [(name, damage) for name, damage in _BREAKS if name != "no file"]  # that is a training that begins
+    for name, damage in breaks[: study.count]:
         damage(folder / "state.safetensors")
         session = Session(study, command, is_other=True)
         code = session.end()
@@ -517,7 +517,7 @@ ROWS = (
     Row("journal-torn", "a journal whose last line is torn", _torn_journal),
     Row("journal-corrupted", "a journal that is damaged in the middle", _corrupted_journal),
     Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02),
-    Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint, count=9),
+    Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint),
     Row("read-only", "a folder that can only be read", _read_only),
     Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.3),
     Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
