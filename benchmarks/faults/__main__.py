@@ -87,8 +87,8 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
         study.check()
     except UnavailableError as error:
         study.faults.append(f"cannot be injected here: {error}")
-    except Exception:  # noqa: BLE001  # the other rows go on
-        study.faults.append(f"the bench itself failed: {traceback.format_exc()}")
+    except Exception as error:  # noqa: BLE001  # the other rows go on
+        study.faults.append(f"the bench itself failed: {error!r}: {traceback.format_exc()}")
     finally:
         study.close()
     return Found(

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -263,24 +264,36 @@ def _flipped(content: bytes) -> bytes:
 
 def _corrupted_states(study: Study) -> None:
     """Interrupt the study and damage the state of each paused trial, each in another way."""
+    damaged: dict[Path, int | None] = {}
+
+    def states() -> list[Path]:
+        """States that can be damaged: all but those that were and have not been written anew since."""
+        paths = [path for path in study.folder.glob("paused/trial-*/*") if not path.name.startswith(".")]
+        return [path for path in paths if _written_at(path) not in (None, damaged.get(path))]
+
     for _ in range(2 * study.count):
         if study.injected >= study.count:
             return
         session = study.start()
         with contextlib.suppress(EndedError):
-            session.wait_for(lambda: len(list(study.folder.glob("paused/trial-*"))) >= 3)
+            session.wait_for(lambda: len(states()) >= 3)
             os.kill(session.process.pid, signal.SIGKILL)
         session.end(is_killed=True)
-        states = [
-            path
-            for path in study.folder.glob("paused/trial-*/*")
-            if not path.name.startswith(".") and path.is_file() and path.stat().st_size
-        ]
-        for path in states:
+        found = states()
+        for path in found:
             _BREAKS[study.injected % len(_BREAKS)][1](path)
+            damaged[path] = _written_at(path)
             study.injected += 1
-        if states:
+        if found:
             study.start().goes_on(is_start=True)
+
+
+def _written_at(path: Path) -> int | None:
+    """When a file was last written, in nanoseconds; None if it is no file, or gone."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 def _corrupted_checkpoint(study: Study) -> None:
