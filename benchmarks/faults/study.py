@@ -211,7 +211,7 @@ class Study:
         self.told |= stored.runs()
         self.num_unfinished = stored.num_unfinished
         self.points.append((time.monotonic(), {stored.point(name) for name in stored.results}))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TypeError, ValueError):  # its last row is torn where the disk was full
             self.told |= dict(records.read_table(self.folder))
 
     def finish(self) -> None:
@@ -347,7 +347,7 @@ class Session:
         """
         study = self._study
         with contextlib.suppress(EndedError):
-            self.wait_for(self._has_trained, PATIENCE_SECONDS)
+            self.wait_for(self._has_trained, PATIENCE_SECONDS * (3 if is_start else 1))
         if not self._has_trained():
             self.end()
             return False
