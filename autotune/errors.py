@@ -27,8 +27,7 @@ class AutotuneError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        line = without_secrets(message)
-        super().__init__(line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line))
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in without_secrets(message)))
 
 
 class ConfigError(AutotuneError):

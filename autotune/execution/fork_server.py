@@ -154,7 +154,7 @@ class ForkServer:
             self.fault(interrupt)
 
     def capabilities(self) -> Capabilities:
-        """Capabilities of this machine, found out in a forked process where possible: the driver needs neither torch nor GPU memory.
+        """Capabilities of this machine, found out in a forked process where possible: the driver then need not import torch.
 
         Raises:
             ConfigError: the forked process ended.

@@ -88,7 +88,8 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
     except UnavailableError as error:
         study.faults.append(f"cannot be injected here: {error}")
     except Exception as error:  # noqa: BLE001  # the other rows go on
-        study.faults.append(f"the bench itself failed: {error!r}: {traceback.format_exc()}")
+        traceback.print_exc()
+        study.faults.append(f"the bench itself failed: {error!r}")
     finally:
         study.close()
     return Found(
