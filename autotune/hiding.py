@@ -122,6 +122,7 @@ def _hide_users(text: str) -> str:
     while (found := _URL.search(text, position)) is not None:
         pieces.append(text[position : found.start()])
         position, scheme = found.end(), found["scheme"] or ""
+        is_http = scheme.endswith(("http:", "https:", "ws:", "wss:"))
         end, name = -1, found["only"] or ""
         if found["user"] is not None:
             colon = found.end("user")
@@ -131,12 +132,13 @@ def _hide_users(text: str) -> str:
             colon = found.start("port") + found["port"].rindex(":")
             end = _end_of_password(text, colon + 1, found["quote"])
         if end >= 0:
-            pieces.append(f"{text[found.start() : colon + 1]}{MARK}@")
+            is_token = is_http and "@" in (found["user"] or "")  # or may be one: the colon is then the port's
+            pieces.append(f"{text[found.start() : found.start('user') if is_token else colon + 1]}{MARK}@")
             position = end + 1
             continue
         if found["user"] is not None:
             name = found["user"].rpartition("@")[0]  # the colon was the port's
-        is_user = not name or (_USER.fullmatch(name) and not scheme.endswith(("http:", "https:", "ws:", "wss:")))
+        is_user = not name or (_USER.fullmatch(name) and not is_http)
         pieces.append(found[0] if is_user else found[0].replace(f"//{name}@", f"//{MARK}@", 1))
     return "".join([*pieces, text[position:]])
 

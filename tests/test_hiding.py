@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
         ("data.root=zip::https://me:a b@host/x.zip", "data.root=zip::https://me:***@host/x.zip"),
         ("{'root': 'zip::https://me:a b@host/x.zip'}", "{'root': 'zip::https://me:***@host/x.zip'}"),
         ("https://abc123@host/x", "https://***@host/x"),
+        ("https://abc123@host:5432/x @", "https://***@"),
         ("cannot connect to 'mysql://me:a b@host/db' now", "cannot connect to 'mysql://me:***@host/db' now"),
         ("s3://b/x?X-Amz-Signature=1&X-Amz-Credential=2&versionId=3", "s3://b/x?X-Amz-Signature=***&X-Amz-Credential=***&versionId=3"),
         ("https://h/x?sv=1&se=2&sig=3%3D", "https://h/x?sv=***&se=***&sig=***"),
