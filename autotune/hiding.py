@@ -14,7 +14,7 @@ MARK = "***"
 
 _DATABASES = r"(?:postgres(?:ql)?|mysql|mariadb|mssql|oracle|mongodb|rediss?|amqps?|cockroachdb|redshift|snowflake|databricks)"
 _URL = re.compile(
-    r"""(?P<quote>["']?)(?P<scheme>(?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}::){0,4}\b[A-Za-z][A-Za-z0-9+.-]*:)?(?<!/)//(?![/\s])
+    r"""(?P<quote>["']?)(?P<scheme>(?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}::){0,4}\b[A-Za-z][A-Za-z0-9+.-]{0,30}:)?(?<!/)//(?![/\s])
         (?:(?P<port>[^\s:/?\#@"'\[]+:\d{1,5})(?=$|[/?\#'"\s]|[,;)\]}>](?![^\s/?\#"']*@))  # a host and its port, not a user and a password
           |(?P<user>[^\s:/?\#"'\[]*):(?P<password>)
           |(?P<only>[^\s/?\#"']*)@)""",
@@ -48,7 +48,7 @@ _SECRET_PARAMETER = re.compile(
     r"(?i)pass|pwd|secret|token|sig|cred|auth|key|sas|jwt|session|cookie|bearer|code$|^(?:x-)?(?:amz|goog|ms|oss|cos)-|^(?:se|st|sp|sr|sv|spr)$"
 )
 _HOOK = re.compile(
-    r"""(?i)(https?://[^\s/?"']*hook[^\s/?"']*|https?://[^\s/?"']+/(?=[^\s"']*webhook)|https?://api\.telegram\.org)[^\s"']+"""
+    r"""(?i)(https?://[^\s/?"']*hook[^\s/?"']*|https?://[^\s/?"']+/(?=[^\s"']{0,1000}webhook)|https?://api\.telegram\.org)[^\s"']+"""
 )
 _NOTIFY = re.compile(r"""(\bnotify["']?\s{0,3}[=:]\W{0,3}https?://)(?:[^\s/"']*@)?([^\s/?\#@"']+)[^\r\n"']*""")
 """The key ``notify``: all that follows the host of a webhook may be its secret."""
@@ -58,7 +58,7 @@ _TOKEN = re.compile(
 )
 
 
-_ENCODED = re.compile(r"""[^\s"'=&?]*%[0-9A-Fa-f]{2}[^\s"'&]*""")
+_ENCODED = re.compile(r"""(?<![^\s"'=&?])[^\s"'=&?]*%[0-9A-Fa-f]{2}[^\s"'&]*""")
 _MAY_HOLD = re.compile(rf"(?i)//|[?&;#]|%|bearer|authorization|{_NAME}|hf_|gh[pousr]_|github_pat|glpat|xox|sk-|wandb_v|AKIA|ASIA|eyJ")
 _MAX_PASSWORD = 4096
 """Characters of the longest password that is looked for: tokens that stand for one have some two thousand."""
@@ -119,6 +119,9 @@ def _hidden(text: str, depth: int) -> str:
 def _hide_users(text: str) -> str:
     """The text with passwords, and tokens in place of users, in its URLs hidden."""
     pieces, position = [], 0
+    argument = re.match(r"\+{0,2}[\w./@:-]*=", text)
+    starts = [0, argument.end() if argument else 0]
+    starts += [start + 1 for start in starts if re.match(r"\W", text[start : start + 1])]
     while (found := _URL.search(text, position)) is not None:
         pieces.append(text[position : found.start()])
         position, scheme = found.end(), found["scheme"] or ""
@@ -126,7 +129,7 @@ def _hide_users(text: str) -> str:
         end, name = -1, found["only"] or ""
         if found["user"] is not None:
             colon = found.end("user")
-            is_argument = re.fullmatch(r"\+{0,2}[\w./@:-]*=\W?|\W?", text[: found.start()]) is not None  # spaces are a part of its URL then
+            is_argument = found.start() in starts  # spaces are a part of its URL then
             end = _end_of_password(text, colon + 1, None if is_argument else found["quote"])
         elif found["port"] is not None and re.match(_DATABASES, scheme):  # SQLAlchemy takes all up to an @ for a password
             colon = found.start("port") + found["port"].rindex(":")

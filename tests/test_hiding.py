@@ -3,6 +3,7 @@
 import logging
 import re
 import string
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -169,6 +170,13 @@ def test_the_value_of_a_secrets_name_is_not_shown(name: str, separator: str, mar
 )
 def test_no_text_takes_long_to_look_through(parts: list[str]) -> None:
     without_secrets("".join(parts) * 500)  # a text for which the time grew with the square of its length would end at the time limit
+
+
+@pytest.mark.parametrize("part", [":1", "%", "%4", "http://", "//a:", "http://a/", "a.", "postgres://a:1"])
+def test_the_time_for_a_long_text_does_not_grow_with_its_square(part: str) -> None:
+    before = time.process_time()
+    without_secrets("1&" + part * (64_000 // len(part)))
+    assert time.process_time() - before < 10  # the square of the length took 20 s or more
 
 
 def test_a_log_has_no_secret_in_its_messages_and_tracebacks() -> None:
