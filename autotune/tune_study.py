@@ -85,6 +85,10 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run and trains else None
         tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
+        if folder is not None and not is_dry_run and composed.config.search.storage is None:
+            from autotune.search.journal import check_readable  # noqa: PLC0415  # while other processes start
+
+            check_readable(folder)  # before Ray starts
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)

@@ -104,6 +104,16 @@ def check_journal(folder: Path) -> JournalCheck:
     )
 
 
+def check_readable(folder: Path) -> None:
+    """Check every line of the journal in a study's folder, if there is one, as ``open_journal`` does, which takes longer.
+
+    Raises:
+        StudyError: the journal cannot be read, or is not as autotune wrote it.
+    """
+    for _ in _Journal(folder).read_logs(0):
+        pass
+
+
 def open_journal(folder: Path) -> JournalStorage:
     """Open the journal in a study's folder as Optuna's storage, and check all its lines; without one the storage is empty.
 

@@ -185,7 +185,7 @@ def _torn_journal(study: Study) -> None:
         with journal.open("ab") as file:
             file.write(line[: study.random.randint(1, len(line) - 1)])
         study.injected += 1
-        study.start().goes_on(is_start=True)
+        study.start(more=20).goes_on(is_start=True)
 
 
 def _damages(content: bytes, chance: random.Random) -> Iterator[tuple[str, bytes]]:
@@ -229,12 +229,10 @@ def _corrupted_journal(study: Study) -> None:
             session.wait_for(lambda session=session: "done" in session.out, MAX_SECONDS)
             study.faults.append(f"{name} in the journal is not seen")
             os.killpg(session.process.pid, signal.SIGKILL)
-        if session.end(MAX_SECONDS) == 2:
-            study.seconds.append(time.monotonic() - session.fault_at)
-            if journal.read_bytes() != damaged:
-                study.faults.append(f"{name} in the journal: it was written to although it was refused")
-        else:
+        if session.end(MAX_SECONDS) != 2:
             study.faults.append(f"{name} in the journal: {study.lines[-1]}")
+        elif journal.read_bytes() != damaged:
+            study.faults.append(f"{name} in the journal: it was written to although it was refused")
         time.sleep(1)
         for number in study.processes():
             os.kill(number, signal.SIGKILL)
@@ -319,7 +317,6 @@ def _corrupted_checkpoint(study: Study) -> None:
         session = Session(study, command, is_other=True)
         code = session.end()
         study.injected += 1
-        study.seconds.append(time.monotonic() - session.fault_at)
         if code in (0, 3):
             study.faults.append(f"{name} in place of the state is not seen")
         shutil.rmtree(folder)
@@ -340,7 +337,6 @@ def _read_only(study: Study) -> None:
         finally:
             subprocess.run(["umount", "-l", str(study.folder)], check=True)
         study.injected += 1
-        study.seconds.append(time.monotonic() - session.fault_at)
         if code != 2:
             study.faults.append(f"exit code {code} with a folder that can only be read")
 
@@ -354,7 +350,6 @@ def _second_driver(study: Study) -> None:
         code = other.end()
         if session.is_running:
             study.injected += 1
-            study.seconds.append(time.monotonic() - other.fault_at)
             if code != 2:
                 study.faults.append(f"a second driver ended with {code}")
 

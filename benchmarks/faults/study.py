@@ -66,6 +66,8 @@ class Study:
         for folder in ("r", "t", "diary/tokens", "diary/taken"):
             (self.home / folder).mkdir(parents=True)
         self.diary = self.home / "diary" / "lines"
+        self._diary_lines: list[dict[str, Any]] = []
+        self._diary_bytes = 0
         self.storage: str | None = None
         self.tracking = f"sqlite:///{self.home}/mlflow.db"
         self.overrides, self.part_seconds, self.num_trials = list(overrides), part_seconds, num_trials
@@ -159,9 +161,13 @@ class Study:
             yield session
 
     def read_diary(self) -> list[dict[str, Any]]:
-        """All lines that trainings have written."""
-        text = self.diary.read_text(encoding="utf-8") if self.diary.is_file() else ""
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        """All lines that trainings have written; each is read once."""
+        with contextlib.suppress(FileNotFoundError), self.diary.open("rb") as file:
+            file.seek(self._diary_bytes)
+            *lines, torn = file.read().split(b"\n")
+            self._diary_bytes = file.tell() - len(torn)
+            self._diary_lines += [json.loads(line) for line in lines if line.endswith(b"}")]
+        return self._diary_lines
 
     def drop_token(self, kind: str) -> int:
         """Have the next training fail, and return its process.
@@ -322,7 +328,7 @@ class Session:
         while not is_so():
             if not self.is_running or time.monotonic() > until:
                 raise EndedError
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def wait_for_trainings(self, count: int, since: float = 0.0) -> None:
         """Return once so many trainings have begun in this session, after the time ``since``."""
@@ -369,16 +375,17 @@ class Session:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         took = time.monotonic() - self.fault_at
-        if self._is_other:
+        is_line = self._is_other or (code is not None and not is_killed and code not in _ENDS)
+        if is_line and is_timed:
+            study.seconds.append(took)
+            if took > MAX_SECONDS:
+                study.faults.append(f"the line came after {took:.0f} s")
+        if is_line:
             self._check_end(code)
+        if self._is_other:
             return code
         study.session = None
-        if code is not None and not is_killed and code not in _ENDS:
-            if is_timed:
-                study.seconds.append(took)
-                if took > MAX_SECONDS:
-                    study.faults.append(f"the line came after {took:.0f} s")
-            self._check_end(code)
+        if is_line:
             if study.has_whole_mlflow:
                 still_open = records.open_runs(study.home / "mlflow.db")
                 study.leftovers |= {f"MLflow run {name} was open after: {study.lines[-1][:60]}" for name in still_open}
@@ -403,7 +410,7 @@ class Session:
     def _check_processes(self) -> None:
         until = time.monotonic() + LEFTOVER_SECONDS
         while (left := self._study.processes()) and time.monotonic() < until:
-            time.sleep(0.1)
+            time.sleep(0.2)
         self._study.leftovers |= {f"process {line}" for line in left.values()}
         for number in left:
             with contextlib.suppress(ProcessLookupError):
