@@ -35,7 +35,7 @@ class Row:
     outcomes: Collection[str] | None = None
     """Outcomes that a trial may have in which the fault happened, if it has a result at all; None: any."""
     is_alone: bool = False
-    """Whether no other study may run beside it, since it needs the machine's time or a server's port."""
+    """Whether no other study may run beside it, since it needs the machine's time."""
     environment: dict[str, str] = field(default_factory=dict)
     database: str = "mlflow.db"
     """MLflow's, in the study's folder."""
@@ -81,7 +81,7 @@ def _ray_process(pattern: str) -> Callable[[Study], None]:
 
 def _token(kind: str, then: Callable[[int], None] = lambda process: None) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
-        for session in study.while_training(more=400):
+        for session in study.while_training():
             try:
                 process = study.drop_token(kind)
             except EndedError:
@@ -381,7 +381,7 @@ def _clock_jumps(study: Study) -> None:
     clock.write_text("0")
     study.environment |= {"LD_PRELOAD": str(library), "FAULTS_CLOCK": str(clock)}
     offsets = itertools.cycle(("3600", "0", "-3600", "0"))
-    for session in study.while_training(more=400):
+    for session in study.while_training():
         session.inject(lambda: clock.write_text(next(offsets)))
         time.sleep(1.5)
         session.goes_on()
@@ -495,7 +495,7 @@ def _mlflow_away_at_start(study: Study) -> None:
 def _postgresql(study: Study) -> None:
     postmaster = study.stack.enter_context(Postmaster())
     study.storage = postmaster.new_database("studies")
-    for session in study.while_training(more=400):
+    for session in study.while_training():
         session.inject(postmaster.restart)
         session.goes_on()
 
@@ -508,7 +508,8 @@ ROWS = (
     Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True)),
     Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet ")),
     Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server ")),
-    Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05),
+    Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05,
+        is_alone=True),
     Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
     Row("training-stopped", "SIGSTOP of a training for three seconds", _token("stop", _let_go_on), overrides=["target.max_train_seconds=2"],
         environment={"AUTOTUNE_MAX_RETAKES": "2"}, outcomes={"REACHED", "MISSED", "CAPPED", "STOPPED"}),
@@ -532,7 +533,7 @@ ROWS = (
     Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
         environment={"AUTOTUNE_MAX_RETAKES": "2"}),
     Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.05),
-    Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start, is_alone=True),
+    Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
     Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20), count=3, part_seconds=0.3),
     Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5), part_seconds=0.3),
     Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10), count=3, part_seconds=0.3),

@@ -147,8 +147,11 @@ class Study:
             if session.is_running:
                 yield session
 
-    def while_training(self, *, more: int = 80) -> Iterator["Session"]:
-        """Sessions that are training, until there were as many injections as wanted; one that goes on is given again."""
+    def while_training(self, *, more: int = 90) -> Iterator["Session"]:
+        """Sessions that are training, until there were as many injections as wanted; one that goes on is given again.
+
+        Ninety trials have room for ten faults, so that the session then ends by itself soon.
+        """
         for _ in range(3 * self.count):
             if self.injected >= self.count:
                 return
