@@ -27,7 +27,7 @@ def sole_user(folder: Path) -> Iterator[None]:
         raise StudyError(f"study.folder: {error}") from error
     with _locked(folder):
         try:
-            check_writable(folder)
+            _check_writable(folder)
             _delete_hang_files(folder)
             yield
         finally:
@@ -43,10 +43,14 @@ def check_usable(folder: Path) -> None:
     if not folder.exists():
         return
     with _locked(folder) if (folder / _LOCK).exists() else contextlib.nullcontext():
-        try:
-            check_writable(folder)
-        except FileError as error:
-            raise StudyError(f"study.folder: {error}") from error
+        _check_writable(folder)
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        check_writable(folder)
+    except FileError as error:
+        raise StudyError(f"study.folder: {error}") from error
 
 
 @contextlib.contextmanager

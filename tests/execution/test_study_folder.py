@@ -82,7 +82,9 @@ def test_a_full_or_read_only_disk_is_told_before_anything_is_trained(disk: Path,
     with sole_user(folder):
         pass
     prepare(disk)
-    assert _refused(folder).endswith(f": cannot be written: {said}")
+    refused = _refused(folder)
+    assert refused.startswith("study.folder: whole")
+    assert refused.endswith(f": cannot be written: {said}")
 
 
 def test_messages_go_to_the_log(tmp_path: Path) -> None:
