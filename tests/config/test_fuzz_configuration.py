@@ -232,6 +232,6 @@ def test_random_experiments_compose_or_are_one_line(num_examples: int) -> None:
     _fuzz(_EXPERIMENTS, read_experiment, num_examples)
 
 
-@_tiers(fast=150, slow=1500)
+@_tiers(fast=150, slow=500)
 def test_random_search_spaces_are_read_or_are_one_line(num_examples: int, composer: Composer) -> None:
     _fuzz(_SPACES, lambda content: read_space(content, composer), num_examples)
