@@ -11,9 +11,11 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from autotune.errors import ClusterError
 _FOLDERS = "autotune-ray-"
 """What the names of the folders begin with; short, since Ray makes sockets in them and the kernel limits a socket's path."""
 _LOCK = "lock"
+_LOCKED_SECONDS = 60.0
+"""Age of a folder that would have its lock if its driver were still about to make that."""
 _ACCEPTED = "accepted is a folder of a short path that can be written, said by RAY_TMPDIR"
 _HOST = "127.0.0.1"
 _GUARD = """
@@ -49,8 +53,11 @@ for _ in range(100):
     if not left:
         break
     time.sleep(0.05)
-shutil.rmtree(sys.argv[1], ignore_errors=True)
+shutil.rmtree(sys.argv[1] + "/r", ignore_errors=True)
+if not os.path.exists(sys.argv[1] + "/r"):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
+"""Its end is ``_delete``."""
 
 
 class LocalRay:
@@ -106,7 +113,7 @@ class LocalRay:
                 self._guard.stdin.close()
             self._guard.wait()
             os.close(self._lock)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _delete(self._folder)
 
     def _tell_guard(self, session: int) -> None:
         assert self._guard.stdin is not None
@@ -130,15 +137,26 @@ def _locked(folder: Path) -> int:
     return lock
 
 
+def _delete(folder: Path) -> None:
+    """Delete a folder of Ray's files; while something still writes there it keeps its lock, by which the next driver knows it as stale."""
+    shutil.rmtree(folder / "r", ignore_errors=True)
+    if not (folder / "r").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _delete_stale(base: Path) -> None:
     """Delete folders of Ray's files whose drivers, of this user, are gone."""
     for folder in base.glob(f"{_FOLDERS}*"):
         try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            status = folder.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            if not (folder / _LOCK).exists() and time.time() - status.st_mtime > _LOCKED_SECONDS:
+                _delete(folder)  # something was written there after all had been deleted
                 continue
             with (folder / _LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                _delete(folder)
         except OSError:  # in use, or another process deletes it
             continue
 

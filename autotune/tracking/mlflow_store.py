@@ -8,10 +8,11 @@ import inspect
 import json
 import logging
 import os
+import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,7 @@ Source: the experiment's tag that MLflow 3.17's page writes where a view is save
 def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
     """A client of the store, and the id of the named experiment, which is created or restored, and given a view, if necessary."""
     _check_database(uri)
+    _make_tables(uri)
     client = MlflowClient(uri)
     experiment = _experiment_id(client, uri, name)
     if _VIEW_TAG not in client.get_experiment(experiment).tags:
@@ -226,6 +228,31 @@ def _check_database(uri: str) -> None:
     engine = sqlalchemy.create_engine(url)
     try:
         sqlalchemy.inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+
+
+def _make_tables(uri: str) -> None:
+    """Make MLflow's tables in a SQLite file that has none, all of them or none.
+
+    MLflow itself makes them one by one, and cannot open a file again in which it, or a second process that does the same, was cut off.
+    """
+    path = sqlalchemy.make_url(uri).database if uri.startswith("sqlite") else None
+    if not path or path.startswith((":", "file:")) or Path(path).stat().st_size:
+        return
+    from mlflow.store.db.utils import _initialize_tables  # noqa: PLC0415  # only for a new file; MLflow has no public way to another engine
+
+    engine = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.StaticPool)  # in memory
+    try:
+        _initialize_tables(engine)
+        made: Any = engine.raw_connection().driver_connection
+        with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as file:
+            file.execute("begin exclusive")
+            if not file.execute("select count(*) from sqlite_master").fetchone()[0]:  # no other process was first
+                for statement in made.iterdump():
+                    if statement not in ("BEGIN TRANSACTION;", "COMMIT;"):
+                        file.execute(statement)
+            file.execute("commit")
     finally:
         engine.dispose()
 

@@ -533,7 +533,7 @@ ROWS = (
     Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
         environment={"AUTOTUNE_MAX_RETAKES": "2"}),
     Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.05),
-    Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
+    Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start, is_alone=True),
     Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20), count=3, part_seconds=0.3),
     Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5), part_seconds=0.3),
     Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10), count=3, part_seconds=0.3),

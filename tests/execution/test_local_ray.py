@@ -13,7 +13,7 @@ import ray
 from autotune.config.compose import Composer
 from autotune.errors import ClusterError
 from autotune.execution.cluster import ClusterSize, Connection
-from autotune.execution.local_ray import LocalRay, _delete_stale
+from autotune.execution.local_ray import LocalRay, _delete, _delete_stale
 
 
 def _connection() -> Connection:
@@ -85,6 +85,20 @@ def test_folders_of_drivers_that_are_gone_are_deleted(tmp_path: Path) -> None:
         _delete_stale(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"autotune-ray-used", "autotune-ray-young", "autotune-ray-link", "session_of_another"}
+
+
+def test_a_folder_that_is_written_to_while_it_is_deleted_is_deleted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr("autotune.execution.local_ray.shutil.rmtree", lambda path, **_: None)  # what is written keeps the folder
+        for name in ("with", "without"):
+            (tmp_path / f"autotune-ray-{name}" / "r" / "session").mkdir(parents=True)
+        (tmp_path / "autotune-ray-with" / "lock").touch()
+        _delete(tmp_path / "autotune-ray-with")
+    _delete_stale(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["autotune-ray-without"]
+    os.utime(tmp_path / "autotune-ray-without", (1e9, 1e9))
+    _delete_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_goes_with_its_guard_or_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -907,3 +907,36 @@ def test_a_server_that_stays_away_is_given_up_and_a_later_process_writes_the_res
     found = client.search_runs([client.get_experiment_by_name(info.experiment).experiment_id])
     assert sorted(run.data.tags.get("autotune.run", "study") for run in found) == ["study", *(f"trial-{number}" for number in range(4))]
     assert {run.info.status for run in found} == {"FINISHED"}
+
+
+_OPEN = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from sqlalchemy import Engine, event
+from autotune.tracking.mlflow_store import open_experiment
+
+@event.listens_for(Engine, "after_cursor_execute")
+def end(connection, cursor, statement, *_):
+    if sys.argv[2] == "killed" and "CREATE TABLE logged_models" in statement:
+        os._exit(9)
+
+open_experiment(sys.argv[1], sys.argv[2])
+"""
+
+
+def _opening(uri: str, name: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", _OPEN, uri, name], stderr=subprocess.DEVNULL)
+
+
+def test_a_new_database_is_whole_though_its_maker_was_killed(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert _opening(uri, "killed").wait(PATIENCE_SECONDS) == 9
+    assert _opening(uri, "again").wait(PATIENCE_SECONDS) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_two_studies_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    processes = [_opening(uri, name) for name in ("one", "other")]
+    assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0, 0]
+    assert {experiment.name for experiment in mlflow_store.open_store(uri).search_experiments()} == {"Default", "one", "other"}
