@@ -5,6 +5,7 @@ Hydra's sweep functions are accepted as domains, so that existing sweeps can be 
 its name, as an option of a group is: ``search_space=[cnn,precision]``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -194,9 +195,14 @@ def _parse_sweep(text: str, source: str, key: str) -> Any:
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
         is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)
         return {"type": "int" if is_int else "float", "low": sweep.start, "high": sweep.end, "log": "log" in sweep.tags}
-    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
+    if isinstance(sweep, RangeSweep) and _are_numbers(sweep.start, sweep.stop, sweep.step):
         return _range(sweep, refusal)
     raise refusal
+
+
+def _are_numbers(*values: Any) -> bool:
+    """Whether all values are finite numbers; Hydra takes true and false for whole numbers."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values)
 
 
 def _unquoted(value: Any) -> Any:
