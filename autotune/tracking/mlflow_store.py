@@ -235,7 +235,7 @@ def _check_database(uri: str) -> None:
 def _make_tables(uri: str) -> None:
     """Make MLflow's tables in a SQLite file that has none, all of them or none.
 
-    MLflow itself makes them one by one, and cannot open a file again in which it, or a second process that does the same, was cut off.
+    MLflow itself makes them one by one, cannot open a file again in which it was cut off, and fails where another process makes them, too.
     """
     path = sqlalchemy.make_url(uri).database if uri.startswith("sqlite") else None
     if not path or path.startswith((":", "file:")) or Path(path).stat().st_size:
