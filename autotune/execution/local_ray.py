@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ClusterError
+from autotune.imports import absent
 
 _FOLDERS = "autotune-ray-"
 """What the names of the folders begin with; short, since Ray makes sockets in them and the kernel limits a socket's path."""
@@ -92,7 +93,7 @@ class LocalRay:
         import ray  # noqa: PLC0415  # only after the environment is set
 
         folder = self._folder / "r"  # Ray makes it and all in it writable by all
-        with _started_private(self._tell_guard):
+        with _started_private(self._tell_guard), absent("ray.dashboard.optional_deps"):  # without them, Ray's agent does what is needed
             ray.init(address="local", include_dashboard=False, _node_ip_address=_HOST, _temp_dir=str(folder), **options)
         processes: Mapping[str, Any] = ray._private.worker._global_node.all_processes  # noqa: SLF001  # nothing public has them
         self._needed = {name: processes[kind][0].process for kind, name in _NEEDED.items()}

@@ -33,8 +33,9 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
         check_ray: raises if Ray is gone; called before the death of a worker is held against its trial.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    with absent("mlflow"):  # Ray imports its integration to count callbacks, and with it MLflow, which takes seconds
-        import ray.air.integrations.mlflow  # noqa: F401, PLC0415
+    with absent("mlflow"), absent("wandb"):  # Ray imports its integrations to count callbacks, and with them what takes seconds
+        import ray.air.integrations.mlflow  # noqa: PLC0415
+        import ray.air.integrations.wandb  # noqa: F401, PLC0415
     try:
         tune.run(
             TrialWorker,

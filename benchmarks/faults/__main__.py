@@ -124,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", help="only these, with commas between them")
     parser.add_argument("--injections", type=int, help="at most so many a row")
-    parser.add_argument("--side-by-side", type=int, default=4, help="rows that run at once, except those that need the machine alone")
+    parser.add_argument("--side-by-side", type=int, default=7, help="rows that run at once, except those that need the machine alone")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     arguments = parser.parse_args()
     names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]
@@ -147,8 +147,8 @@ def main() -> int:
         _print(founds[-1])
 
     together = [row for row in chosen if not row.is_alone]
-    with ThreadPoolExecutor(arguments.side_by_side) as pool:  # neighbours in the table, which load the machine alike, do not run at once
-        list(pool.map(run, [row for first in range(5) for row in together[first::5]]))
+    with ThreadPoolExecutor(arguments.side_by_side) as pool:
+        list(pool.map(run, sorted(together, key=lambda row: not row.is_long)))
     for row in chosen:
         if row.is_alone:
             run(row)

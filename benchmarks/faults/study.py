@@ -114,13 +114,17 @@ class Study:
             "confirm.budget_fraction=null", f"tracking.uri='{self.tracking}'", *storage, *self.overrides,
         ]  # fmt: skip
 
-    def start(self, *, more: int = 40) -> "Session":
-        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is."""
+    def start(self, *, more: int = 40, meets_fault: bool = False) -> "Session":
+        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is.
+
+        One that ``meets_fault`` as it starts gets CPU time before the other studies.
+        """
         if self.session is not None and self.session.is_running:
             return self.session
         self.mend()
         known = len([name for name in self.told if name.startswith("trial-")])
-        self.session = Session(self, self.command(max(self.num_trials, known + self.num_unfinished + more)), is_long=more > 100)
+        command = self.command(max(self.num_trials, known + self.num_unfinished + more))
+        self.session = Session(self, command, meets_fault=meets_fault, is_long=more > 100)
         return self.session
 
     def at_random_moments(self) -> Iterator["Session"]:
@@ -293,9 +297,14 @@ class EndedError(Exception):
 
 
 class Session:
-    """One process of a study, from its start to its end."""
+    """One process of a study, from its start to its end.
 
-    def __init__(self, study: Study, command: Sequence[str], *, is_other: bool = False, is_long: bool = False) -> None:
+    From its fault on the session gets CPU time before the studies of other rows, so that its seconds are those of a machine of its own.
+    """
+
+    def __init__(
+        self, study: Study, command: Sequence[str], *, is_other: bool = False, meets_fault: bool = False, is_long: bool = False
+    ) -> None:
         self._study, self.command, self.is_long = study, command, is_long
         self._files = [Path(tempfile.mkstemp(dir=study.home, suffix=suffix)[1]) for suffix in (".out", ".err")]
         self._begun = len(study.read_diary())
@@ -305,6 +314,8 @@ class Session:
             self.process = subprocess.Popen(
                 command, cwd=study.home, env=study.environment, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
             )
+        if is_other or meets_fault:
+            _prefer(self.process.pid)
 
     @property
     def is_running(self) -> bool:
@@ -348,6 +359,8 @@ class Session:
         if self.is_running:
             fault()
             self._study.injected += 1
+            for process in self._study.processes():
+                _prefer(process)
 
     def goes_on(self, *, is_start: bool = False) -> bool:
         """Wait until something is trained after the fault, or the process ends, which is held against what an end must be.
@@ -418,6 +431,12 @@ class Session:
         for number in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
+
+
+def _prefer(process: int) -> None:
+    """Have Linux share out CPU time in favour of a process and all of its session, where it groups processes by session."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text("-10", encoding="utf-8")
 
 
 def _last_line(text: str) -> str:
