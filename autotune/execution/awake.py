@@ -3,7 +3,9 @@
 A CPU that has idled may be slow for a while: its clock was turned down, or a hypervisor has to find it a core again. Trainings that take a
 fraction of a second, each in a new process, leave pauses in which CPUs idle, and some trainings would then be timed as slow. So meanwhile
 one process on each CPU computes under Linux's scheduling policy ``SCHED_IDLE``: it runs only while nothing else wants the CPU, and the
-kernel takes the CPU from it at once when something does. ``benchmarks/README.md`` has the measured effect.
+kernel takes the CPU from it at once when something does. That holds among the processes of one group. Where Linux makes each session a
+group (``autogroup``) and shares the CPU out among these first, a group of nothing else would get as much as any other: so each process is
+a group of its own that gets least. ``benchmarks/README.md`` has the measured effects.
 """
 
 import os
@@ -16,15 +18,29 @@ from pathlib import Path
 _MAX_CPUS = 4
 """No CPU is kept awake on a machine with more: busy CPUs share a power budget, so a lone training would be slower (not measured here)."""
 _MAIN = """
-import os, sys
+import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+for _ in range(100):
+    try:
+        with open("/proc/self/autogroup", "w") as group:
+            group.write("19")
+        break
+    except FileNotFoundError:
+        break
+    except OSError:
+        time.sleep(0.1)
+else:
+    os._exit(1)
 while os.getppid() == int(sys.argv[2]):
     for _ in range(10_000):
         pass
 os._exit(0)
 """
-"""It looks for its parent every fraction of a millisecond of its own time, which is tens of its wall time where all CPUs are busy."""
+"""It looks for its parent every fraction of a millisecond of its own time, which is tens of its wall time where all CPUs are busy.
+
+Linux takes a group's niceness from all users together only ten times a second. Where it takes none, nothing computes.
+"""
 
 
 @contextmanager
@@ -36,7 +52,7 @@ def kept_awake() -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is for the driver
+            start_new_session=True,  # Ctrl-C is for the driver; and a group of its own
         )
         for cpu in _cpus()
     ]

@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.awake import has_idle_priority
 from benchmarks.faults import records
 
 MAX_SECONDS = 30.0
@@ -359,7 +361,7 @@ class Session:
         if self.is_running:
             fault()
             self._study.injected += 1
-            for process in self._study.processes():
+            for process in filterfalse(has_idle_priority, self._study.processes()):
                 _prefer(process)
 
     def goes_on(self, *, is_start: bool = False) -> bool:

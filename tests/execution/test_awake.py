@@ -39,6 +39,15 @@ def test_a_process_that_gives_way_computes_on_each_cpu_while_it_is_wanted(cpus: 
     assert not children(os.getpid())
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel shares no CPU time out among sessions")
+def test_a_session_that_computes_elsewhere_gets_the_cpu_too(cpus: list[int]) -> None:
+    with kept_awake():
+        wait_until(lambda: len(children(os.getpid())) == len(cpus))
+        sessions = [Path(f"/proc/{process.pid}/autogroup") for process in children(os.getpid())]
+        wait_until(lambda: all(session.read_text().split()[-2:] in ([], ["nice", "19"]) for session in sessions))  # none: not in use here
+        assert len({os.getsid(process.pid) for process in children(os.getpid())} | {os.getsid(0)}) == len(cpus) + 1
+
+
 def test_it_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:
     code = "import time; from autotune.execution import awake; awake._cpus = lambda: [0]\nwith awake.kept_awake(): time.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", code.replace("[0]", str(sorted(os.sched_getaffinity(0))[:1]))]) as owner:
