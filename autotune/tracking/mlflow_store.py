@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import sqlite3
 import time
 import warnings
@@ -39,6 +40,9 @@ _QUIET_LOGGERS = {
 }
 _DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 _RUNS_PER_PAGE = 1000
+_HALF_MADE = re.compile(r"table \S+ already exists|duplicate column")
+"""What SQLite says of a file whose migration is begun again: MLflow's migrations are no transactions."""
+_HALF_MADE_REMEDY = "MLflow was ended while it made or changed its tables; move the file away, or put back a copy of it"
 
 
 def store_uri(uri: str | None) -> str:
@@ -62,7 +66,9 @@ def first_contact(uri: str) -> Iterator[None]:
     except AutotuneError:
         raise
     except Exception as error:  # each kind of store raises its own client's errors
-        raise ConfigError(f"tracking.uri: {without_secrets(uri)}: cannot be used ({_reason(error)}); accepted is {ACCEPTED}") from error
+        reason = _reason(error)
+        accepted = _HALF_MADE_REMEDY if uri.startswith("sqlite") and _HALF_MADE.search(reason) else f"accepted is {ACCEPTED}"
+        raise ConfigError(f"tracking.uri: {without_secrets(uri)}: cannot be used ({reason}); {accepted}") from error
 
 
 _TAGS = {"mlflow.experimentKind": "custom_model_development"}

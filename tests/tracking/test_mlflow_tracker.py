@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -933,6 +935,15 @@ def test_a_new_database_is_whole_though_its_maker_was_killed(tmp_path: Path) -> 
     assert _opening(uri, "killed").wait(PATIENCE_SECONDS) == 9
     assert _opening(uri, "again").wait(PATIENCE_SECONDS) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_file_that_mlflow_did_not_make_to_the_end_is_one_line_that_says_so(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("create table logged_models (model_id text)")
+    told = r"table logged_models already exists\); MLflow was ended .*; move the file away"
+    with pytest.raises(ConfigError, match=told), mlflow_store.first_contact(uri):
+        mlflow_store.open_experiment(uri, "any")
 
 
 def test_two_studies_that_begin_at_once_make_one_database(tmp_path: Path) -> None:
