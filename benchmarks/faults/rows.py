@@ -276,6 +276,7 @@ def _corrupted_states(study: Study) -> None:
             return
         session = study.start()
         with contextlib.suppress(EndedError):  # fewer will do where there are no three in time
+            session.wait_for_trainings(1)
             session.wait_for(lambda: len(states()) >= 3, MAX_SECONDS)
         if session.is_running:
             os.kill(session.process.pid, signal.SIGKILL)
@@ -347,7 +348,7 @@ def _read_only(study: Study) -> None:
 
 
 def _second_driver(study: Study) -> None:
-    for session in study.while_training(more=400):
+    for session in study.while_training(more=100):
         other = Session(study, session.command, is_other=True)
         code = other.end()
         if session.is_running:
@@ -472,7 +473,7 @@ def _mlflow(mode: str, seconds: float) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
         proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server())))
         study.tracking = proxy.url
-        for session in study.while_training(more=400):
+        for session in study.while_training(more=100):
             before, session.fault_at, proxy.mode = proxy.num_faults, time.monotonic(), mode
             time.sleep(seconds)
             proxy.mode = "pass"

@@ -153,17 +153,17 @@ class Study:
             if session.is_running:
                 yield session
 
-    def while_training(self, *, more: int = 90) -> Iterator["Session"]:
+    def while_training(self, *, more: int = 70) -> Iterator["Session"]:
         """Sessions that are training, until there were as many injections as wanted; one that goes on is given again.
 
-        Ninety trials have room for ten faults, so that the session then ends by itself soon.
+        Seventy trials have room for ten faults, so that the session then ends by itself soon.
         """
         for _ in range(3 * self.count):
             if self.injected >= self.count:
                 return
             session = self.start(more=more)
             try:
-                session.wait_for_trainings(self.random.randint(3, 8), since=time.monotonic())
+                session.wait_for_trainings(self.random.randint(1, 5), since=time.monotonic())
             except EndedError:
                 session.end(PATIENCE_SECONDS * 5, is_timed=False)  # MLflow may have hundreds of runs to take
                 continue
