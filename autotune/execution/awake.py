@@ -3,9 +3,9 @@
 A CPU that has idled may be slow for a while: its clock was turned down, or a hypervisor has to find it a core again. Trainings that take a
 fraction of a second, each in a new process, leave pauses in which CPUs idle, and some trainings would then be timed as slow. So meanwhile
 one process on each CPU computes under Linux's scheduling policy ``SCHED_IDLE``: it runs only while nothing else wants the CPU, and the
-kernel takes the CPU from it at once when something does. That holds among the processes of one group. Where Linux makes each session a
-group (``autogroup``) and shares the CPU out among these first, a group of nothing else would get as much as any other: so each process is
-a group of its own that gets least. ``benchmarks/README.md`` has the measured effects.
+kernel takes the CPU from it at once when something does. That holds among the processes of one group; where Linux shares the CPU out among
+sessions (``autogroup``) or control groups first, it would take the share of a whole group. So a process that does not get the CPU at once
+sleeps for a while. ``benchmarks/README.md`` has the measured effects.
 """
 
 import os
@@ -21,26 +21,18 @@ _MAIN = """
 import os, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-for _ in range(100):
-    try:
-        with open("/proc/self/autogroup", "w") as group:
-            group.write("19")
-        break
-    except FileNotFoundError:
-        break
-    except OSError:
-        time.sleep(0.1)
-else:
-    os._exit(1)
+last = time.monotonic()
 while os.getppid() == int(sys.argv[2]):
-    for _ in range(10_000):
+    for _ in range(200):
         pass
+    now = time.monotonic()
+    if now - last > 0.001:
+        time.sleep(0.02)
+        now += 0.02
+    last = now
 os._exit(0)
 """
-"""It looks for its parent every fraction of a millisecond of its own time, which is tens of its wall time where all CPUs are busy.
-
-Linux takes a group's niceness from all users together only ten times a second. Where it takes none, nothing computes.
-"""
+"""It computes for some microseconds, looks for its parent, and sleeps if something else had the CPU meanwhile, or before it was awake."""
 
 
 @contextmanager
@@ -52,7 +44,7 @@ def kept_awake() -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver; and a group of its own
+            process_group=0,  # Ctrl-C is for the driver
         )
         for cpu in _cpus()
     ]

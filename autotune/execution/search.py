@@ -3,6 +3,7 @@
 Ray's own experiment state, loggers and signal handling are off: a study resumes from its storage.
 """
 
+import importlib
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -33,9 +34,9 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
         check_ray: raises if Ray is gone; called before the death of a worker is held against its trial.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    with absent("mlflow"), absent("wandb"):  # Ray imports its integrations to count callbacks, and with them what takes seconds
-        import ray.air.integrations.mlflow  # noqa: PLC0415
-        import ray.air.integrations.wandb  # noqa: F401, PLC0415
+    for library in ("mlflow", "wandb"):  # Ray imports its integrations to count callbacks, and with them what takes seconds
+        with absent(library):
+            importlib.import_module(f"ray.air.integrations.{library}")
     try:
         tune.run(
             TrialWorker,

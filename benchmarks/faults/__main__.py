@@ -78,6 +78,7 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
         part_seconds=row.part_seconds,
         environment=row.environment,
         outcomes=row.outcomes,
+        is_alone=row.is_alone,
         **({} if num_trials is None else {"num_trials": num_trials}),
     )
     study.tracking = f"sqlite:///{study.home / row.database}"
@@ -148,7 +149,7 @@ def main() -> int:
 
     together = [row for row in chosen if not row.is_alone]
     with ThreadPoolExecutor(arguments.side_by_side) as pool:
-        list(pool.map(run, sorted(together, key=lambda row: not row.is_long)))
+        list(pool.map(run, sorted(together, key=lambda row: not row.ends_study)))
     for row in chosen:
         if row.is_alone:
             run(row)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.servers import Postmaster, Proxy, mlflow_server
-from benchmarks.faults.study import MAX_SECONDS, EndedError, Session, Study
+from benchmarks.faults.study import MAX_SECONDS, EndedError, Session, Study, prefer
 from benchmarks.faults.training import MEMORY_GROUP
 
 STOP_SECONDS = 3.0
@@ -34,8 +34,8 @@ class Row:
     overrides: Sequence[str] = ()
     outcomes: Collection[str] | None = None
     """Outcomes that a trial may have in which the fault happened, if it has a result at all; None: any."""
-    is_long: bool = False
-    """Whether each fault ends the study, which takes a new session for the next one; such rows begin first."""
+    ends_study: bool = False
+    """Whether each fault ends the study, so that the next one takes a new session; such rows take longest, and begin first."""
     is_alone: bool = False
     """Whether no other study may run beside it, since it needs the machine's time."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -365,7 +365,7 @@ def _hog(study: Study) -> None:
             process.kill()
             process.wait()
 
-    for session in study.while_training(more=400):
+    for session in study.while_training(more=200):
         session.inject(hog)
         session.goes_on()
 
@@ -487,7 +487,8 @@ def _mlflow_away_at_start(study: Study) -> None:
     proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server())))
     study.tracking, proxy.mode = proxy.url, "away"
     for _ in range(study.count):
-        before, session = proxy.num_faults, study.start(meets_fault=True)
+        before, session = proxy.num_faults, study.start()
+        prefer([session.process.pid])
         code = session.end()
         study.injected += proxy.num_faults > before
         if code != 2:
@@ -504,13 +505,13 @@ def _postgresql(study: Study) -> None:
 
 
 ROWS = (
-    Row("driver-killed", "kill -9 of the driver", _signal(signal.SIGKILL), is_long=True),
-    Row("sigterm", "SIGTERM", _signal(signal.SIGTERM), is_long=True),
-    Row("sighup", "SIGHUP", _signal(signal.SIGHUP), is_long=True),
-    Row("ctrl-c", "Ctrl-C", _signal(signal.SIGINT, to_group=True), is_long=True),
-    Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True), is_long=True),
-    Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), is_long=True),
-    Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), is_long=True),
+    Row("driver-killed", "kill -9 of the driver", _signal(signal.SIGKILL), ends_study=True),
+    Row("sigterm", "SIGTERM", _signal(signal.SIGTERM), ends_study=True),
+    Row("sighup", "SIGHUP", _signal(signal.SIGHUP), ends_study=True),
+    Row("ctrl-c", "Ctrl-C", _signal(signal.SIGINT, to_group=True), ends_study=True),
+    Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True), ends_study=True),
+    Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), ends_study=True),
+    Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), ends_study=True),
     Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05,
         is_alone=True),
     Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
@@ -523,13 +524,13 @@ ROWS = (
         outcomes={"OUT_OF_MEMORY"}),
     Row("device-memory", "torch.OutOfMemoryError", _token("devicememory"), outcomes={"OUT_OF_MEMORY"}),
     Row("nan", "an error that is NaN", _token("nan"), outcomes={"DIVERGED"}),
-    Row("disk-full", "no room in the study's folder", _full_disk("outputs/disk-full", 64), is_long=True),
+    Row("disk-full", "no room in the study's folder", _full_disk("outputs/disk-full", 64), ends_study=True),
     Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0), part_seconds=0.05,
         database="mlflow/mlflow.db"),
     Row("disk-full-paused", "no room for states of paused trials for 2 s", _full_disk("outputs/disk-full-paused/paused", 1, 2.0)),
-    Row("journal-torn", "a journal whose last line is torn", _torn_journal, is_long=True),
+    Row("journal-torn", "a journal whose last line is torn", _torn_journal, ends_study=True),
     Row("journal-corrupted", "a journal that is damaged in the middle", _corrupted_journal),
-    Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02, is_long=True),
+    Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02, ends_study=True),
     Row("checkpoint-corrupted", "a checkpoint that is damaged", _corrupted_checkpoint),
     Row("read-only", "a folder that can only be read", _read_only),
     Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.3),

@@ -16,11 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from autotune.execution.awake import has_idle_priority
 from benchmarks.faults import records
 
 MAX_SECONDS = 30.0
@@ -48,6 +46,7 @@ class Study:
         part_seconds: length of one of the parts of a training; longer ones where a fault lasts.
         environment: of its processes, besides the bench's own.
         outcomes: that a trial may have in which a fault happened, if it has a result at all; None: any.
+        is_alone: whether no other study runs.
     """
 
     def __init__(
@@ -60,8 +59,9 @@ class Study:
         environment: Mapping[str, str] | None = None,
         outcomes: Collection[str] | None = None,
         num_trials: int = NUM_TRIALS,
+        is_alone: bool = False,
     ) -> None:
-        self.name, self.count, self.outcomes = name, count, outcomes
+        self.name, self.count, self.outcomes, self.is_alone = name, count, outcomes, is_alone
         self.home = Path(tempfile.mkdtemp(prefix="fault-", dir="/tmp"))
         self.folder = self.home / "outputs" / name
         self.folder.mkdir(parents=True)
@@ -116,17 +116,13 @@ class Study:
             "confirm.budget_fraction=null", f"tracking.uri='{self.tracking}'", *storage, *self.overrides,
         ]  # fmt: skip
 
-    def start(self, *, more: int = 40, meets_fault: bool = False) -> "Session":
-        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is.
-
-        One that ``meets_fault`` as it starts gets CPU time before the other studies.
-        """
+    def start(self, *, more: int = 40) -> "Session":
+        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is."""
         if self.session is not None and self.session.is_running:
             return self.session
         self.mend()
         known = len([name for name in self.told if name.startswith("trial-")])
-        command = self.command(max(self.num_trials, known + self.num_unfinished + more))
-        self.session = Session(self, command, meets_fault=meets_fault, is_long=more > 100)
+        self.session = Session(self, self.command(max(self.num_trials, known + self.num_unfinished + more)))
         return self.session
 
     def at_random_moments(self) -> Iterator["Session"]:
@@ -232,9 +228,6 @@ class Study:
     def finish(self) -> None:
         """Resume the study without a fault until it ends."""
         for _ in range(3):
-            if self.session is not None and self.session.is_running and self.session.is_long:
-                self.session.process.send_signal(signal.SIGINT)
-                self.session.end(is_timed=False)
             end = self.start(more=5).end(PATIENCE_SECONDS * 5, is_timed=False)
             if end in _ENDS:
                 break
@@ -301,13 +294,11 @@ class EndedError(Exception):
 class Session:
     """One process of a study, from its start to its end.
 
-    From its fault on the session gets CPU time before the studies of other rows, so that its seconds are those of a machine of its own.
+    From its fault on the session gets CPU time before the studies of other rows (``prefer``), so that its seconds tell less of these.
     """
 
-    def __init__(
-        self, study: Study, command: Sequence[str], *, is_other: bool = False, meets_fault: bool = False, is_long: bool = False
-    ) -> None:
-        self._study, self.command, self.is_long = study, command, is_long
+    def __init__(self, study: Study, command: Sequence[str], *, is_other: bool = False) -> None:
+        self._study, self.command = study, command
         self._files = [Path(tempfile.mkstemp(dir=study.home, suffix=suffix)[1]) for suffix in (".out", ".err")]
         self._begun = len(study.read_diary())
         self.fault_at = time.monotonic()
@@ -316,8 +307,8 @@ class Session:
             self.process = subprocess.Popen(
                 command, cwd=study.home, env=study.environment, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        if is_other or meets_fault:
-            _prefer(self.process.pid)
+        if is_other:
+            prefer([self.process.pid])
 
     @property
     def is_running(self) -> bool:
@@ -361,8 +352,8 @@ class Session:
         if self.is_running:
             fault()
             self._study.injected += 1
-            for process in filterfalse(has_idle_priority, self._study.processes()):
-                _prefer(process)
+            if not self._study.is_alone:
+                prefer(self._study.processes())
 
     def goes_on(self, *, is_start: bool = False) -> bool:
         """Wait until something is trained after the fault, or the process ends, which is held against what an end must be.
@@ -435,10 +426,11 @@ class Session:
                 os.kill(number, signal.SIGKILL)
 
 
-def _prefer(process: int) -> None:
-    """Have Linux share out CPU time in favour of a process and all of its session, where it groups processes by session."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{process}/autogroup").write_text("-10", encoding="utf-8")
+def prefer(processes: Collection[int]) -> None:
+    """Have Linux share out CPU time in favour of the sessions of these processes, where it groups processes by session."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process}/autogroup").write_text("-10", encoding="utf-8")
 
 
 def _last_line(text: str) -> str:
