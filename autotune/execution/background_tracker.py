@@ -108,14 +108,20 @@ class TrackerProcess:
     """The process that a tracker will be opened in; it imports what takes seconds to import before the tracker is opened.
 
     Args:
-        node: the ``tracking`` node of the configuration.
+        node: the ``tracking`` node of the configuration; if its tracker is one of autotune's own, ``check`` of its module sees it first.
+
+    Raises:
+        ConfigError: the check found something that the tracker needs and that is not there.
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
+        target = str(node.get("_target_", ""))
+        with contextlib.suppress(ImportError):  # there is no such tracker, which is told when it is opened
+            _of_own_module(target, "check", node)
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path), str(node.get("_target_", ""))],
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path), target],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -393,10 +399,8 @@ def serve(connection: Connection, target: str) -> None:
     own, the ``preload`` of its module is called before the first message is read.
     """
     try:
-        module, _, _ = target.rpartition(".")
-        if module.startswith("autotune.tracking."):
-            with _ended_if_left(connection), contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
-                getattr(importlib.import_module(module), "preload", lambda: None)()
+        with _ended_if_left(connection), contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
+            _of_own_module(target, "preload")
         opening, ends = connection.recv()
         finished, spool = (Spool(descriptor=recv_handle(connection)) for _ in range(2))
         runs = _RunsOnDemand(connection, finished)
@@ -414,6 +418,13 @@ def serve(connection: Connection, target: str) -> None:
             connection.send(("closed", *_Reader(connection, tracker, spool, niceness_at_end=before).carry_out()))
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing
+
+
+def _of_own_module(target: str, name: str, *arguments: Any) -> None:
+    """Call a function of the module that a tracker's ``_target_`` lies in, if the module is autotune's own and has that function."""
+    module, _, _ = target.rpartition(".")
+    if module.startswith("autotune.tracking."):
+        getattr(importlib.import_module(module), name, lambda *_: None)(*arguments)
 
 
 @contextlib.contextmanager

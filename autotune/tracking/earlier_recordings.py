@@ -25,6 +25,7 @@ from autotune.remote.url import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_fields import OUTCOME_TAG, param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload
+from autotune.tracking.mlflow_uri import store_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,7 +82,7 @@ def fetch_recording(run_id: str, uri: str | None, folder: Path) -> tuple[str, Pa
     preload()
     from autotune.tracking import mlflow_store  # noqa: PLC0415  # MLflow takes seconds to import
 
-    uri, where = mlflow_store.store_uri(uri), f"mlflow_run={run_id}"
+    uri, where = store_uri(uri), f"mlflow_run={run_id}"
     with mlflow_store.first_contact(uri):
         client = mlflow_store.open_store(uri)
         run = mlflow_store.find_run(client, run_id)

@@ -33,9 +33,9 @@ from autotune.tracking.mlflow_store import (
     has_transactions,
     one_transaction,
     open_experiment,
-    store_uri,
     tagged_runs,
 )
+from autotune.tracking.mlflow_uri import store_uri
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch

@@ -7,7 +7,6 @@ minutes and a database for two minutes, prints tracebacks of what it retries, an
 import inspect
 import json
 import logging
-import os
 import re
 import sqlite3
 import time
@@ -26,12 +25,11 @@ from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from autotune.errors import AutotuneError, ConfigError
-from autotune.hiding import without_secrets
+from autotune.errors import AutotuneError
 from autotune.remote.url import check_listens, kind_of_database
+from autotune.tracking.mlflow_uri import reason_of, unusable
 
 LOGGER = logging.getLogger("autotune.tracking")
-ACCEPTED = "the address of an MLflow server (http://host:5000) or a database (sqlite:///mlflow.db, postgresql://...)"
 
 _QUIET_LOGGERS = {
     "alembic": logging.WARNING,
@@ -43,11 +41,6 @@ _RUNS_PER_PAGE = 1000
 _HALF_MADE = re.compile(r"table \S+ already exists|duplicate column")
 """What SQLite says of a file whose migration is begun again: MLflow's migrations are no transactions."""
 _HALF_MADE_REMEDY = "MLflow was ended while it made or changed its tables; move the file away, or put back a copy of it"
-
-
-def store_uri(uri: str | None) -> str:
-    """The URI of the store: ``uri`` if given, else MLFLOW_TRACKING_URI, else a SQLite file in the working folder."""
-    return uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').resolve()}"
 
 
 @contextmanager
@@ -66,9 +59,8 @@ def first_contact(uri: str) -> Iterator[None]:
     except AutotuneError:
         raise
     except Exception as error:  # each kind of store raises its own client's errors
-        reason = _reason(error)
-        accepted = _HALF_MADE_REMEDY if uri.startswith("sqlite") and _HALF_MADE.search(reason) else f"accepted is {ACCEPTED}"
-        raise ConfigError(f"tracking.uri: {without_secrets(uri)}: cannot be used ({reason}); {accepted}") from error
+        reason = reason_of(error)
+        raise unusable(uri, reason, _HALF_MADE_REMEDY if uri.startswith("sqlite") and _HALF_MADE.search(reason) else None) from error
 
 
 _TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -284,13 +276,3 @@ def _artifact_location(uri: str, experiment: str) -> str | None:
         return None
     database = sqlalchemy.make_url(uri).database
     return str(Path(database).resolve().parent / "mlruns" / quote(experiment, safe="")) if database else None
-
-
-def _reason(error: BaseException) -> str:
-    """The first line, at most 200 characters, of the error at the start of the chain of causes, without a password."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    if isinstance(error, KeyError):
-        return "MLflow knows no such kind of store"
-    text = str(error).strip() or type(error).__name__
-    return without_secrets(text.splitlines()[0])[:200]

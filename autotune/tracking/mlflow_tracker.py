@@ -22,6 +22,7 @@ from typing import Any
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
+from autotune.tracking.mlflow_uri import check_answers, store_uri, unusable
 from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial
 
 LOGGER = logging.getLogger("autotune.tracking")
@@ -53,6 +54,18 @@ def preload() -> None:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     import autotune.tracking.mlflow_runs  # noqa: F401, PLC0415  # MLflow reads its environment while it is imported
+
+
+def check(node: Mapping[str, Any]) -> None:
+    """Check, before MLflow is imported, that the server answers which a configuration's ``tracking`` node names, if it names one.
+
+    Raises:
+        ConfigError: it does not, or ``uri`` is no text.
+    """
+    uri = node.get("uri")
+    if not isinstance(uri, str | None):
+        raise unusable(str(uri), "it is no text")
+    check_answers(store_uri(uri))
 
 
 class MlflowTracker:

@@ -7,6 +7,7 @@ from autotune.hiding import without_secrets
 from autotune.outcome import Outcome
 from autotune.tracking.mlflow_fields import OUTCOME_TAG, RUN_TAG
 from autotune.tracking.mlflow_tracker import preload
+from autotune.tracking.mlflow_uri import store_uri
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ def tracked_study(study: str, folder: Path, experiment: str, uri: str | None) ->
     preload()
     from autotune.tracking import mlflow_store  # noqa: PLC0415  # MLflow takes seconds to import
 
-    uri = mlflow_store.store_uri(uri)
+    uri = store_uri(uri)
     with mlflow_store.first_contact(uri):
         client = mlflow_store.open_store(uri)
         known = client.get_experiment_by_name(experiment)

@@ -125,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", help="only these, with commas between them")
     parser.add_argument("--injections", type=int, help="at most so many a row")
-    parser.add_argument("--side-by-side", type=int, default=6, help="rows that run at once, except those that need the machine alone")
+    parser.add_argument("--side-by-side", type=int, default=3, help="rows that run at once, except those that need the machine alone")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     arguments = parser.parse_args()
     names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.errors import ConfigError
 from autotune.execution import background_tracker
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.spool import Spool
@@ -388,3 +389,10 @@ def _is_alive(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_server_that_is_away_is_told_before_a_process_is_started() -> None:
+    before = psutil.Process().children()
+    with pytest.raises(ConfigError, match=r"tracking\.uri: http://127\.0\.0\.1:1: cannot be used"):
+        TrackerProcess({"_target_": "autotune.tracking.mlflow_tracker.MlflowTracker", "uri": "http://127.0.0.1:1"})
+    assert psutil.Process().children() == before
