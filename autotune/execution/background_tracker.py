@@ -5,6 +5,7 @@ it is behind can be asked at any time; at the end it has ``close_seconds`` to ca
 """
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -400,7 +401,10 @@ def serve(connection: Connection, target: str) -> None:
     """
     try:
         with _ended_if_left(connection), contextlib.redirect_stderr(io.StringIO()):  # an error shows again when the tracker is opened
+            gc.disable()  # it would walk the imported objects again and again
             _of_own_module(target, "preload")
+        gc.freeze()
+        gc.enable()
         opening, ends = connection.recv()
         finished, spool = (Spool(descriptor=recv_handle(connection)) for _ in range(2))
         runs = _RunsOnDemand(connection, finished)

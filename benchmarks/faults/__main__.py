@@ -149,7 +149,7 @@ def main() -> int:
 
     together = [row for row in chosen if not row.is_alone]
     with ThreadPoolExecutor(arguments.side_by_side) as pool:
-        list(pool.map(run, sorted(together, key=lambda row: not row.ends_study)))
+        list(pool.map(run, sorted(together, key=lambda row: (not row.ends_study, -row.part_seconds))))
     for row in chosen:
         if row.is_alone:
             run(row)

@@ -35,7 +35,7 @@ class Row:
     outcomes: Collection[str] | None = None
     """Outcomes that a trial may have in which the fault happened, if it has a result at all; None: any."""
     ends_study: bool = False
-    """Whether each fault ends the study, so that the next one takes a new session; such rows take longest, and begin first."""
+    """Whether each fault ends the study, so that the next one takes a new session; such rows take longest, and begin first, then those of long trainings."""
     is_alone: bool = False
     """Whether no other study may run beside it, since it needs the machine's time."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -473,7 +473,7 @@ def _mlflow(mode: str, seconds: float) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
         proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server())))
         study.tracking = proxy.url
-        for session in study.while_training(more=100):
+        for session in study.while_training(more=150):
             before, session.fault_at, proxy.mode = proxy.num_faults, time.monotonic(), mode
             time.sleep(seconds)
             proxy.mode = "pass"

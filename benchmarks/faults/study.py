@@ -141,7 +141,7 @@ class Study:
                     session.wait_for(lambda session=session: "confirmation run" in session.out)
                     time.sleep(self.random.uniform(0, 3))
                 else:
-                    session.wait_for_trainings(self.random.randint(2, 20))
+                    session.wait_for_trainings(self.random.randint(1, 10))
                     time.sleep(self.random.uniform(0, 0.2))
             except EndedError:
                 session.end()
