@@ -35,7 +35,7 @@ class Row:
     outcomes: Collection[str] | None = None
     """Outcomes that a trial may have in which the fault happened, if it has a result at all; None: any."""
     ends_study: bool = False
-    """Whether each fault ends the study, so that the next one takes a new session; such rows take longest, and begin first, then those of long trainings."""
+    """Whether each fault ends the study, so that the next one takes a new session; such rows begin first, then those of long trainings."""
     is_alone: bool = False
     """Whether no other study may run beside it, since it needs the machine's time."""
     environment: dict[str, str] = field(default_factory=dict)
