@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -82,14 +83,23 @@ class Composer:
     Args:
         overrides: overrides of the command line.
         config_dirs: the user's own configuration folders.
+        experiments: texts of further experiments, which lie in no file, by name.
         source_of: if the experiment is itself a source of another (``autotune.config.sources``), the chain of sources that ends with it.
 
     Raises:
-        ConfigError: a folder does not exist or is a URL, or an override does not parse or deletes a key.
+        ConfigError: a folder does not exist or is a URL, an override does not parse or deletes a key, or a text is not accepted as an
+            experiment.
     """
 
-    def __init__(self, overrides: Sequence[str] = (), config_dirs: Sequence[str] = (), *, source_of: tuple[str, ...] = ()) -> None:
-        self.files = ConfigFiles(config_dirs)
+    def __init__(
+        self,
+        overrides: Sequence[str] = (),
+        config_dirs: Sequence[str] = (),
+        *,
+        experiments: Mapping[str, str] = MappingProxyType({}),
+        source_of: tuple[str, ...] = (),
+    ) -> None:
+        self.files = ConfigFiles(config_dirs, experiments)
         self.config_dirs = self.files.config_dirs
         parsed = [parse_override(text) for text in overrides]
         self.sweeps = {

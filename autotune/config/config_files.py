@@ -7,10 +7,12 @@ from anyone: Hydra reads it through ``autotune.config.user_files``.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -21,7 +23,7 @@ from autotune.config.experiments import shipped_folder
 from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.messages import composing_message, value_message
 from autotune.config.overrides import parse_override
-from autotune.config.user_files import SAID_BY_COMMAND, leaves_folder, location_of, register_user_files
+from autotune.config.user_files import SAID_BY_COMMAND, content_of_text, leaves_folder, location_of, register_user_files
 from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url, user_path
 from autotune.yaml_files import read_yaml
@@ -30,17 +32,21 @@ from autotune.yaml_files import read_yaml
 class ConfigFiles:
     """The shipped configuration folder and the user's own ones.
 
+    Args:
+        experiments: texts of further experiments, which lie in no file, by name.
+
     Raises:
-        ConfigError: a folder does not exist or is a URL.
+        ConfigError: a folder does not exist or is a URL, or a text is not accepted as an experiment.
     """
 
-    def __init__(self, config_dirs: Sequence[str]) -> None:
+    def __init__(self, config_dirs: Sequence[str], experiments: Mapping[str, str] = MappingProxyType({})) -> None:
         for config_dir in config_dirs:
             refuse_url(config_dir, "--config-dir")
             if not user_path(config_dir).is_dir():
                 raise ConfigError(f"--config-dir {config_dir}: no such folder")
         self.config_dirs = tuple(user_path(config_dir).resolve() for config_dir in config_dirs)
         self._folders = (shipped_folder("conf"), *self.config_dirs)
+        self._experiments = {name: content_of_text(text, f"experiment {name}") for name, text in experiments.items()}
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -71,6 +77,8 @@ class ConfigFiles:
 
     def content(self, group: str, option: str) -> dict[str, Any]:
         """Content of an option's own file, without the files that it builds on; empty if there is no such file."""
+        if group == "experiment" and option in self._experiments:
+            return self._experiments[option]
         path = next((path for folder in self._folders if (path := folder / group / f"{option}.yaml").is_file()), None)
         content = read_yaml(path) if path else None
         return content if isinstance(content, dict) else {}
@@ -95,7 +103,7 @@ class ConfigFiles:
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         try:
-            with hydra_set_up():
+            with hydra_set_up(self._experiments):
                 return compose("config", [*overrides, *self._search_path], return_hydra_config=True)
         except RecursionError as error:
             raise ConfigError(f"{' '.join(overrides)}: its files or values refer to each other without end") from error
@@ -158,17 +166,25 @@ class ConfigFiles:
 
 
 @contextmanager
-def hydra_set_up() -> Iterator[None]:
-    """Context in which Hydra's global state is set up for the shipped configuration; afterwards the caller's state is restored."""
+def hydra_set_up(experiments: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Iterator[None]:
+    """Context in which Hydra's global state is set up for the shipped configuration; afterwards the caller's state is restored.
+
+    Args:
+        experiments: content of experiments that lie in no file, by name.
+    """
     saved = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         register_user_files()
+        for name, content in experiments.items():
+            ConfigStore.instance().store(name, dict(content), group="experiment", package="_global_")
         with initialize_config_dir(str(shipped_folder("conf")), version_base="1.3"):
             yield
     finally:
         GlobalHydra.instance().clear()
         GlobalHydra.instance().hydra = saved
+        for name in experiments:
+            ConfigStore.instance().repo["experiment"].pop(f"{name}.yaml", None)
 
 
 def _unresolved(config: DictConfig, key: str) -> Any:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from autotune.config.accepted_targets import entries
 from autotune.errors import ConfigError
-from autotune.yaml_files import read_yaml
+from autotune.yaml_files import load_yaml, read_yaml
 
 SAID_BY_COMMAND: Mapping[str, Any] = {
     "study.folder": "outputs",
@@ -58,8 +58,19 @@ class UserFiles(FileConfigSource):
         with path.open(encoding="utf-8") as file:
             header = ConfigSource._get_header_dict(file.read(_HEADER_BYTES))  # noqa: SLF001  # as FileConfigSource does
         content = {} if content is None else content
-        _check_content(content, header.get("package") or "", path)
+        _check_content(content, header.get("package") or "", str(path))
         return ConfigResult(config=OmegaConf.create(content), path=f"{_SCHEME}://{self.path}", provider=self.provider, header=header)
+
+
+def content_of_text(text: str, where: str) -> dict[str, Any]:
+    """Content of an experiment that lies in no file, read and checked as one; ``where`` names it in messages.
+
+    Raises:
+        ConfigError: as ``UserFiles.load_config`` raises it.
+    """
+    content = load_yaml(text, where)
+    _check_content(content, "_global_", where)
+    return dict(content)
 
 
 def location_of(folder: Path) -> str:
@@ -128,7 +139,7 @@ def _at(config: Any, path: tuple[str, ...]) -> Any:
     return config
 
 
-def _check_content(content: Any, package: str, path: Path) -> None:
+def _check_content(content: Any, package: str, path: str) -> None:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: found a {type(content).__name__}, accepted is a mapping of keys to values")
     defaults = content.get("defaults", [])
@@ -147,7 +158,7 @@ def _check_content(content: Any, package: str, path: Path) -> None:
                 )
 
 
-def _check_default(entry: Any, path: Path) -> None:
+def _check_default(entry: Any, path: str) -> None:
     """Refuse an entry of a defaults list that chooses a file outside of the folder, or an option of Hydra's own."""
     for group, option in entry.items() if isinstance(entry, Mapping) else [("", entry)]:
         options = option if isinstance(option, list) else [option]

@@ -1,7 +1,6 @@
 """What a study exports besides ``best.yaml``: the winner as a program without autotune, or as a call of the user's own function."""
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,11 +17,7 @@ SCRIPT, ARGUMENTS = "best.py", "best_arguments.yaml"
 def compose_exported(text: str, config_dirs: Sequence[str], allowed_targets: Sequence[str]) -> Composed:
     """Compose the text of an exported experiment, with the folders and allowed targets of its study."""
     allowed = [f"allowed_targets={list(allowed_targets)}"] if allowed_targets else []
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        exported_file = Path(folder) / "experiment" / "autotune_exported.yaml"
-        exported_file.parent.mkdir()
-        exported_file.write_text(text, encoding="utf-8")
-        return Composer([f"experiment={exported_file.stem}", *allowed], [folder, *config_dirs]).compose()
+    return Composer(["experiment=autotune_exported", *allowed], config_dirs, experiments={"autotune_exported": text}).compose()
 
 
 def script_text(config: TrialConfig, best_yaml: str, *, num_threads: int) -> str:

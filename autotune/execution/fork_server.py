@@ -19,6 +19,7 @@ import math
 import mmap
 import multiprocessing
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -52,10 +53,9 @@ _END_SECONDS = 10.0
 _MAIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[3])
-import socket
 from multiprocessing.connection import Connection
 from autotune.execution.fork_server import serve
-serve(Connection(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))
+serve(Connection(int(sys.argv[1])), sys.argv[2])
 """
 _NOTES = "libraries-*.json"
 """Files beside the fork server's socket with the names of libraries that trainings imported."""
@@ -81,10 +81,11 @@ class Died:
     """How the process ended, such as by which signal."""
 
 
-def _socket_folder() -> str:
-    """A new folder that no other user may open: a temporary one, in ``/tmp`` where the path of a socket in another would be too long."""
-    is_short = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_BYTES
-    return tempfile.mkdtemp(prefix="autotune-", dir=None if is_short else "/tmp")  # noqa: S108  # mkdtemp makes a folder of its own there
+def _new_address() -> Path:
+    """Path of a socket in a temporary folder that is not there yet; in ``/tmp`` where the path in another would be too long."""
+    temporary = tempfile.gettempdir()
+    is_short = len(os.fsencode(temporary)) <= _MAX_FOLDER_BYTES
+    return Path(temporary if is_short else "/tmp", f"autotune-{secrets.token_hex(8)}", "fork_server")  # noqa: S108  # nobody guesses it
 
 
 class ForkServer:
@@ -97,17 +98,14 @@ class ForkServer:
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        self._folder = _socket_folder()
-        self.address = str(Path(self._folder) / "fork_server")
-        """Path of the socket that processes on this machine connect to for a forked process, see ``ForkedProcess``."""
+        self.address = str(_new_address())
+        """Path of the socket that processes on this machine connect to for a forked process, see ``ForkedProcess``; it is there when
+        ``fault`` has returned."""
         ours, theirs = socket.socketpair()
-        with theirs, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.address)
-            listener.listen()
-            fds = [theirs.fileno(), listener.fileno()]
+        with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                [sys.executable, "-c", _MAIN, *map(str, fds), json.dumps(sys.path)],
-                pass_fds=fds,
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), self.address, json.dumps(sys.path)],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if is_quiet else None,
                 stderr=subprocess.DEVNULL if is_quiet else None,
@@ -121,7 +119,7 @@ class ForkServer:
 
     def fault(self, interrupt: Callable[[], bool] = lambda: False) -> str | None:
         """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` returns true."""
-        if self._process.poll() is not None:
+        if self._is_ready and self._process.poll() is not None:
             return f"it {_ended_by(self._process.returncode)}"
         try:
             while not self._is_ready and self._fault is None and not interrupt():
@@ -139,6 +137,8 @@ class ForkServer:
         """
         try:
             self._import_libraries(interrupt)
+            if not self._is_ready and interrupt():
+                return
             process = ForkedProcess(self.address, resource_environment(task))
         except (EOFError, OSError):
             yield Died(reason=SERVER_ENDED)
@@ -206,7 +206,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(Path(self.address).parent, ignore_errors=True)
 
 
 class ForkedProcess:
@@ -319,13 +319,16 @@ def resource_environment(task: TrialTask) -> dict[str, str]:
     return share
 
 
-def serve(owner: Connection, listener: socket.socket) -> None:
-    """Run the fork server in this process: fork a process for each connection to the listener, until the owner's connection closes.
+def serve(owner: Connection, address: str) -> None:
+    """Run the fork server in this process: fork a process for each connection to its socket, until the owner's connection closes.
 
-    Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can. At the end the
-    listener's folder is deleted, since an owner that was killed does not.
+    Once everything is imported, the owner is sent the reason why this process cannot be forked, or None if it can. The socket's folder is
+    made and deleted here: an owner that was killed would not delete it.
+
+    Args:
+        address: path of the socket; its folder is made here, and no other user may open it.
     """
-    folder = Path(listener.getsockname()).parent
+    folder = Path(address).parent
 
     def end_if_left() -> None:
         if is_left(owner):
@@ -333,10 +336,18 @@ def serve(owner: Connection, listener: socket.socket) -> None:
             os._exit(1)  # without waiting for the imports
 
     try:
-        preload(check=end_if_left)
-        with contextlib.suppress(EOFError, OSError):
-            owner.send(fork_fault())
-            _Children(owner, listener).serve()
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        owner.send(f"{folder.parent} takes no files ({error.strerror})")
+        return
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            preload(check=end_if_left)
+            with contextlib.suppress(EOFError, OSError):
+                owner.send(fork_fault())
+                _Children(owner, listener).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

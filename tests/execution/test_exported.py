@@ -2,8 +2,38 @@
 
 from pathlib import Path
 
+import pytest
+from hydra.core.config_store import ConfigStore
+
 from autotune.config.compose import Composer
-from autotune.execution.exported import write_program
+from autotune.errors import ConfigError
+from autotune.execution.exported import compose_exported, write_program
+
+_TEXT = "# @package _global_\ndefaults: [cnn, {override /optimizer: adamw}, _self_]\nseed: 7\n"
+
+
+def test_a_text_composes_as_a_file_of_it_would(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "same.yaml").write_text(_TEXT)
+    composed = compose_exported(_TEXT, [], [])
+    assert composed.trial == Composer(["experiment=same"], [str(tmp_path)]).compose().trial
+    assert composed.trial.seed == 7
+    assert not ConfigStore.instance().repo["experiment"], "the text is the caller's"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hydra: {run: {dir: /tmp}}", "hydra: found settings of Hydra's own, accepted are autotune's keys"),
+        ("a: ${oc.env:HOME}", "a: found ${ with more than a key, accepted in a file is ${KEY}; what is read from the environment belongs "),
+        ("defaults: [../mine]", "defaults: found ../mine, accepted are names of files in the folder of their group"),
+        ("[1]", "found a list, accepted is a mapping of keys to values"),
+    ],
+)
+def test_a_text_is_checked_as_a_file_is(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_exported(text, [], [])
+    assert str(error.value).startswith(f"experiment autotune_exported: {told}")
 
 
 def test_a_winner_that_no_script_can_say_leaves_none_and_says_why(tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def test_a_library_that_starts_a_thread_is_left_to_each_process(make_task: Any, 
     monkeypatch.syspath_prepend(tmp_path)
     server = ForkServer(is_quiet=True)
     try:
+        assert server.fault() is None
         Path(server.address).with_name("libraries-0.json").write_text('["starts_a_thread"]')
         metrics = [first_evaluation(server, make_task("imports")).metrics["threads"] for _ in range(2)]
         assert metrics == [0.0, 0.0]
@@ -367,6 +368,7 @@ def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monk
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     server = ForkServer(is_quiet=True)
     try:
+        assert server.fault() is None
         assert Path(server.address).is_socket()
         assert stat.S_IMODE(Path(server.address).parent.stat().st_mode) == 0o700
     finally:
@@ -386,6 +388,54 @@ def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tm
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     wait_until(lambda: _are_gone(tmp_path) and not any(temporary.glob("autotune-*")))
+
+
+_KILLED_BEFORE_STARTING = """
+import os, signal, subprocess
+from autotune.execution.fork_server import ForkServer
+subprocess.Popen = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
+ForkServer()
+"""
+_KILLED_AFTER_STARTING = """
+import os, signal
+from autotune.execution.fork_server import ForkServer
+ForkServer()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+_KILLED_COMPOSING = """
+import os, signal
+from autotune.config.compose import Composer
+from autotune.execution.exported import compose_exported
+Composer.compose = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+compose_exported("# @package _global_\\ndefaults: [cnn]\\n", [], [])
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [_KILLED_BEFORE_STARTING, _KILLED_AFTER_STARTING, _KILLED_COMPOSING], ids=["before", "after", "composing"]
+)
+def test_a_driver_that_is_killed_leaves_no_temporary_folder(short_folder: Path, script: str) -> None:
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
+    driver = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=False)
+    assert driver.returncode == -signal.SIGKILL
+    assert not any(short_folder.glob("autotune-*")) or script is _KILLED_AFTER_STARTING
+    wait_until(lambda: not any(short_folder.iterdir()) and not _has_process(str(short_folder)))
+
+
+def _has_process(argument: str) -> bool:
+    """Whether a process has an argument that contains a text."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if argument in path.read_text(errors="replace"):
+                return True
+    return False
+
+
+def test_a_temporary_folder_that_takes_no_files_is_told(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder / "none"))
+    with contextlib.closing(ForkServer(is_quiet=True)) as server:
+        for _ in range(2):
+            assert server.fault() == f"{short_folder}/none takes no files (No such file or directory)"
 
 
 def _are_gone(folder: Path) -> bool:
