@@ -11,6 +11,7 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra.core.config_store import ConfigStore
 from hypothesis import settings
 from omegaconf import DictConfig
 
@@ -58,7 +59,8 @@ def _hydra_composes_once() -> Iterator[None]:
     def compose_once(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
         folders = [shipped, *(Path(each) for text in overrides for each in re.findall(r"files?://([^',\]]+)", text))]
         files = sorted((str(path), path.stat().st_mtime_ns) for folder in folders for path in folder.rglob("*.yaml") if path.is_file())
-        key = (config_name, tuple(overrides), tuple(settings.items()), tuple(files))
+        texts = str(ConfigStore.instance().repo.get("experiment"))
+        key = (config_name, tuple(overrides), tuple(settings.items()), tuple(files), texts)
         if key not in made:
             made[key] = hydra.compose(config_name, overrides, **settings)
         return made[key].copy()

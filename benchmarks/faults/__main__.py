@@ -36,6 +36,8 @@ from benchmarks.faults.study import Study
 from benchmarks.measuring import circumstances, write_result
 
 _MAX_SHOWN = 5
+_LONG_PART_SECONDS = 0.1
+"""Seconds of a part of a training from which on a row's trainings are long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", help="only these, with commas between them")
     parser.add_argument("--injections", type=int, help="at most so many a row")
-    parser.add_argument("--side-by-side", type=int, default=3, help="rows that run at once, except those that need the machine alone")
+    parser.add_argument(
+        "--side-by-side",
+        type=int,
+        default=2,
+        help="rows that run at once, beside one of long trainings, which leave the CPUs idle; except those that need the machine alone",
+    )
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     arguments = parser.parse_args()
     names = arguments.rows.split(",") if arguments.rows else [row.name for row in ROWS]
@@ -147,9 +154,11 @@ def main() -> int:
         founds.append(run_row(row, count=arguments.injections))
         _print(founds[-1])
 
-    together = [row for row in chosen if not row.is_alone]
-    with ThreadPoolExecutor(arguments.side_by_side) as pool:
-        list(pool.map(run, sorted(together, key=lambda row: (not row.ends_study, -row.part_seconds))))
+    together = sorted((row for row in chosen if not row.is_alone), key=lambda row: (not row.ends_study, -row.part_seconds))
+    with ThreadPoolExecutor(arguments.side_by_side) as pool, ThreadPoolExecutor(1) as beside:
+        running = [(beside if row.part_seconds >= _LONG_PART_SECONDS else pool).submit(run, row) for row in together]
+    for future in running:
+        future.result()
     for row in chosen:
         if row.is_alone:
             run(row)
