@@ -78,7 +78,7 @@ class MlflowTracker:
         finished: runs of this study that ended before it was resumed; read again for what the store lacks of them.
 
     Raises:
-        ConfigError: the store does not answer, or ``close_seconds`` is no number from 0.
+        ConfigError: the store does not answer, ``close_seconds`` is no number from 0, or ``log_model`` is neither true nor false.
     """
 
     def __init__(
@@ -92,6 +92,8 @@ class MlflowTracker:
     ) -> None:
         if not isinstance(close_seconds, int | float) or not 0 <= close_seconds < math.inf:
             raise ConfigError(f"tracking.close_seconds: found {close_seconds}; accepted is a number from 0")
+        if not isinstance(log_model, bool):
+            raise ConfigError(f"tracking.log_model: found {log_model}; accepted is true or false")
         preload()
         from autotune.tracking.mlflow_runs import MlflowRuns  # noqa: PLC0415  # MLflow takes seconds to import
 

@@ -44,8 +44,8 @@ class WandbTracker:
         finished: runs of this study that ended before it was resumed; those that W&B lacks are written when the study ends.
 
     Raises:
-        ConfigError: wandb is not installed, the mode is not one of ``MODES``, the server does not take the user's key, or the study's
-            folder cannot be written.
+        ConfigError: wandb is not installed, the mode is not one of ``MODES``, the project is no text, the server does not take the user's
+            key, or the study's folder cannot be written.
     """
 
     def __init__(self, info: StudyInfo, *, mode: str = "offline", project: str | None = None, finished: Sequence[FinishedRun] = ()) -> None:
@@ -55,6 +55,8 @@ class WandbTracker:
             raise ConfigError("tracking=wandb: needs wandb; pip install 'autotune[wandb]'") from error
         if mode not in MODES:
             raise ConfigError(f"tracking.mode: found {mode!r}, accepted is one of {', '.join(MODES)}")
+        if not isinstance(project, str | None):
+            raise ConfigError(f"tracking.project: found {project}; accepted is the name of a project")
         if mode == "online":
             try:
                 wandb.login(verify=True, timeout=_LOGIN_SECONDS)

@@ -658,10 +658,10 @@ def test_a_trial_that_goes_on_after_a_pause_goes_on_in_its_run(info: StudyInfo, 
     assert steps_of(uri, children_of(uri)["trial-0"]) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, "long"])
-def test_a_time_that_is_none_is_refused(info: StudyInfo, seconds: Any) -> None:
-    with pytest.raises(ConfigError, match="close_seconds: found"):
-        MlflowTracker(info, close_seconds=seconds)
+@pytest.mark.parametrize("argument", [*({"close_seconds": each} for each in (-1, math.nan, math.inf, "long")), {"log_model": [1]}])
+def test_an_argument_of_a_wrong_type_is_refused(info: StudyInfo, argument: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^tracking\.{next(iter(argument))}: found"):
+        MlflowTracker(info, **argument)
 
 
 def test_a_full_disk_delays_runs_and_costs_none(
