@@ -69,9 +69,7 @@ class LocalRay:
     """
 
     def __init__(self) -> None:
-        from ray._common.utils import get_default_system_temp_dir  # noqa: PLC0415  # only after the environment is set
-
-        base = Path(get_default_system_temp_dir())
+        base = _base()
         _delete_stale(base)
         try:
             base.mkdir(parents=True, exist_ok=True)
@@ -127,6 +125,11 @@ _NEEDED = {"gcs_server": "control service (gcs_server)", "raylet": "raylet"}
 _UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")
 """Methods of Ray's ``Node`` that start what nothing here uses, which takes seconds: its dashboard's server, which it starts also without a
 dashboard, the process that shows workers' logs, and the autoscaler."""
+
+
+def _base() -> Path:
+    """Where Ray's files lie unless it is told otherwise, as ``ray._common.utils`` says it, by a name that changes."""
+    return Path(os.environ.get("RAY_TMPDIR") or (tempfile.gettempdir() if sys.platform == "linux" else "/tmp"))  # noqa: S108
 
 
 def _locked(folder: Path) -> int:
