@@ -176,22 +176,24 @@ class Watch:
 
     def _look(self) -> None:
         with self._changed:
+            before: _Ran | None = _Ran(0.0, 0.0, 0)
             while not self._is_closed:
-                before = _ran("thread-self")
-                self._due_at = time.monotonic() + _BEAT_SECONDS if self._is_on else math.inf
-                self._changed.notify_all()
-                self._changed.wait(_BEAT_SECONDS if self._is_on else None)
-                late, after = time.monotonic() - self._due_at, _ran("thread-self")
+                now, after = time.monotonic(), _ran("thread-self")
+                late = now - self._due_at
+                self._due_at = now + _BEAT_SECONDS if self._is_on else math.inf  # of the same reading: the process may be stopped here, too
                 if late >= MAX_STOPPED_SECONDS and before is not None and after is not None:
                     self._was_late(late, before, after)
                 elif self._is_on:
                     self._look_at_descendants()
-                if self._is_on and time.monotonic() >= self._deadline:
+                if self._is_on and now >= self._deadline:
                     self._end_process()
+                before = after
+                self._changed.notify_all()
+                self._changed.wait(max(0.0, self._due_at - time.monotonic()) if self._is_on else None)
 
     def _was_late(self, late: float, before: "_Ran", after: "_Ran") -> None:
         waited_for_lock = _LOCK_SHARE * sys.getswitchinterval() * (after.times - before.times)
-        stopped = late - (after.waited_seconds - before.waited_seconds) - waited_for_lock
+        stopped = late - (after.ran_seconds - before.ran_seconds) - (after.waited_seconds - before.waited_seconds) - waited_for_lock
         if stopped >= MAX_STOPPED_SECONDS:
             self._was_stopped(stopped)
 
@@ -222,6 +224,8 @@ class Watch:
 class _Ran(NamedTuple):
     """The kernel's scheduling counters of a thread, from Linux's ``schedstat``."""
 
+    ran_seconds: float
+    """Seconds for which the thread had a CPU."""
     waited_seconds: float
     """Seconds that the thread has waited for a CPU."""
     times: int
@@ -231,10 +235,10 @@ class _Ran(NamedTuple):
 def _ran(thread: str) -> _Ran | None:
     """Read the counters of a thread, given its folder in ``/proc``; None if the kernel has none or the thread is gone."""
     try:
-        _, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
+        ran, waited, times = Path(f"/proc/{thread}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return None
-    return _Ran(int(waited) / 1e9, int(times))
+    return _Ran(int(ran) / 1e9, int(waited) / 1e9, int(times))
 
 
 def is_left(connection: Connection) -> bool:

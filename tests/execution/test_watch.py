@@ -20,6 +20,7 @@ from autotune.outcome import Outcome
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+ROOT = Path(__file__).resolve().parents[2]
 STOPPED_SECONDS = 12.0
 _HOG = "while True: pass"
 
@@ -145,6 +146,34 @@ def test_a_stop_is_seen_however_short_the_way_to_the_report_and_whichever_proces
     assert last.contention is not None
     assert last.contention.stopped_seconds >= 1.5
     assert str(last.contention.reason).startswith("its process was stopped for ")
+
+
+_STOPPED_AT_WORK = """
+import os, signal, subprocess, sys, threading, time
+from autotune.execution import watch
+
+name, turn = sys.argv[1], int(sys.argv[2])
+works, turns = getattr(watch, name), iter(range(1000))
+
+def is_stopped_first(argument):
+    if next(turns) == turn:
+        subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(2); os.kill({os.getpid()}, {int(signal.SIGCONT)})"])
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    return works(argument)
+
+watched = watch.Watch(deadline_seconds=60, driver=("", 0), hang_file=lambda: sys.stderr)
+with watched.on():
+    setattr(watch, name, is_stopped_first)
+    time.sleep(4)
+print(watched.contention(is_last=True).stopped_seconds)
+"""
+
+
+@pytest.mark.parametrize(("name", "turn"), [("_ran", 0), ("_ran", 1), ("_ran", 2), ("_descendants", 0), ("_descendants", 1)])
+def test_a_stop_is_seen_while_the_thread_that_sees_it_is_at_work(name: str, turn: int) -> None:
+    script = [sys.executable, "-c", _STOPPED_AT_WORK, name, str(turn)]
+    stopped = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert float(stopped.stdout) == pytest.approx(2.0, abs=0.5), stopped.stderr
 
 
 def test_a_call_that_keeps_pythons_lock_is_no_stop(server: ForkServer, make_task: Any) -> None:
