@@ -158,6 +158,8 @@ class _Position:
         elif signed is not None and bytes.fromhex(signed[2].decode()) != digest:
             fault = fault or "does not follow from the lines before it: a line was changed, removed or moved"
             digest = bytes.fromhex(signed[2].decode())  # what follows is held against what was found
+        elif signed is None and fault is None and "digest" in record:
+            fault = "has a digest that autotune does not write: the line was changed"
         elif signed is None and fault is None and self.has_digests and not _is_note(record):
             fault = "has no digest, and is no note of optuna-dashboard's: another program wrote it"
         position = _Position(self.num_records + 1, self.num_bytes + len(line), digest, self.has_digests or signed is not None)

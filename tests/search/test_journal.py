@@ -40,7 +40,7 @@ def run_trials(study: optuna.Study, num_trials: int) -> None:
 
 
 def told(study: optuna.Study) -> list[tuple[Any, ...]]:
-    return [(trial.number, trial.state.name, trial.params, trial.value, trial.user_attrs) for trial in study.trials]
+    return [(trial.number, trial.state.name, trial.params, trial.values, trial.user_attrs) for trial in study.trials]
 
 
 def lines_of(folder: Path) -> Lines:
@@ -460,6 +460,8 @@ def test_a_mutated_journal_is_refused_in_one_line_or_has_exactly_what_is_whole(w
         found, refused, faults = opened(changed, end)
         whole = changed[: changed.rfind(b"\n") + 1]
         assert "\n" not in refused
+        if not has_end and whole and b'"digest":' not in whole:
+            return  # a journal of the first version, as far as anyone can tell
         is_intact = whole == content if has_end else content.startswith(whole)
         assert bool(faults) is not is_intact
         if not refused:
@@ -469,6 +471,18 @@ def test_a_mutated_journal_is_refused_in_one_line_or_has_exactly_what_is_whole(w
             assert not is_intact or "no such study" in refused  # which is cut before it is named
 
     check()
+
+
+@pytest.mark.parametrize(
+    "digest", ['"(1-571dd4fdc0987ad2ca7fc7016e3fe9a2"', '"1-g71dd4fdc0987ad2ca7fc7016e3fe9a2"', '"1-57"', "[]", "null"]
+)
+def test_a_digest_that_is_none_is_refused_also_where_it_is_the_only_one(written: Path, digest: str) -> None:
+    line, _, _ = lines_of(written)[0].rpartition(b'"digest":')
+    _, refused, faults = opened(line + f'"digest":{digest}}}\n'.encode(), None)
+    assert [fault.rpartition("study.log: ")[2] for fault in faults] == [
+        "line 1: has a digest that autotune does not write: the line was changed"
+    ]
+    assert "has a digest that autotune does not write" in refused
 
 
 def test_a_mutated_journal_without_digests_is_never_a_traceback(written: Path) -> None:
