@@ -338,7 +338,8 @@ def serve(owner: Connection, address: str) -> None:
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
-        owner.send(f"{folder.parent} takes no files ({error.strerror})")
+        with contextlib.suppress(OSError):
+            owner.send(f"{folder.parent} takes no files ({error.strerror})")
         return
     try:
         with socket.socket(socket.AF_UNIX) as listener:
