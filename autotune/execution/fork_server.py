@@ -85,7 +85,7 @@ def _new_address() -> Path:
     """Path of a socket in a temporary folder that is not there yet; in ``/tmp`` where the path in another would be too long."""
     temporary = tempfile.gettempdir()
     is_short = len(os.fsencode(temporary)) <= _MAX_FOLDER_BYTES
-    return Path(temporary if is_short else "/tmp", f"autotune-{secrets.token_hex(8)}", "fork_server")  # noqa: S108  # nobody guesses it
+    return Path(temporary if is_short else "/tmp", f"autotune-{secrets.token_hex(8)}", "fork_server")  # noqa: S108  # a name that is taken is refused
 
 
 class ForkServer:

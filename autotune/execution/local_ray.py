@@ -128,8 +128,9 @@ dashboard, the process that shows workers' logs, and the autoscaler."""
 
 
 def _base() -> Path:
-    """Where Ray's files lie unless it is told otherwise, as ``ray._common.utils`` says it, by a name that changes."""
-    return Path(os.environ.get("RAY_TMPDIR") or (tempfile.gettempdir() if sys.platform == "linux" else "/tmp"))  # noqa: S108
+    """The folder for temporary files that Ray would take, which it tells only by private functions of changing names."""
+    short = "/tmp"  # noqa: S108  # as Ray takes on macOS; LocalRay makes a folder of its own there
+    return Path(os.environ.get("RAY_TMPDIR") or (tempfile.gettempdir() if sys.platform == "linux" else short))
 
 
 def _locked(folder: Path) -> int:

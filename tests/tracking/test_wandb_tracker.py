@@ -216,8 +216,9 @@ def test_disabled_writes_no_run(info: StudyInfo) -> None:
 def test_what_cannot_work_is_one_line(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"tracking.mode: found 'onlin', accepted is one of offline, online, disabled$"):
         WandbTracker(info, mode="onlin")
+    wrong: Any = [1]
     with pytest.raises(ConfigError, match=r"^tracking.project: found \[1\]; accepted is the name of a project$"):
-        WandbTracker(info, project=[1])  # type: ignore[arg-type]
+        WandbTracker(info, project=wrong)
     with pytest.raises(ConfigError, match=r"tracking.mode=online: No API key configured"):
         WandbTracker(info, mode="online")
     monkeypatch.setitem(sys.modules, "wandb", None)
