@@ -78,7 +78,7 @@ class Study:
         for variable in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
             self.environment.pop(variable, None)
         self.random = random.Random(name)
-        self.shared_memory = set(_shared_memory())
+        self.shared_memory = _shared_memory()
         self.injected = 0
         self.seconds: list[float] = []
         """From each fault to the end of the process, or to the next thing that was trained."""
@@ -275,7 +275,7 @@ class Study:
         yield from (f"temporary {path.name}" for path in (self.home / "t").iterdir() if not _OF_LIBRARIES.search(path.name))
         for pattern in ("*.lock", "**/.*.part", "hang-*", "paused/*"):
             yield from (str(path.relative_to(self.folder)) for path in self.folder.glob(pattern) if path.name != ".lock")
-        yield from (f"shared memory {name}" for name in _shared_memory() if name not in self.shared_memory and not _is_mapped(name))
+        yield from (f"shared memory {path.name}" for path in _shared_memory() - self.shared_memory if _is_left(path))
 
     def close(self) -> None:
         """Kill what still runs, and delete the study's folder."""
@@ -438,15 +438,21 @@ def _last_line(text: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _shared_memory() -> Iterator[str]:
-    """Names of segments of shared memory; those of PostgreSQL, and folders, which MLflow's server makes, are none of a study's."""
-    yield from (path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL") and not path.is_dir())
+def _shared_memory() -> set[Path]:
+    """Segments of shared memory; those of PostgreSQL, and folders, which MLflow's server makes, are none of a study's."""
+    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("PostgreSQL") and not path.is_dir()}
 
 
-def _is_mapped(name: str) -> bool:
-    """Whether a process has a segment of shared memory."""
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            if f"/dev/shm/{name}" in path.read_text():
-                return True
-    return False
+def _is_left(segment: Path) -> bool:
+    """Whether a segment of shared memory is still there and no process has it.
+
+    Processes are asked by its inode: a semaphore gets its name after it was mapped under another one.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = segment.stat()
+        mapped = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} "
+        for path in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                if mapped in path.read_text():
+                    return False
+    return segment.exists()

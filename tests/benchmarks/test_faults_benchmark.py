@@ -1,8 +1,10 @@
 """The fault bench: rows of its that cost little hold, and each kind of fault that it looks for is seen where there is one."""
 
+import multiprocessing
 import re
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,6 +98,15 @@ def test_an_ended_study_has_nothing_wrong(ended: Study) -> None:
         getattr(ended, name).clear()
     ended.check()
     assert (ended.lost, ended.doubled, ended.disagreeing, ended.leftovers, ended.faults) == (set(), set(), set(), set(), [])
+
+
+def test_shared_memory_is_left_over_only_where_no_process_has_it(ended: Study) -> None:
+    ended.leftovers.clear()
+    semaphore = multiprocessing.get_context("spawn").Lock()  # has a file there while this process has it, as a neighbour's would
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as left:
+        ended.check()
+        assert ended.leftovers == {f"shared memory {Path(left.name).name}"}
+    del semaphore
 
 
 def test_a_row_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
