@@ -9,7 +9,6 @@ scikit-learn, whose import takes seconds, is imported with the first fit, or in 
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with seconds per step modelled apart from the metric.
 """
 
-import sys
 from functools import cache, cached_property
 from importlib import import_module
 from threading import Thread
@@ -47,19 +46,26 @@ def use_one_thread() -> None:
     The limit is not lifted. It is the whole process's, so a decision that lifted it would give more threads to the learning in the
     background, whose last bits, and with them decisions, would then depend on how long each takes.
     """
-    _libraries("sklearn" in sys.modules).limit(limits=1)
+    _libraries().limit(limits=1)
 
 
 @cache
-def _libraries(has_sklearn: bool) -> ThreadpoolController:
-    """The libraries of linear algebra that are loaded; scikit-learn brings some of its own."""
+def _libraries() -> ThreadpoolController:
+    """The libraries of linear algebra, once the import of scikit-learn, which brings some of its own, has ended.
+
+    They are never looked for during it: who looks holds the loader's lock and waits for Python's, who imports has Python's and waits for
+    the loader's.
+    """
+    import_in_background().join()
     return ThreadpoolController()
 
 
 @cache
-def import_in_background() -> None:
+def import_in_background() -> Thread:
     """Begin, once, to import in a thread what the first fit needs; SciPy fails if another thread imports torch meanwhile."""
-    Thread(target=import_module, args=("autotune.search.gaussian_process",), name="import-scikit-learn").start()
+    thread = Thread(target=import_module, args=("autotune.search.gaussian_process",), name="import-scikit-learn")
+    thread.start()
+    return thread
 
 
 class CurveModel:

@@ -202,7 +202,6 @@ class FreezeThawSampler:
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         """Choose the point to train next, a paused trial, or the running trial ``beside`` (both by number); None if nothing pays."""
-        use_one_thread()
         rng = np.random.default_rng(derived_seed(self._seed, f"draw {self._num_draws}"))
         self._num_draws += 1
         may_start, is_exhausted = new, self._candidates.is_exhausted
@@ -211,6 +210,7 @@ class FreezeThawSampler:
         seen = self._history.seen
         if new and (len(self._trials) < self._num_startup_trials or len(seen) < _MIN_CURVES):
             return self._mark_proposed(self._startup_point())
+        use_one_thread()  # waits for the import of scikit-learn, which points of the startup do without
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_start else None
         promoted = self._promoted(waiting) if new or ending else None

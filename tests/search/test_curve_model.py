@@ -1,6 +1,8 @@
 """The models of learning curves, on curves made by a formula."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -146,3 +148,24 @@ def test_hyperparameters_are_learnt_a_little_further_each_time() -> None:
         found.append(made._process._kernel.theta)
     assert np.abs(found[2] - found[1]).max() > np.abs(found[4] - found[3]).max()
     assert found[4][1] < found[4][2] - 1, "the second feature says nothing, so its scale is long"
+
+
+_IMPORTS = """
+import threading
+from threadpoolctl import ThreadpoolController, threadpool_info
+from autotune.search import curve_model
+
+def look():
+    assert "import-scikit-learn" not in {thread.name for thread in threading.enumerate()}, "each may wait for the other for ever"
+    return ThreadpoolController()
+
+curve_model.ThreadpoolController = look
+curve_model.import_in_background()
+curve_model.use_one_thread()
+print({library["num_threads"] for library in threadpool_info()})
+"""
+
+
+def test_libraries_are_looked_for_and_limited_once_they_are_imported() -> None:
+    ended = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.returncode) == ("{1}\n", 0), ended.stderr

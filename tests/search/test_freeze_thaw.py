@@ -93,7 +93,7 @@ def searched(
 
 def test_linear_algebra_keeps_to_one_thread_after_a_decision_since_learning_may_go_on() -> None:
     with threadpool_limits(2):
-        sampler().propose()
+        searched(recording(), seed=0)
         assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {1}
 
 
