@@ -53,8 +53,8 @@ def use_one_thread() -> None:
 def _libraries() -> ThreadpoolController:
     """The libraries of linear algebra, once the import of scikit-learn, which brings some of its own, has ended.
 
-    They are never looked for during it: who looks holds the loader's lock and waits for Python's, who imports has Python's and waits for
-    the loader's.
+    To look for them while a thread imports may hang for ever: the one has the loader's lock and waits for Python's, the other has
+    Python's and waits for the loader's (https://github.com/joblib/threadpoolctl/issues/239).
     """
     import_in_background().join()
     return ThreadpoolController()
