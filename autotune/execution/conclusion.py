@@ -41,6 +41,7 @@ from autotune.reporting.study_files import (
     write_json,
 )
 from autotune.reporting.terminal import Summary, format_metric, print_summary
+from autotune.search.curve_model import wait_for_scikit_learn
 from autotune.search.policy import SearchPolicy
 from autotune.space import Suggestion
 from autotune.tracking.tracker import browse_command
@@ -143,7 +144,8 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
     """
     plan, policy = live.plan, live.policy
     folder, results = plan.folder, list(policy.results.values())
-    from autotune.search.importances import time_effects  # noqa: PLC0415  # waits for scikit-learn, which cannot be imported beside torch
+    wait_for_scikit_learn()
+    from autotune.search.importances import time_effects  # noqa: PLC0415  # takes seconds
 
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"

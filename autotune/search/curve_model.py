@@ -56,7 +56,7 @@ def _libraries() -> ThreadpoolController:
     To look for them while a thread imports may hang for ever: the one has the loader's lock and waits for Python's, the other has
     Python's and waits for the loader's (https://github.com/joblib/threadpoolctl/issues/239).
     """
-    import_in_background().join()
+    wait_for_scikit_learn()
     return ThreadpoolController()
 
 
@@ -66,6 +66,14 @@ def import_in_background() -> Thread:
     thread = Thread(target=import_module, args=("autotune.search.gaussian_process",), name="import-scikit-learn")
     thread.start()
     return thread
+
+
+def wait_for_scikit_learn() -> None:
+    """Wait until what the first fit needs is imported; it must be called in a search before other parts of scikit-learn are imported.
+
+    Python raises errors in both threads where two import modules that need each other, in another order.
+    """
+    import_in_background().join()
 
 
 class CurveModel:

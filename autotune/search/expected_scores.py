@@ -16,7 +16,7 @@ from scipy.special import gammaln, stdtr
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
-from autotune.search.curve_model import Indices
+from autotune.search.curve_model import Indices, wait_for_scikit_learn
 from autotune.search.encoding import Array
 from autotune.space import Suggestion
 
@@ -344,6 +344,7 @@ def _chance(reached: FloatOrArray, runs: FloatOrArray, of_all: float) -> FloatOr
 
 def _correlation(features: list[Array | None]) -> Array:
     """Prior correlation ``[configurations, configurations]``, zero for a configuration outside the search space."""
+    wait_for_scikit_learn()
     from sklearn.gaussian_process.kernels import Matern  # noqa: PLC0415  # takes seconds
 
     correlation = np.eye(len(features))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.recording import RecordedTrial
-from autotune.search.curve_model import scaled_shortfalls
+from autotune.search.curve_model import scaled_shortfalls, wait_for_scikit_learn
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.encoding import Array, UnitCube
 from autotune.space import SearchSpace, Suggestion
@@ -77,6 +77,7 @@ class _PriorMeanModel:
         trial_indices, log_steps, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
         least = np.array([shortfalls[trial_indices == trial_index].min() for trial_index in np.unique(trial_indices)])
         self._log_step = _decisive_log_step(study, float(log_steps.max()))
+        wait_for_scikit_learn()
         from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415  # takes seconds
 
         self._forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_MIN_LEAF, random_state=0)

@@ -3,14 +3,22 @@
 import math
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.gaussian_process.kernels import Matern
 
+from autotune.search import curve_model
 from autotune.search.curve_model import CurveModel, RateModel
+from autotune.search.earlier_trials import earlier_study
+from autotune.search.expected_scores import _correlation
 from autotune.search.gaussian_process import _OnColumns
+from autotune.search.warm_start import WarmStart
+from tests.search.test_warm_start import SPACE, recording
 
 NEW = -1.0
 
@@ -169,3 +177,16 @@ print({library["num_threads"] for library in threadpool_info()})
 def test_libraries_are_looked_for_and_limited_once_they_are_imported() -> None:
     ended = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stdout, ended.returncode) == ("{1}\n", 0), ended.stderr
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda: _correlation([np.zeros(2)]), lambda: WarmStart([earlier_study("old", recording(0.1, 0), SPACE)], SPACE, 0)],
+    ids=["expected_scores", "warm_start"],
+)
+def test_scikit_learn_is_used_once_the_background_has_imported_it(use: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = threading.Thread(target=time.sleep, args=(0.5,))
+    importing.start()
+    monkeypatch.setattr(curve_model, "import_in_background", lambda: importing)
+    use()
+    assert not importing.is_alive()
