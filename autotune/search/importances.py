@@ -7,11 +7,12 @@ their steps, so what is left from a metric to the target is learnt from the tria
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -30,6 +31,8 @@ _MAX_TRIALS = 250
 """Maximum number of trials that the models are conditioned on."""
 _MAX_TRIALS_TO_LEARN = 125
 """Maximum number of trials that the models' hyperparameters are learnt from, which takes many times as long as conditioning them."""
+_MAX_ITERATIONS = 30
+"""Maximum number of optimizer iterations in which hyperparameters are learnt: as many as curves that are not mere noise take."""
 _MIN_REACHED = 4
 """Minimum number of trials that reached the target; with fewer, the best metric that as many trials reached takes its place."""
 _NUM_SWEEPS = 30
@@ -150,8 +153,14 @@ def _fitted(features: Array, values: Array) -> GaussianProcessRegressor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter that does nothing has the longest length scale
         rows = np.linspace(0, len(values) - 1, min(len(values), _MAX_TRIALS_TO_LEARN)).astype(int)
-        learnt = GaussianProcessRegressor(kernel, normalize_y=True).fit(features[rows], values[rows]).kernel_
+        learnt = GaussianProcessRegressor(kernel, optimizer=_minimized, normalize_y=True).fit(features[rows], values[rows]).kernel_
     return GaussianProcessRegressor(learnt, optimizer=None, normalize_y=True).fit(features, values)
+
+
+def _minimized(loss: Callable[[Array], tuple[float, Array]], theta: Array, bounds: Array) -> tuple[Array, float]:
+    """The lowest loss that a few iterations find, as scikit-learn asks an optimizer for it: where it is, and what it is."""
+    solution = minimize(loss, theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MAX_ITERATIONS})
+    return solution.x, solution.fun
 
 
 def _predicted(models: Sequence[GaussianProcessRegressor], features: Array) -> tuple[Array, Array]:

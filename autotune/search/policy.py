@@ -23,6 +23,7 @@ from autotune.search.stopping import CompleteRule, Decision, StoppingRule
 from autotune.search.stored_trials import (
     ask_trial,
     baseline_number,
+    create_trial_at,
     end_abandoned_trials,
     end_for_trainings,
     ended_for_trainings,
@@ -212,8 +213,7 @@ class SearchPolicy:
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:
-                self._study.enqueue_trial(self._space.params_of(placed))
-                return self._ask(None)
+                return self._started(*create_trial_at(self._study, self._space, placed), is_baseline=False)
             chosen = self._pausing.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
         return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
@@ -224,9 +224,9 @@ class SearchPolicy:
 
     def _ask(self, place: PointPlacement | None) -> Trial | None:
         asked = ask_trial(self._study, self._space, self._baseline, place)
-        if asked is None:
-            return None
-        trial, suggestion, is_baseline = asked
+        return None if asked is None else self._started(*asked)
+
+    def _started(self, trial: optuna.Trial, suggestion: Suggestion, is_baseline: bool) -> Trial:
         if self._pausing is not None and suggestion.values:
             self._pausing.started(trial.number, suggestion)
         return self._hand_out(trial, suggestion, is_baseline=is_baseline)

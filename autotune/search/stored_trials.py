@@ -144,21 +144,18 @@ def ask_trial(
         study.tell(trial, state=TrialState.FAIL)
         return None
     if placed != suggestion:
-        trial, suggestion = _moved_trial(study, space, trial, placed), placed
+        study.tell(trial, state=TrialState.FAIL)  # which the sampler then ignores
+        trial, suggestion = create_trial_at(study, space, placed)
     return trial, suggestion, is_baseline
 
 
-def _moved_trial(study: optuna.Study, space: SearchSpace, trial: optuna.Trial, placed: Suggestion) -> optuna.Trial:
-    """Fail a trial, which the sampler then ignores, and ask for another one at the point ``placed``."""
-    study.tell(trial, state=TrialState.FAIL)
-    study.enqueue_trial(space.params_of(placed))
-    sampler, study.sampler = study.sampler, optuna.samplers.RandomSampler()  # the point is enqueued: nothing is sampled
-    try:
-        moved = study.ask()
-        space.suggest(moved)
-    finally:
-        study.sampler = sampler
-    return moved
+def create_trial_at(study: optuna.Study, space: SearchSpace, point: Suggestion) -> tuple[optuna.Trial, Suggestion]:
+    """Create a trial at a point that no sampler need propose, with all of its parameters in one operation of the storage."""
+    fixed = optuna.trial.FixedTrial(space.params_of(point))
+    suggestion = space.suggest(fixed)
+    template = optuna.trial.create_trial(state=TrialState.RUNNING, params=fixed.params, distributions=fixed.distributions)
+    trial_id = study._storage.create_new_trial(study._study_id, template)  # noqa: SLF001  # Study.add_trial, which does not return it
+    return optuna.Trial(study, trial_id), suggestion
 
 
 def is_point_waiting(study: optuna.Study) -> bool:

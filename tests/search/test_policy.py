@@ -405,6 +405,20 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
     assert refused == [points[2]] * 2, "a process that takes the study up tells it again"
 
 
+def test_a_trial_at_a_proposed_point_is_one_record_with_all_that_asking_for_it_stores(tmp_path: Path) -> None:
+    policy = policy_over(journal_study(tmp_path), has_baseline=False, pausing=PausesAtFirst([BASELINE]))
+    before = (tmp_path / JOURNAL).read_bytes().count(b"\n")
+    trial = suggested(policy)
+    assert (tmp_path / JOURNAL).read_bytes().count(b"\n") == before + 1
+    study = new_study()
+    study.enqueue_trial(SPACE.params_of(BASELINE))
+    asked = study.ask()
+    assert SPACE.suggest(asked) == trial.suggestion == BASELINE
+    (stored,) = journal_study(tmp_path).trials
+    assert (stored.state, stored.params, stored.distributions) == (TrialState.RUNNING, asked.params, asked.distributions)
+    assert stored.datetime_start is not None
+
+
 def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search() -> None:
     policy = policy_over(new_study(), objective=Cost(num_trainings=1, price_per_hour={"cpu": 1.0}, currency="USD"))
     first, second = suggested(policy), suggested(policy)
