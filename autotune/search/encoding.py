@@ -32,6 +32,12 @@ class UnitCube:
         self.num_options: list[int] = []
         """Number of options of each coordinate that is a category, 0 for a coordinate that is a number."""
         self._coordinates = self._coordinates_of(space)
+        of_features = [
+            (index, option if count else np.nan) for index, count in enumerate(self.num_options) for option in range(_num_features(count))
+        ]
+        indices, options = zip(*of_features, strict=True) if of_features else ((), ())
+        self._feature_indices, self._feature_options = np.array(indices, dtype=int), np.array(options)
+        """Coordinate of each feature, and the option that a one-hot feature is about; NaN for a number."""
 
     def _coordinates_of(self, space: SearchSpace) -> "list[_Number | _Option]":
         coordinates: list[_Number | _Option] = []
@@ -59,21 +65,26 @@ class UnitCube:
         A category of more than ``MAX_ONE_HOT`` options has that many features, with signs drawn at random for each option, which are about
         as far from each other as one-hot features are.
         """
-        columns = []
-        for column, num_options in zip(encoded.T, self.num_options, strict=True):
-            if num_options == 0:
-                columns.append(np.where(np.isnan(column), _NOT_OPEN, column))
-            elif num_options > MAX_ONE_HOT:
-                codes = _random_codes(num_options)
-                columns += list(np.where(np.isnan(column), 0.0, codes[:, np.nan_to_num(column).astype(int)]))
-            else:
-                columns += [np.where(column == option, _CATEGORY_SCALE, 0.0) for option in range(num_options)]
-        return np.stack(columns, axis=1) if columns else np.zeros((len(encoded), 0))
+        spread = encoded[:, self._feature_indices]
+        is_number = np.isnan(self._feature_options)
+        numbers = np.where(np.isnan(spread), _NOT_OPEN, spread)
+        features: Array = np.where(is_number, numbers, np.where(spread == self._feature_options, _CATEGORY_SCALE, 0.0))
+        for index, num_options in enumerate(self.num_options):
+            if num_options > MAX_ONE_HOT:
+                is_open = ~np.isnan(encoded[:, index])
+                codes = _random_codes(num_options)[:, encoded[is_open, index].astype(int)].T
+                features[np.ix_(is_open, self._feature_indices == index)] = codes
+        return features
 
     @property
     def num_features(self) -> int:
         """Number of features of a point."""
-        return sum(min(MAX_ONE_HOT, max(1, count)) for count in self.num_options)
+        return len(self._feature_indices)
+
+
+def _num_features(num_options: int) -> int:
+    """Number of features of a category with so many options; of a number, which has none, it is 1."""
+    return min(MAX_ONE_HOT, max(1, num_options))
 
 
 @cache
