@@ -36,9 +36,10 @@ def test_features_have_no_gaps_and_categories_lie_one_apart() -> None:
     cube = UnitCube(SPACE)
     features = cube.features(cube.encode([SGD, ADAMW]))
     assert features.shape == (2, cube.num_features)
-    assert np.isfinite(features).all()
     assert np.linalg.norm(features[0, :2] - features[1, :2]) == pytest.approx(1, abs=0.02)
-    assert features[0, 3] == 0.5  # the rate of the branch that is not open
+    assert features[0] == pytest.approx([0.7, 0, 0.5, 0.5, 0.5, 0.25, 0.5])  # the fourth is the rate of the branch that is not open
+    assert features[1] == pytest.approx([0, 0.7, 0.5, 1, 1, 1, 0.5])
+    assert UnitCube(SearchSpace({})).features(np.zeros((2, 0))).shape == (2, 0)
 
 
 def test_a_category_of_thousands_of_options_has_few_features_and_tells_them_apart() -> None:
@@ -51,3 +52,13 @@ def test_a_category_of_thousands_of_options_has_few_features_and_tells_them_apar
     distances = np.linalg.norm(features[:, None] - features[None], axis=-1)[np.triu_indices(100, 1)]
     assert 0.4 < distances.min() <= distances.max() < 1.4
     assert distances.mean() == pytest.approx(0.7 * math.sqrt(2), rel=0.05)
+
+
+def test_a_category_that_is_not_open_has_no_features_but_zeros() -> None:
+    beneath = {"few": {"few": ["a", "b"]}, "many": {"many": [f"option-{number}" for number in range(100)]}}
+    cube = UnitCube(SearchSpace.from_mapping({"kind": {"type": "choice", "choices": beneath}}, "space.yaml"))
+    points = [Suggestion({"kind": "few", "few": "b"}), Suggestion({"kind": "many", "many": "option-3"})]
+    few, many = cube.features(cube.encode(points))
+    assert few == pytest.approx([0.7, 0, 0, 0.7, *[0] * MAX_ONE_HOT])
+    assert many[:4] == pytest.approx([0, 0.7, 0, 0])
+    assert np.abs(many[4:]) == pytest.approx(0.7 / math.sqrt(MAX_ONE_HOT))
