@@ -238,11 +238,14 @@ class FeasibilityModel:
     def __init__(self, num_features: int) -> None:
         self._process = RateModel(num_features)
         self._points: dict[str, tuple[Array, bool]] = {}
+        self._num_infeasible = 0
         self._num_learnt_of = 0
         self._is_fitted = False
 
     def add(self, name: str, features: Array, *, is_feasible: bool) -> None:
         """Set the label of a point ``[features]``; a new label for the same name replaces it, since a trial may still diverge."""
+        was_infeasible = name in self._points and not self._points[name][1]
+        self._num_infeasible += (not is_feasible) - was_infeasible
         self._points[name] = features, is_feasible
         first = next(iter(self._points))
         if len(self._points) > _MAX_FEASIBLE and self._points[first][1]:
@@ -251,7 +254,7 @@ class FeasibilityModel:
 
     def log_chances(self, features: Array) -> Array:
         """Logarithms ``[points]`` of the chance that each of the points ``[points, features]`` can be trained."""
-        if not len(features) or len({is_feasible for _, is_feasible in self._points.values()}) < 2:
+        if not len(features) or not 0 < self._num_infeasible < len(self._points):
             return np.zeros(len(features))
         if not self._is_fitted:
             self._fit()
