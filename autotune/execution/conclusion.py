@@ -4,7 +4,8 @@ import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
 from autotune.effects import Effects
-from autotune.errors import FileError, StudyError, WorkerError
+from autotune.errors import AutotuneError, FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
@@ -36,12 +37,14 @@ from autotune.reporting.study_files import (
     TrialsTable,
     arm_json,
     describe_front,
+    json_content,
     make_front,
+    read_summary,
     write_front,
     write_json,
 )
 from autotune.reporting.terminal import Summary, format_metric, print_summary
-from autotune.search.curve_model import wait_for_scikit_learn
+from autotune.search.curve_model import wait_for_import, wait_for_scikit_learn
 from autotune.search.policy import SearchPolicy
 from autotune.space import Suggestion
 from autotune.tracking.tracker import browse_command
@@ -144,9 +147,12 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
     """
     plan, policy = live.plan, live.policy
     folder, results = plan.folder, list(policy.results.values())
-    wait_for_scikit_learn()
-    from autotune.search.importances import time_effects  # noqa: PLC0415  # takes seconds
-
+    wait_for_import()  # what follows imports parts of scikit-learn, too
+    summary, no_script = summary_json(live, confirmation), None
+    figures = _figures_of(folder, summary)
+    if not figures:
+        with suppress(OSError):
+            (folder / REPORT).unlink(missing_ok=True)  # it is written last: where there is one, all that was drawn says the same
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
     source = f"autotune study {plan.name}"
     write_recording(
@@ -157,7 +163,6 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         source=source,
         baseline=policy.baseline_trial,
     )
-    summary, no_script = summary_json(live, confirmation), None
     write_json(folder / SUMMARY, "summary", summary)
     if confirmation is not None and confirmation.best is not None:
         write_json(folder / "best.json", "summary", summary)
@@ -167,14 +172,33 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
-    recording = read_recording(folder / "recording")
+    kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
+    figures = figures or _draw(live, confirmation, front)
+    return [*(path for name in kept if (path := folder / name).exists()), *figures], no_script
+
+
+def _figures_of(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
+    """The figures of an earlier end of the study, if that had the same summary and drew all, its report included; else none."""
+    report, figures = folder / REPORT, sorted((folder / "figures").glob("*.png"))
+    if any(path.is_symlink() or not path.is_file() for path in (report, *figures)):
+        return []
+    with suppress(AutotuneError):
+        return figures if read_summary(folder / SUMMARY) == json_content("summary", summary) else []
+    return []
+
+
+def _draw(live: LiveStudy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
+    """Write the figures and the report; return the figures."""
+    plan, policy = live.plan, live.policy
+    wait_for_scikit_learn()
     from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+    from autotune.search.importances import time_effects  # noqa: PLC0415  # takes seconds
 
+    recording = read_recording(plan.folder / "recording")
     effects = time_effects(recording)
-
     figures = write_figures(
-        folder / "figures",
-        results=results,
+        plan.folder / "figures",
+        results=list(policy.results.values()),
         scores=policy.scores,
         target=plan.trial.target,
         effects=effects,
@@ -182,9 +206,8 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         scale=score_format_of(plan.objective),
         front=front,
     )
-    kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
     _write_report(live, recording, effects)
-    return [*(path for name in kept if (path := folder / name).exists()), *figures], no_script
+    return figures
 
 
 def _write_report(live: LiveStudy, recording: Recording, effects: Sequence[Effects]) -> None:
@@ -193,7 +216,6 @@ def _write_report(live: LiveStudy, recording: Recording, effects: Sequence[Effec
     from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
 
     try:
-        (live.plan.folder / REPORT).unlink(missing_ok=True)  # that of an earlier end of the study
         write_report(read_concluded_study(live.plan.folder, recording), effects)
     except Exception as error:  # whatever it is, hours of training must not end in it
         logging.getLogger(__name__).exception("the report was not written")

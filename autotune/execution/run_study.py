@@ -145,10 +145,11 @@ def _search_and_confirm(
         return _conclude_stored(live)
     connection.start()
     try:
-        with live.console.status("starting Ray"):
+        with live.console.status("starting Ray") as status:
             import autotune.execution.search  # noqa: F401, PLC0415  # imports ray.tune while Ray starts
 
             size = connection.size(interrupt)
+            status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
             for line in plan.dropped:

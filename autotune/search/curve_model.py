@@ -68,6 +68,12 @@ def import_in_background() -> Thread:
     return thread
 
 
+def wait_for_import() -> None:
+    """Wait until the import that ``import_in_background`` began has ended; if none was begun, return at once."""
+    if import_in_background.cache_info().currsize:
+        import_in_background().join()
+
+
 def wait_for_scikit_learn() -> None:
     """Wait until what the first fit needs is imported; it must be called in a search before other parts of scikit-learn are imported.
 

@@ -112,6 +112,7 @@ class FreezeThawSampler:
         A point that has reached the target is trained again where that is worth more than any other candidate. ``ending`` says that no
         more new trials will be wanted: then paused trials whose chance of winning is below ``least_chance`` are not resumed.
         """
+        import_in_background()
         if new and (challenger := self._history.challenger()) is not None:
             return challenger
         chosen, self._chosen = self._chosen, None
@@ -123,7 +124,6 @@ class FreezeThawSampler:
 
     def started(self, number: int, suggestion: Suggestion) -> None:
         """Register a new trial; its point is not always the one that was proposed."""
-        import_in_background()
         point, key = self._history.cube.encode([suggestion]), suggestion.key
         self._trials[number] = KnownTrial(
             key=key,

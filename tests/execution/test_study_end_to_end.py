@@ -341,6 +341,27 @@ def test_the_same_command_again_finds_the_same_and_runs_nothing(study: Whole, co
     assert math.isfinite(study.best["speed_up"]["ratio"])
 
 
+def test_what_an_ended_study_drew_is_drawn_again_only_if_it_would_say_something_else(study: Whole, commands: Any) -> None:
+    drawn = [study.folder / "report.html", *(study.folder / "figures" / name for name in _FIGURES)]
+    summary = study.folder / "summary.json"
+
+    def drawn_again(change: Callable[[], object]) -> set[bool]:
+        change()
+        before = [path.lstat().st_mtime_ns if path.exists() else 0 for path in drawn]
+        again = commands.run(*_COMMAND, folder=study.working_folder)
+        assert (again.returncode, again.stderr) == (0, "")
+        return {path.lstat().st_mtime_ns != changed for path, changed in zip(drawn, before, strict=True)}
+
+    assert drawn_again(lambda: None) == {False}
+    for change in (
+        lambda: summary.write_text(summary.read_text().replace('"num_trials": ', '"num_trials": 1')),  # as an end with fewer trials left it
+        drawn[0].unlink,
+        lambda: (drawn[0].rename(study.folder / "page"), drawn[0].symlink_to("page")),
+    ):
+        assert drawn_again(change) == {True}
+    (study.folder / "page").unlink()
+
+
 def test_all_files_and_runs_of_a_finished_study_agree(study: Whole, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify_command(["study=whole", f"folder={study.folder.parent}", f"tracking.uri=sqlite:///{study.working_folder}/mlflow.db"]) == 0
     said = capsys.readouterr().out
