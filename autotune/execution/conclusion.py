@@ -16,7 +16,7 @@ from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
 from autotune.effects import Effects
-from autotune.errors import AutotuneError, FileError, StudyError, WorkerError
+from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
@@ -37,9 +37,8 @@ from autotune.reporting.study_files import (
     TrialsTable,
     arm_json,
     describe_front,
-    json_content,
+    json_text,
     make_front,
-    read_summary,
     write_front,
     write_json,
 )
@@ -182,8 +181,8 @@ def _figures_of(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
     report, figures = folder / REPORT, sorted((folder / "figures").glob("*.png"))
     if any(path.is_symlink() or not path.is_file() for path in (report, *figures)):
         return []
-    with suppress(AutotuneError):
-        return figures if read_summary(folder / SUMMARY) == json_content("summary", summary) else []
+    with suppress(FileNotFoundError):
+        return figures if (folder / SUMMARY).read_bytes() == json_text("summary", summary).encode() else []
     return []
 
 

@@ -128,12 +128,12 @@ def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     Raises:
         FileError: the file cannot be written.
     """
-    replace_file(path, json.dumps(json_content(kind, content), indent=2, allow_nan=False) + "\n")
+    replace_file(path, json_text(kind, content))
 
 
-def json_content(kind: str, content: Mapping[str, Any]) -> Any:
-    """What a file that ``write_json`` writes holds, as it is read again."""
-    return json.loads(json.dumps(finite(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content})), allow_nan=False))
+def json_text(kind: str, content: Mapping[str, Any]) -> str:
+    """The text of a file that ``write_json`` writes."""
+    return json.dumps(finite(without_secrets_in({FORMAT_KEY: FORMATS[kind], **content})), indent=2, allow_nan=False) + "\n"
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -354,7 +354,7 @@ def test_what_an_ended_study_drew_is_drawn_again_only_if_it_would_say_something_
 
     assert drawn_again(lambda: None) == {False}
     for change in (
-        lambda: summary.write_text(summary.read_text().replace('"num_trials": ', '"num_trials": 1')),  # as an end with fewer trials left it
+        lambda: summary.write_text(summary.read_text().replace('"num_trials": ', '"num_trials": 1')),  # as another end left it
         drawn[0].unlink,
         lambda: (drawn[0].rename(study.folder / "page"), drawn[0].symlink_to("page")),
     ):
