@@ -15,6 +15,7 @@ least 40 runs, and both sides' mean accuracy is at least 94%. Exit code 0: all h
 import argparse
 import math
 import sys
+import time
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--data-root", default="data", help="folder of CIFAR-10's official files")
     parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help="trainings of autotune's side")
     parser.add_argument("--textbook-runs", type=int, default=2)
+    parser.add_argument("--max-seconds", type=float, default=math.inf, help="after these, begin no further training of autotune's side")
     parser.add_argument("--textbook-epochs", type=int, default=24)
     parser.add_argument("--workers", type=int, default=8, help="processes of the textbook's DataLoader")
     parser.add_argument("--experiment", default="cifar10_speed")
@@ -118,15 +120,22 @@ def main() -> int:
     arguments = parser.parse_args()
     endless = ["target.value=2", "target.max_train_seconds=36000", "evaluate_every_samples=1000000000"]
     composer = Composer([f"experiment={arguments.experiment}", f"data.root={arguments.data_root}", *endless, *arguments.overrides])
-    started = circumstances()
+    started, began = circumstances(), time.monotonic()
     sides: dict[str, list[Run]] = {"textbook": [], "autotune": []}
     share = math.ceil(arguments.runs / max(1, arguments.textbook_runs))
     for number in range(max(arguments.runs, arguments.textbook_runs)):  # in turns: a share of ours after each textbook training
+        if sides["autotune"] and time.monotonic() - began > arguments.max_seconds:
+            break
         config = composer.compose([f"seed={number}"]).trial
         if number % share == 0 and len(sides["textbook"]) < arguments.textbook_runs:
             sides["textbook"].append(train_textbook(config, epochs=arguments.textbook_epochs, num_workers=arguments.workers))
             print(describe("textbook", sides["textbook"]), flush=True)
-        sides["autotune"].append(train_speed(config))
+        sides["autotune"].append(run := train_speed(config))
+        print(
+            f"autotune   seed {number}: accuracy {run.accuracy:.4f}, warm seconds {run.seconds:.3f}, build {run.build_seconds:.1f} s, "
+            f"{time.monotonic() - began:.0f} s since the start",
+            flush=True,
+        )
     for name, runs in sides.items():
         print(describe(name, runs) if runs else f"{name:10s} not run")
     own = sides["autotune"]

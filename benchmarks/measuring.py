@@ -13,18 +13,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from autotune.training.capabilities import cpu_name, versions
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def circumstances() -> dict[str, Any]:
-    """Facts that a benchmark's numbers depend on, to be taken at its start: date, commit, processor, cores, load average, versions."""
+    """Facts that a benchmark's numbers depend on, to be taken at its start: date, commit, processor, GPU, cores, load average, versions."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),
         "machine": {
             "cpu": cpu_name(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "load_average": os.getloadavg(),
             "versions": versions(),

@@ -120,7 +120,7 @@ def _seconds(work: Callable[[], None]) -> float:
 def _profiled(work: Callable[[], None], device: torch.device, trace: Path | None = None, *, with_stack: bool = False) -> None:
     """Call ``work`` under torch's profiler, and write the Chrome trace to a file if one is given."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities, record_shapes=True, with_stack=with_stack) as profiler:
+    with profile(activities=activities, record_shapes=True, with_stack=with_stack, acc_events=True) as profiler:  # else torch 2.11 warns
         work()
     if trace is not None:
         make_folder(trace.parent)

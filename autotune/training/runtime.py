@@ -136,7 +136,7 @@ def apply_runtime(config: TrialConfig, device: torch.device, num_threads: int) -
     torch.set_num_threads(runtime.num_threads or num_threads)
     torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
     if device.type == "cuda":
-        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{runtime.expandable_segments}")  # noqa: SLF001  # no public one
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{runtime.expandable_segments}")  # noqa: SLF001  # no public one
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # every training compiles for itself
 
