@@ -197,16 +197,20 @@ class GraphedGradients:
 
     A graph reads and writes fixed addresses: inputs are copied into the graph's own tensors, and gradients stay where the capture put
     them, so the parameters' ``.grad`` must not be moved. There is one graph for each shape of inputs and each set of trainable
-    parameters, because a technique may unfreeze parameters.
+    parameters, because a technique may unfreeze parameters: a graph may be captured amid a training, whose running statistics the
+    warm-ups leave as they were. Warm-ups and captures share one stream, because autograd adds up a parameter's gradient on the stream of
+    its first use as long as anything keeps that part of the autograd graph, such as the masked weights of pruning.
 
     Source: the PyTorch documentation, "CUDA semantics: whole-network capture".
     """
 
     _NUM_WARM_UPS = 3
 
-    def __init__(self, gradients: Callable[[torch.Tensor, torch.Tensor], None], parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, gradients: Callable[[torch.Tensor, torch.Tensor], None], model: torch.nn.Module) -> None:
         self._gradients = gradients
-        self._parameters = parameters
+        self._model = model
+        self._parameters = list(model.parameters())
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # missing in torch's stubs
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]] = {}
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -225,17 +229,20 @@ class GraphedGradients:
         self, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
         static_inputs, static_targets = inputs.clone(), targets.clone()
-        warm_up_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # missing in torch's stubs
-        warm_up_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up_stream):
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(self._NUM_WARM_UPS):
                 self._clear_gradients()
                 self._gradients(static_inputs, static_targets)
-        torch.cuda.current_stream().wait_stream(warm_up_stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         self._clear_gradients()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread that gathers batches may pin memory meanwhile
+        # Other threads may go on calling CUDA: one that gathers batches may pin memory meanwhile.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._gradients(static_inputs, static_targets)
+        for buffer, before in buffers:
+            buffer.copy_(before)
         return graph, static_inputs, static_targets, [parameter.grad for parameter in self._parameters]
 
     def _clear_gradients(self) -> None:

@@ -28,9 +28,7 @@ class TrainingStep:
         self._autocast = precision.autocast
         self._compute = compiled(_compute_loss(parts, precision), config.runtime.compile)
         self._graphed = (
-            GraphedGradients(self._add_gradients, list(parts.model.parameters()))
-            if config.runtime.cuda_graph and precision.device.type == "cuda"
-            else None
+            GraphedGradients(self._add_gradients, parts.model) if config.runtime.cuda_graph and precision.device.type == "cuda" else None
         )
 
     @property

@@ -1,5 +1,6 @@
 """Number formats, activation checkpointing that computes the same, and micro-batches whose gradients a step adds up."""
 
+import contextlib
 import copy
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from autotune.space import Suggestion
 from autotune.training.components import Components, make_components
 from autotune.training.data import load_data
 from autotune.training.run import check_training
-from autotune.training.runtime import Precision, checkpoint_activations
+from autotune.training.runtime import GraphedGradients, Precision, checkpoint_activations
 from autotune.training.step import TrainingStep
 
 MakeConfig = Callable[..., TrialConfig]
@@ -149,6 +150,35 @@ def test_a_compiled_training_is_compiled_once_a_process_and_trains_each_time_as_
 
 
 GRAPHS = "runtime.compile=reduce-overhead"
+
+
+class OnTheCPU:
+    """Stands for a CUDA graph and for its stream on a machine without a GPU: what would be captured is only run, and so is a replay."""
+
+    def __init__(self) -> None:
+        self.replay: Callable[[], None] = lambda: None
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing runs beside anything else here."""
+
+
+def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Stream", "CUDAGraph", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, OnTheCPU)
+    for name in ("graph", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: contextlib.nullcontext())
+    model, inputs = Counting(), torch.randn(8, 6)
+    plain = copy.deepcopy(model)
+
+    def add_gradients(inputs: torch.Tensor, _: torch.Tensor) -> None:
+        model(inputs).sum().backward()
+
+    graphed = GraphedGradients(add_gradients, model)
+    for trainable in (False, True):  # a technique unfreezes the first layer: a second graph is captured
+        model.linear.requires_grad_(trainable)
+        graphed(inputs, inputs)
+        assert model.passes > 1  # it was warmed up
+        assert all(torch.equal(left, right) for left, right in zip(model.buffers(), plain.buffers(), strict=True))
 
 
 @pytest.mark.parametrize(
