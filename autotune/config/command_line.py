@@ -4,6 +4,7 @@ Hydra composes configurations, but its own ``main`` is not used: it would print 
 callbacks that a configuration names.
 """
 
+import _thread
 import argparse
 import errno
 import importlib.metadata
@@ -12,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ EXIT_BAD_INPUT = 2
 EXIT_NOT_REACHED = 3
 EXIT_DIFFERS = 4
 EXIT_INTERRUPTED = 130
+
+_AGAIN_SECONDS = 0.05
 
 COMMANDS = {
     "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
@@ -174,8 +178,17 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
     for number in ending_signals():
         if number is not signal.SIGINT:
             signal.signal(number, end)
+    sys.unraisablehook = _interrupt_again
     spare_imports()
     sys.exit(run_command(command, sys.argv[1:]))
+
+
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Interrupt again, a little later, where Python dropped a KeyboardInterrupt, as it does in ``__del__`` and in weak references."""
+    if unraisable.exc_type is KeyboardInterrupt and not sys.is_finalizing():
+        threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main, [signal.SIGTERM]).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 class _Terminal(io.FileIO):

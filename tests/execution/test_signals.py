@@ -92,6 +92,27 @@ def test_a_command_that_a_signal_ends_says_so_in_one_line(number: signal.Signals
     assert (process.returncode, err) == (130, "autotune: interrupted\n")
 
 
+_DROPS = """
+import signal, time
+from autotune.config.command_line import run_main
+class Dropping:
+    def __del__(self):
+        signal.raise_signal(getattr(signal, "%s"))
+        time.sleep(0)
+def command(arguments):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    Dropping()
+    time.sleep(60)
+run_main(command)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_that_comes_while_an_object_is_deleted_ends_a_command_too(name: str, commands: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", _DROPS % name], env=commands.environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "autotune: interrupted\n")
+
+
 def _never(self: Connection) -> None:
     threading.Event().wait()
 
