@@ -155,18 +155,10 @@ def main() -> int:
         _print(founds[-1])
 
     together = sorted((row for row in chosen if not row.is_alone), key=lambda row: (not row.ends_study, -row.part_seconds))
-    short = iter([row for row in together if row.part_seconds < _LONG_PART_SECONDS])
-    long = iter([row for row in together if row.part_seconds >= _LONG_PART_SECONDS])
-
-    def run_all(*queues: Iterator[Row]) -> None:
-        for rows in queues:
-            for row in rows:  # threads share the iterators, so that each row is run once
-                run(row)
-
-    with ThreadPoolExecutor(arguments.side_by_side + 1) as pool:
-        lanes = [pool.submit(run_all, short, long) for _ in range(arguments.side_by_side)] + [pool.submit(run_all, long, short)]
-    for lane in lanes:
-        lane.result()
+    with ThreadPoolExecutor(arguments.side_by_side) as pool, ThreadPoolExecutor(1) as beside:
+        running = [(beside if row.part_seconds >= _LONG_PART_SECONDS else pool).submit(run, row) for row in together]
+    for future in running:
+        future.result()
     for row in chosen:
         if row.is_alone:
             run(row)
