@@ -278,13 +278,16 @@ class Study:
         yield from (f"shared memory {path.name}" for path in _shared_memory() - self.shared_memory if _is_left(path))
 
     def close(self) -> None:
-        """Kill what still runs, and delete the study's folder."""
+        """Kill what still runs, and delete the study's folder, unless something is wrong that its files may explain."""
         self.mend()
         self.stack.close()
         for number in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        shutil.rmtree(self.home, ignore_errors=True)
+        if self.lost or self.doubled or self.disagreeing or self.faults:
+            self.faults.append(f"its files are kept in {self.home}")
+        else:
+            shutil.rmtree(self.home, ignore_errors=True)
 
 
 class EndedError(Exception):
