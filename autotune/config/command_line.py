@@ -4,7 +4,6 @@ Hydra composes configurations, but its own ``main`` is not used: it would print 
 callbacks that a configuration names.
 """
 
-import _thread
 import argparse
 import errno
 import importlib.metadata
@@ -34,6 +33,7 @@ EXIT_DIFFERS = 4
 EXIT_INTERRUPTED = 130
 
 _AGAIN_SECONDS = 0.05
+"""From an interrupt that Python dropped to the next, so that what dropped it is over."""
 
 COMMANDS = {
     "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
@@ -178,15 +178,20 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
     for number in ending_signals():
         if number is not signal.SIGINT:
             signal.signal(number, end)
-    sys.unraisablehook = _interrupt_again
+    if hasattr(signal, "pthread_kill"):  # Windows has none
+        sys.unraisablehook = _interrupt_again
     spare_imports()
     sys.exit(run_command(command, sys.argv[1:]))
 
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt again, a little later, where Python dropped a KeyboardInterrupt, as it does in ``__del__`` and in weak references."""
+    """Interrupt again, a little later, where Python dropped a KeyboardInterrupt, as it does in ``__del__`` and in weak references.
+
+    The signal is SIGTERM, whichever came: both handlers take it as they take Ctrl-C, which a background job may ignore.
+    """
     if unraisable.exc_type is KeyboardInterrupt and not sys.is_finalizing():
-        threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main, [signal.SIGTERM]).start()
+        main_thread = threading.main_thread().ident or 0
+        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, [main_thread, signal.SIGTERM]).start()  # ends a wait of that thread, too
     else:
         sys.__unraisablehook__(unraisable)
 

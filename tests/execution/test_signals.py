@@ -102,14 +102,15 @@ class Dropping:
 def command(arguments):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     Dropping()
-    time.sleep(60)
+    time.sleep(3600)
 run_main(command)
 """
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_that_comes_while_an_object_is_deleted_ends_a_command_too(name: str, commands: Any) -> None:
-    done = subprocess.run([sys.executable, "-c", _DROPS % name], env=commands.environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", _DROPS % name]
+    done = subprocess.run(command, env=commands.environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr) == (130, "autotune: interrupted\n")
 
 
