@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All that wants a GPU, in about ten minutes: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files).
-# Needs torch, numpy, hydra-core and scikit-learn's digits file; with schedulefree, pytest and hypothesis it runs the gpu tests too.
+# What one GPU can show without Ray, in at most eleven minutes: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files).
+# Needs torch, numpy, hydra-core and scikit-learn's digits file; with schedulefree, pytest, pytest-xdist and hypothesis it runs the gpu tests too.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 root=${1:?usage: benchmarks/gpu.sh DATA_ROOT}
@@ -16,11 +16,11 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || exit 1
 "$python" -c 'import torch; print("torch", torch.__version__, "cuda", torch.version.cuda); assert torch.cuda.is_available()' || exit 1
 
 step "equal numbers" 130 "$python" -m benchmarks.equal_numbers --device cuda
-if "$python" -c 'import pytest, hypothesis, xdist' 2>/dev/null; then
+if "$python" -c 'import pytest, hypothesis, xdist, schedulefree' 2>/dev/null; then
     mapfile -t files < <(grep -rl --include='test_*.py' mark.gpu tests)  # the others import what a machine for this may lack
     step "gpu tests" 110 "$python" -m pytest -q -m gpu -n0 "${files[@]}"
 else
-    echo "== gpu tests: left out, since pytest, hypothesis or pytest-xdist is not installed"
+    echo "== gpu tests: left out, since pytest, hypothesis, pytest-xdist or schedulefree is not installed"
 fi
 step "training speed" 60 "$python" -m benchmarks.training_speed --device cuda --pairs 10
 speed=("$python" -m benchmarks.cifar10_speed --data-root "$root")

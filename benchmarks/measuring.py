@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from autotune.training.capabilities import cpu_name, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,6 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def circumstances() -> dict[str, Any]:
     """Facts that a benchmark's numbers depend on, to be taken at its start: date, commit, processor, GPU, cores, load average, versions."""
+    import torch  # --help does without
+
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": _commit(),

@@ -94,7 +94,9 @@ def run_row(row: Row, *, count: int | None = None, num_trials: int | None = None
         traceback.print_exc()
         study.faults.append(f"the bench itself failed: {error!r}")
     finally:
-        study.close()
+        if is_wrong := bool(study.lost or study.doubled or study.disagreeing or study.leftovers or study.faults):
+            study.faults.append(f"its files are kept in {study.home}")
+        study.close(keeps_files=is_wrong)
     return Found(
         name=row.name,
         what=row.what,

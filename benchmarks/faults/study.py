@@ -277,16 +277,14 @@ class Study:
             yield from (str(path.relative_to(self.folder)) for path in self.folder.glob(pattern) if path.name != ".lock")
         yield from (f"shared memory {path.name}" for path in _shared_memory() - self.shared_memory if _is_left(path))
 
-    def close(self) -> None:
-        """Kill what still runs, and delete the study's folder, unless something is wrong that its files may explain."""
+    def close(self, *, keeps_files: bool = False) -> None:
+        """Kill what still runs, and delete the study's folder unless ``keeps_files``."""
         self.mend()
         self.stack.close()
         for number in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        if self.lost or self.doubled or self.disagreeing or self.faults:
-            self.faults.append(f"its files are kept in {self.home}")
-        else:
+        if not keeps_files:
             shutil.rmtree(self.home, ignore_errors=True)
 
 
