@@ -81,9 +81,9 @@ def _ray_process(pattern: str) -> Callable[[Study], None]:
 # Within a training.
 
 
-def _token(kind: str, then: Callable[[int], None] = lambda process: None) -> Callable[[Study], None]:
+def _token(kind: str, then: Callable[[int], None] = lambda process: None, *, more: int = 70) -> Callable[[Study], None]:
     def inject(study: Study) -> None:
-        for session in study.while_training():
+        for session in study.while_training(more=more):
             try:
                 process = study.drop_token(kind)
             except EndedError:
@@ -151,7 +151,7 @@ def _fill(folder: Path) -> None:
             file.write(bytes(4096))
 
 
-def _full_disk(name: str, mebibytes: int, seconds: float | None = None) -> Callable[[Study], None]:
+def _full_disk(name: str, mebibytes: int, seconds: float | None = None, *, more: int = 70) -> Callable[[Study], None]:
     """Fill a disk while trials are trained: for some seconds, or until the study ends in a line."""
 
     def inject(study: Study) -> None:
@@ -159,7 +159,7 @@ def _full_disk(name: str, mebibytes: int, seconds: float | None = None) -> Calla
         study.has_whole_mlflow = name != "mlflow"
         study.stack.enter_context(_small_disk(folder, mebibytes))
         study.mend = lambda: (folder / "filler").unlink(missing_ok=True)
-        for session in study.while_training():
+        for session in study.while_training(more=more):
             session.inject(lambda: _fill(folder))
             if seconds is None:
                 session.end()
@@ -467,13 +467,13 @@ so with a clock an hour ahead it would wait for an hour, as no program does whos
 # Stores.
 
 
-def _mlflow(mode: str, seconds: float) -> Callable[[Study], None]:
+def _mlflow(mode: str, seconds: float, *, more: int) -> Callable[[Study], None]:
     """Let the MLflow server be so for some seconds; only what met a request is counted."""
 
     def inject(study: Study) -> None:
         proxy = study.stack.enter_context(Proxy(study.stack.enter_context(mlflow_server())))
         study.tracking = proxy.url
-        for session in study.while_training(more=150):
+        for session in study.while_training(more=more):
             before, session.fault_at, proxy.mode = proxy.num_faults, time.monotonic(), mode
             time.sleep(seconds)
             proxy.mode = "pass"
@@ -515,7 +515,7 @@ ROWS = (
     Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05,
         is_alone=True),
     Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
-    Row("training-stopped", "SIGSTOP of a training for three seconds", _token("stop", _let_go_on), part_seconds=0.1,
+    Row("training-stopped", "SIGSTOP of a training for three seconds", _token("stop", _let_go_on, more=100), part_seconds=0.15,
         overrides=["target.max_train_seconds=2"], environment={"AUTOTUNE_MAX_RETAKES": "2"},
         outcomes={"REACHED", "MISSED", "CAPPED", "STOPPED"}),
     Row("hang", "a training hangs in C, with the interpreter's lock", _token("hang"), overrides=["search.trial_deadline_seconds=3"],
@@ -526,10 +526,10 @@ ROWS = (
     Row("device-memory", "torch.OutOfMemoryError", _token("devicememory"), outcomes={"OUT_OF_MEMORY"}),
     Row("nan", "an error that is NaN", _token("nan"), outcomes={"DIVERGED"}),
     Row("disk-full", "no room in the study's folder", _full_disk("outputs/disk-full", 64), ends_study=True),
-    Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0), part_seconds=0.12,
+    Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0, more=100), part_seconds=0.4,
         database="mlflow/mlflow.db"),
     Row("disk-full-paused", "no room for states of paused trials for 2 s", _full_disk("outputs/disk-full-paused/paused", 1, 2.0),
-        part_seconds=0.05),
+        part_seconds=0.25),
     Row("journal-torn", "a journal whose last line is torn", _torn_journal, ends_study=True),
     Row("journal-corrupted", "a journal that is damaged in the middle", _corrupted_journal),
     Row("paused-corrupted", "states of paused trials that are damaged", _corrupted_states, part_seconds=0.02, ends_study=True),
@@ -538,10 +538,10 @@ ROWS = (
     Row("second-driver", "two drivers of one study", _second_driver, part_seconds=0.3),
     Row("cpu-hog", "a busy process for each CPU for two seconds", _hog, part_seconds=0.05, is_alone=True,
         environment={"AUTOTUNE_MAX_RETAKES": "2"}),
-    Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.1),
+    Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.2),
     Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
-    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20), count=3, part_seconds=0.3),
-    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5), part_seconds=0.3),
-    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10), count=3, part_seconds=0.3),
+    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20, more=130), count=3, part_seconds=0.4),
+    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5, more=130), part_seconds=0.4),
+    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10, more=90), count=3, part_seconds=0.4),
     Row("postgresql-killed", "kill -9 of PostgreSQL, and its restart", _postgresql, part_seconds=0.1),
 )  # fmt: skip

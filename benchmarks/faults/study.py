@@ -104,25 +104,29 @@ class Study:
         self.stack = contextlib.ExitStack()
         """Servers and file systems that the study needs until its records have been read."""
 
-    def command(self, num_trials: int) -> list[str]:
-        """The command line that starts or resumes the study with so many trials."""
+    def command(self, num_trials: int, *, num_cpus: int = 2) -> list[str]:
+        """The command line that starts or resumes the study with so many trials, on so many CPUs."""
         node = f"_target_: benchmarks.faults.training.train, rate: 0.03, width: 8, part_seconds: {self.part_seconds}"
         storage = [f"search.storage='{self.storage}'"] if self.storage else []
         return [
             sys.executable, "-m", "autotune", "experiment=cnn", f"study.name={self.name}", "allowed_targets=[benchmarks]", "device=cpu",
             f"training={{{node}, diary: {self.diary}, _warm_up_: false}}", "search_space=[]", "training.rate=interval(0.005,0.3)",
             "training.width=choice(4,8,16)", "target.metric=loss", "target.mode=min", "target.value=0.01", "target.max_train_seconds=5",
-            f"search.num_trials={num_trials}", "search.time_budget_seconds=null", "confirm.max_runs=8", "cluster.num_cpus=2",
-            "confirm.budget_fraction=null", f"tracking.uri='{self.tracking}'", *storage, *self.overrides,
+            f"search.num_trials={num_trials}", "search.time_budget_seconds=null", "confirm.max_runs=8",
+            f"cluster.num_cpus={num_cpus}", "confirm.budget_fraction=null", f"tracking.uri='{self.tracking}'", *storage, *self.overrides,
         ]  # fmt: skip
 
     def start(self, *, more: int = 40) -> "Session":
-        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is."""
+        """Start the study, or resume it with room for ``more`` new trials; a session that still runs is returned as it is.
+
+        Every second session has one CPU and so one worker of Ray's, which takes less of the time of the rows beside it.
+        """
         if self.session is not None and self.session.is_running:
             return self.session
         self.mend()
         known = len([name for name in self.told if name.startswith("trial-")])
-        self.session = Session(self, self.command(max(self.num_trials, known + self.num_unfinished + more)))
+        num_trials = max(self.num_trials, known + self.num_unfinished + more)
+        self.session = Session(self, self.command(num_trials, num_cpus=2 - len(self.points) % 2))
         return self.session
 
     def at_random_moments(self) -> Iterator["Session"]:
