@@ -131,8 +131,11 @@ def _recorded(outcome: str, curve: Sequence[tuple[int, float]]) -> Run:
     return Run(outcome, None, len(curve), _finite(curve[-1][1]) if curve else None)
 
 
-def read_mlflow(uri: str, study: str) -> tuple[list[tuple[str, Run]], list[str]]:
-    """Read the runs of a study from MLflow, those that were interrupted left out; and the names of those that are still open."""
+def read_mlflow(uri: str, study: str, results: Collection[str]) -> tuple[list[tuple[str, Run]], list[str]]:
+    """Read the runs of a study from MLflow, and the names of those that are still open.
+
+    Runs that were interrupted are left out, and those that are repeated: LOST or CONTENDED, and none of the storage's ``results``.
+    """
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
@@ -144,13 +147,15 @@ def read_mlflow(uri: str, study: str) -> tuple[list[tuple[str, Run]], list[str]]
     runs, still_open = [], []
     for run in found:
         tags = run.data.tags
+        name, outcome = tags.get("autotune.run"), tags.get("autotune.outcome")
+        is_repeated = outcome in ("LOST", "CONTENDED") and name not in results
         if run.info.status in ("RUNNING", "SCHEDULED"):
-            still_open.append(tags.get("autotune.run", "the study's"))
-        elif "autotune.run" in tags and tags.get("autotune.outcome") not in (None, "INTERRUPTED", "LOST", "CONTENDED"):
+            still_open.append(name or "the study's")
+        elif name is not None and outcome not in (None, "INTERRUPTED") and not is_repeated:
             history = client.get_metric_history(run.info.run_id, "metric")
             metric = _finite(max(history, key=lambda each: each.step).value) if history else None
             steps = len({each.step for each in history})
-            runs.append((tags["autotune.run"], Run(tags["autotune.outcome"], int(tags["autotune.seed"]), steps, metric)))
+            runs.append((name, Run(outcome, int(tags["autotune.seed"]), steps, metric)))
     return runs, still_open
 
 

@@ -504,14 +504,18 @@ def _postgresql(study: Study) -> None:
         session.goes_on()
 
 
+_TPE = ("search=tpe",)
+"""Optuna's sampler, which pauses no trial: of two rows of much the same fault, one has it, and the other the default."""
+
 ROWS = (
     Row("driver-killed", "kill -9 of the driver", _signal(signal.SIGKILL), ends_study=True),
     Row("sigterm", "SIGTERM", _signal(signal.SIGTERM), ends_study=True),
-    Row("sighup", "SIGHUP", _signal(signal.SIGHUP), ends_study=True),
+    Row("sighup", "SIGHUP", _signal(signal.SIGHUP), overrides=_TPE, ends_study=True),
     Row("ctrl-c", "Ctrl-C", _signal(signal.SIGINT, to_group=True), ends_study=True),
-    Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True), ends_study=True),
+    Row("ctrl-c-twice", "Ctrl-C twice within half a second", _signal(signal.SIGINT, times=2, to_group=True),
+        overrides=_TPE, ends_study=True),
     Row("raylet-killed", "kill -9 of raylet", _ray_process(r"raylet/raylet "), ends_study=True),
-    Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), ends_study=True),
+    Row("gcs-killed", "kill -9 of the GCS", _ray_process(r"gcs_server "), overrides=_TPE, ends_study=True),
     Row("ray-worker-killed", "kill -9 of the Ray worker of a trial", _ray_process(r"^ray::TrialWorker"), part_seconds=0.05,
         is_alone=True),
     Row("training-killed", "kill -9 of a training", _token("kill"), outcomes={"OUT_OF_MEMORY", "LOST"}),
@@ -526,7 +530,7 @@ ROWS = (
     Row("device-memory", "torch.OutOfMemoryError", _token("devicememory"), outcomes={"OUT_OF_MEMORY"}),
     Row("nan", "an error that is NaN", _token("nan"), outcomes={"DIVERGED"}),
     Row("disk-full", "no room in the study's folder", _full_disk("outputs/disk-full", 64), ends_study=True),
-    Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0, more=100), part_seconds=0.4,
+    Row("disk-full-mlflow", "no room for MLflow's database for 3 s", _full_disk("mlflow", 32, 3.0, more=110), part_seconds=0.5,
         database="mlflow/mlflow.db"),
     Row("disk-full-paused", "no room for states of paused trials for 2 s", _full_disk("outputs/disk-full-paused/paused", 1, 2.0),
         part_seconds=0.25),
@@ -540,8 +544,8 @@ ROWS = (
         environment={"AUTOTUNE_MAX_RETAKES": "2"}),
     Row("clock-jumps", "the wall clock jumps by an hour, ahead and back", _clock_jumps, part_seconds=0.2),
     Row("mlflow-away-at-start", "no MLflow server when the study starts", _mlflow_away_at_start),
-    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20, more=130), count=3, part_seconds=0.4),
-    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5, more=130), part_seconds=0.4),
-    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10, more=90), count=3, part_seconds=0.4),
+    Row("mlflow-away", "no MLflow server for 20 s", _mlflow("away", 20, more=150), count=3, part_seconds=0.5),
+    Row("mlflow-slow", "an MLflow server that takes a second for each answer, for 5 s", _mlflow("slow", 5, more=150), part_seconds=0.5),
+    Row("mlflow-500", "an MLflow server that answers 500 for 10 s", _mlflow("500", 10, more=100), count=3, part_seconds=0.5),
     Row("postgresql-killed", "kill -9 of PostgreSQL, and its restart", _postgresql, part_seconds=0.1),
 )  # fmt: skip

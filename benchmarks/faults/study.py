@@ -252,7 +252,7 @@ class Study:
                 others[source] = read(path)
             except (OSError, KeyError) as error:
                 self.disagreeing.add(f"{source}: cannot be read: {error}")
-        others["MLflow"], still_open = records.read_mlflow(self.tracking, self.name)
+        others["MLflow"], still_open = records.read_mlflow(self.tracking, self.name, stored.results)
         names = {source: {name for name, _ in told} for source, told in others.items()}
         names["storage"] = set(stored.results)
         for name, run in self.told.items():

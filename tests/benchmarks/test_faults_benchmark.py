@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def test_a_study_goes_on_after_a_fault_and_its_records_agree(name: str, count: i
     assert list(found.wrong()) == []
     assert found.injected == count
     assert found.finished >= 30
+
+
+def test_a_trial_that_is_lost_for_good_is_in_every_record() -> None:
+    [row] = [row for row in ROWS if row.name == "training-killed"]
+    found = run_row(replace(row, overrides=["search.max_retries=0"]), count=2, num_trials=30)
+    assert list(found.wrong()) == []
 
 
 @pytest.fixture(scope="module")
