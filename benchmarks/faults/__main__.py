@@ -1,8 +1,8 @@
 """Does a study survive what goes wrong? ``python -m benchmarks.faults``.
 
-A study of at least 60 trainings of a tenth of a second, which are paused and gone on with, with Optuna's journal, MLflow on SQLite and a
-confirmation, meets one fault again and again while it runs, is resumed by the same command where it ended, and runs to its end without
-one. Then its records (``records.py``) are read without autotune's own code. For each row of the table:
+A study of at least 60 trainings of a tenth of a second, which are paused and gone on with (except under TPE, in three rows), with Optuna's
+journal, MLflow on SQLite and a confirmation, meets one fault again and again while it runs, is resumed by the same command where it ended,
+and runs to its end without one. Then its records (``records.py``) are read without autotune's own code. For each row of the table:
 
 * injected: faults that met a running process of the study; only those are counted;
 * finished: trials with a result at the end;
