@@ -34,19 +34,59 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClusterSize:
-    """Total resources of the cluster, or of its machines with one kind of GPU."""
+    """The resources of the cluster's machines, or of those with one kind of GPU."""
 
-    num_cpus: int
-    num_gpus: int
-    num_nodes: int
+    machines: tuple[tuple[int, int], ...]
+    """Numbers of CPUs and GPUs of each machine."""
+
+    @property
+    def num_cpus(self) -> int:
+        """Number of CPUs of all machines."""
+        return sum(cpus for cpus, _ in self.machines)
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs of all machines."""
+        return sum(gpus for _, gpus in self.machines)
 
     def holds(self, tasks: Sequence[TrialTask]) -> bool:
         """Whether tasks surely fit side by side; on several nodes a task of several workers surely fits only by itself."""
-        if self.num_nodes > 1 and len(tasks) > 1 and any(task.num_workers > 1 for task in tasks):
+        if len(self.machines) > 1 and len(tasks) > 1 and any(task.num_workers > 1 for task in tasks):
             return False
         return sum(task.num_cpus for task in tasks) <= self.num_cpus and sum(task.num_gpus for task in tasks) <= self.num_gpus
+
+    def shortage(self, num_workers: int, num_cpus: int, num_gpus: int, placement: str) -> str | None:
+        """Why a training that has the cluster to itself cannot be placed, in a few words; None if it can.
+
+        Args:
+            num_workers: number of the training's workers, each of which lies on one machine.
+            num_cpus, num_gpus: numbers that all workers take together.
+            placement: how workers are laid out over machines: ``pack``, ``spread``, ``strict_pack`` or ``strict_spread``.
+        """
+        cpus, gpus = num_cpus // num_workers, num_gpus // num_workers
+        places = [min(have_cpus // cpus, have_gpus // gpus if gpus else have_cpus) for have_cpus, have_gpus in self.machines]
+        most = {"strict_pack": max(places, default=0), "strict_spread": sum(map(bool, places))}.get(placement.lower(), sum(places))
+        if num_workers <= most:
+            return None
+        wanted = f"{num_cpus} CPU and {num_gpus} GPU" + (f" in {num_workers} workers ({placement.lower()})" if num_workers > 1 else "")
+        having = "; ".join(f"{cpus} CPU and {gpus} GPU" for cpus, gpus in self.machines) or "no machine"
+        return f"it takes {wanted}, and Ray has {having}"
+
+
+def check_can_start(what: str, size: ClusterSize, cluster: ClusterConfig, num_workers: int, num_cpus: int, num_gpus: int) -> None:
+    """Refuse a training that the cluster cannot place, for which Ray would wait for ever; numbers are of all its workers.
+
+    Raises:
+        ClusterError: what the training takes, and what Ray has.
+    """
+    shortage = size.shortage(num_workers, num_cpus, num_gpus, cluster.placement)
+    if shortage is None:
+        return
+    is_unseen = num_gpus and not size.num_gpus and cluster.num_gpus is None and cluster.address in (None, "local")
+    advice = f"; torch sees GPUs that Ray does not count: accepted are cluster.num_gpus={num_gpus} and device=cpu" if is_unseen else ""
+    raise ClusterError(f"cluster: {what} cannot start: {shortage}{advice}")
 
 
 class Room:
@@ -64,7 +104,7 @@ class Room:
         self._accelerator_type = accelerator_type
         self._most = most
         self._can_grow = can_grow and most is not None
-        self._size = (0, 0)
+        self._size = ClusterSize(())
         self._asked_at = -math.inf
 
     def __call__(self, tasks: Sequence[TrialTask]) -> bool:
@@ -75,15 +115,18 @@ class Room:
             return False
         if self._can_grow:
             return True
-        cpus, gpus = self._resources()
+        size = self._cluster()
         taken_cpus, taken_gpus = sum(task.num_cpus for task in tasks), sum(task.num_gpus for task in tasks)
-        return taken_cpus + self._num_cpus <= cpus and taken_gpus + self._num_gpus <= gpus
+        return taken_cpus + self._num_cpus <= size.num_cpus and taken_gpus + self._num_gpus <= size.num_gpus
 
-    def _resources(self) -> tuple[int, int]:
-        """Numbers of CPUs and GPUs of the machines that are alive now; asked again every few seconds, since nodes come and go."""
+    def shortage(self, task: TrialTask) -> str | None:
+        """Why the machines that are alive now cannot place a task even if it has them to itself; None if they can."""
+        return self._cluster().shortage(task.num_workers, task.num_cpus, task.num_gpus, task.placement)
+
+    def _cluster(self) -> ClusterSize:
+        """The machines that are alive now; asked again every few seconds, since nodes come and go."""
         if time.monotonic() - self._asked_at > _ASK_AGAIN_SECONDS:
-            size = _size_of(_machines(self._accelerator_type))
-            self._size, self._asked_at = (size.num_cpus, size.num_gpus), time.monotonic()
+            self._size, self._asked_at = _size_of(_machines(self._accelerator_type)), time.monotonic()
         return self._size
 
 
@@ -419,8 +462,7 @@ def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
 
 
 def _size_of(machines: Sequence[Mapping[str, float]]) -> ClusterSize:
-    cpus, gpus = (sum(int(resources.get(name, 0)) for resources in machines) for name in ("CPU", "GPU"))
-    return ClusterSize(num_cpus=cpus, num_gpus=gpus, num_nodes=len(machines))
+    return ClusterSize(tuple((int(resources.get("CPU", 0)), int(resources.get("GPU", 0))) for resources in machines))
 
 
 def _check_has(accelerator_type: str | None) -> None:

@@ -13,14 +13,14 @@ from autotune.config.schema import FIXED_KEYS, ClusterConfig, Config, TrialConfi
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ConfigError
 from autotune.execution.cluster import cluster_capabilities
-from autotune.execution.plan import deadline_seconds, resources_of, workload_of
+from autotune.execution.plan import deadline_seconds, resources_of, unsuitable, workload_of
 from autotune.execution.settings import check_cluster, study_name
 from autotune.hiding import without_secrets
 from autotune.measurement import Target
 from autotune.objective import Objective, check_measured
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
-from autotune.training.capabilities import Capabilities, unsupported
+from autotune.training.capabilities import Capabilities
 from autotune.training.device import local_capabilities
 from autotune.training.run import check_training
 from autotune.training.sources import train_missing_sources
@@ -182,10 +182,6 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "com
     """
     cluster = sides[0].composed.config.cluster
     capabilities = local_capabilities() if _is_local(cluster) else cluster_capabilities(cluster)
-    for side in sides:
-        reason = unsupported(side.trial, capabilities)
-        if reason is not None:
-            raise ConfigError(f"{side.name}: cannot run here: {reason}")
     config, allowed = sides[0].composed.config, sides[0].trial.allowed_targets
     for key, value in (
         ("search.trial_deadline_seconds", config.search.trial_deadline_seconds),
@@ -195,6 +191,10 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "com
         if value is not None and not value > 0:
             raise ConfigError(f"{key}: found {value}, accepted is above 0")
     check_cluster(config.cluster)
+    for side in sides:
+        reason = unsuitable(side.trial, cluster, capabilities)
+        if reason is not None:
+            raise ConfigError(f"{side.name}: cannot run here: {reason}")
     experiments = "-and-".join(dict.fromkeys(side.experiment for side in sides))
     name = study_name(config, f"{VERB_OF_KIND[kind]}-{experiments}")
     folder = (Path(config.study.folder) / name).absolute()

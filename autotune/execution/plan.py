@@ -10,6 +10,7 @@ from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer
 from autotune.config.schema import ClusterConfig, Config, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
+from autotune.execution.cluster import ClusterSize
 from autotune.execution.settings import StudySettings, check_settings
 from autotune.hiding import without_secrets_in
 from autotune.objective import Objective, check_measured
@@ -69,6 +70,15 @@ class StudyPlan:
         """Numbers of CPUs and GPUs that one trial takes: whole GPUs, since the trial is timed."""
         return resources_of(config, self.config.cluster, self.capabilities)
 
+    def unsuitable(self, config: TrialConfig) -> str | None:
+        """Why one training cannot run on the study's machines; None if it can."""
+        return unsuitable(config, self.config.cluster, self.capabilities)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the cluster may get machines when it is asked for more than it has, since so many trials at once were asked for."""
+        return self.config.cluster.address not in (None, "local") and self.config.search.max_concurrent_trials is not None
+
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same study, as plain JSON."""
         trial = {key: value for key, value in self.trial.as_dict().items() if key not in ("seed", "allowed_targets")}
@@ -124,6 +134,17 @@ def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capa
     return num_workers * cluster.cpus_per_worker, num_gpus
 
 
+def unsuitable(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> str | None:
+    """Why a training cannot run on these machines, or not with what Ray is given of this machine; None if it can."""
+    reason = unsupported(config, capabilities)
+    if reason is not None or cluster.address not in (None, "local"):
+        return reason
+    limits = (cluster.num_cpus, capabilities.num_cpus), (cluster.num_gpus, capabilities.num_gpus)
+    cpus, gpus = (found if limit is None else limit for limit, found in limits)
+    shortage = ClusterSize(((cpus, gpus),)).shortage(config.num_workers, *resources_of(config, cluster, capabilities), cluster.placement)
+    return None if shortage is None else f"{shortage} (cluster.num_cpus, cluster.num_gpus)"
+
+
 def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySettings | None = None) -> StudyPlan:
     """Plan a study and check it against the machines that it will run on.
 
@@ -136,10 +157,14 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
     settings = settings or check_settings(composer)
     composed = settings.composed
     config, trial = composed.config, composed.trial
-    reason = unsupported(trial, capabilities)
+    reason = unsuitable(trial, config.cluster, capabilities)
     if reason is not None:
         raise ConfigError(f"this experiment's own configuration cannot run here: {reason}")
-    space, dropped = _without_unsupported(settings.space, settings.probes, composer, capabilities)
+
+    def why_not(point: Suggestion) -> str | None:
+        return unsuitable(composer.compose_suggestion(point, seed=0).trial, config.cluster, capabilities)
+
+    space, dropped = _without_unsuitable(settings.space, settings.probes, why_not)
     objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
     if config.search.stop_when_not_worth and not SearchHistory(objective).has_costs:
         raise ConfigError(
@@ -232,20 +257,20 @@ def _describe_domain(domain: Any) -> str:
     return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *shown])
 
 
-def _without_unsupported(
-    space: SearchSpace, probes: list[tuple[str, Any, Suggestion]], composer: Composer, capabilities: Capabilities
+def _without_unsuitable(
+    space: SearchSpace, probes: list[tuple[str, Any, Suggestion]], why_not: Callable[[Suggestion], str | None]
 ) -> tuple[SearchSpace, list[str]]:
     dropped: list[str] = []
     for name, value, point in probes:
-        reason = unsupported(composer.compose_suggestion(point, seed=0).trial, capabilities) if name else None
-        if reason is not None and _is_to_blame(name, value, point, probes, composer, capabilities):
+        reason = why_not(point) if name else None
+        if reason is not None and _is_to_blame(name, value, point, probes, why_not):
             space = space.without(name, value)
             dropped.append(f"{name}={override_text(value)}: {reason}")
     return space, dropped
 
 
 def _is_to_blame(
-    name: str, value: Any, point: Suggestion, probes: list[tuple[str, Any, Suggestion]], composer: Composer, capabilities: Capabilities
+    name: str, value: Any, point: Suggestion, probes: list[tuple[str, Any, Suggestion]], why_not: Callable[[Suggestion], str | None]
 ) -> bool:
     """Whether an option itself cannot run, rather than another choice's first option, which the option's probe also contains."""
     key = name.rpartition("/")[2]
@@ -253,6 +278,6 @@ def _is_to_blame(
         if other_name == name and other_value != value:
             values = {opened: point.values.get(opened, default) for opened, default in other_point.values.items()}
             swapped = replace(point, values={**values, key: other_point.values[key]})
-            if unsupported(composer.compose_suggestion(swapped, seed=0).trial, capabilities) is None:
+            if why_not(swapped) is None:
                 return True
     return False

@@ -16,7 +16,7 @@ from rich.console import Console
 from autotune.comparison import RunScore, in_turns
 from autotune.errors import ClusterError, ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
-from autotune.execution.cluster import Connection
+from autotune.execution.cluster import Connection, check_can_start
 from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
 from autotune.execution.interrupt import interruptible
@@ -115,6 +115,8 @@ def make_runs(
         stack.callback(connection.close)
         with console.status("starting Ray"):
             size = connection.size(interrupt)
+            for side in plan.sides:
+                check_can_start(f"a run of {side.name}", size, plan.config.cluster, side.trial.num_workers, *plan.resources(side.trial))
             tracker.wait()
         display = stack.enter_context(
             ComparisonDisplay(

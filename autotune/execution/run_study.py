@@ -16,10 +16,11 @@ from functools import partial
 from rich.console import Console
 
 from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
+from autotune.config.schema import TrialConfig
 from autotune.errors import ClusterError
 from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import keep_first, run_path
-from autotune.execution.cluster import ClusterSize, Connection, Room
+from autotune.execution.cluster import ClusterSize, Connection, Room, check_can_start
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
@@ -27,13 +28,13 @@ from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.paired_runs import PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
+from autotune.execution.task_run import TrialTask
 from autotune.execution.webhook import Webhook, told_end
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.study import confirmations, store_confirmation
-from autotune.training.capabilities import unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,8 @@ def _search_and_confirm(
             import autotune.execution.search  # noqa: F401, PLC0415  # imports ray.tune while Ray starts
 
             size = connection.size(interrupt)
+            if not plan.may_grow:
+                check_can_start("a trial", size, plan.config.cluster, plan.trial.num_workers, *plan.resources(plan.trial))
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
@@ -157,7 +160,7 @@ def _search_and_confirm(
             for study in plan.earlier:
                 live.display.note(f"warm start: {study.summary}")
             if live.has_search and not interrupt.is_set():
-                connection.run(lambda: _search(live, interrupt, connection, fork_server), interrupt)
+                connection.run(lambda: _search(live, size, interrupt, connection, fork_server), interrupt)
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
             connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
@@ -167,7 +170,7 @@ def _search_and_confirm(
     return _conclude_stored(live)
 
 
-def _search(live: LiveStudy, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None) -> None:
+def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
     from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # only a search needs it
 
@@ -187,25 +190,36 @@ def _search(live: LiveStudy, interrupt: threading.Event, connection: Connection,
         if live.needs_confirmation:  # confirmation runs come next, and they are timed
             live.tracker.hold()
 
+    room = Room(
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        accelerator_type=plan.config.cluster.accelerator_type,
+        most=plan.config.search.max_concurrent_trials,
+        can_grow=plan.may_grow,
+    )
+
+    def unsuitable(config: TrialConfig) -> str | None:
+        shortage = None if plan.may_grow else size.shortage(config.num_workers, *plan.resources(config), plan.config.cluster.placement)
+        return plan.unsuitable(config) or shortage
+
+    def tell_of_waiting(task: TrialTask) -> None:
+        if (shortage := room.shortage(task)) is not None:
+            live.display.note(f"{task.name} waits for machines: {shortage}")
+
     trial_manager = TrialManager(
         policy=policy,
         composer=plan.composer,
         tracker=live.tracker,
         listeners=(table, trace, live.display),
         make_task=partial(live.task, fork_server=address),
-        has_room=Room(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            accelerator_type=plan.config.cluster.accelerator_type,
-            most=plan.config.search.max_concurrent_trials,
-            can_grow=plan.config.cluster.address not in (None, "local"),
-        ),
+        has_room=room,
         state_folder=plan.state_folder,
         trial_deadline_seconds=plan.trial_deadline_seconds,
         max_retries=plan.config.search.max_retries,
         max_retakes=plan.config.search.max_retakes,
         time_budget_seconds=live.seconds_left,
-        unsupported=lambda config: unsupported(config, plan.capabilities),
+        unsuitable=unsuitable,
+        on_waiting=tell_of_waiting,
         on_last_trial=hold_tracker,
     )
     make_folder(plan.state_folder(0).parent)

@@ -89,6 +89,8 @@ class _ManagedTrial:
     started_at: float = 0.0
     handed_out_at: float = 0.0
     """Unix time at which the trial was handed to its current worker."""
+    waits_since: float = 0.0
+    """Unix time since which the trial waits for a worker, or at which its waiting was last told."""
     num_killed: int = 0
     """Number of processes that this machine's kernel had killed for memory then."""
     contention: Contention | None = None
@@ -152,7 +154,8 @@ class TrialManager:
         max_retakes: how often the point of a trial is tried again whose times were spoilt by something else on the machine. After a few
             trials in a row for which that did not help, further trials are only marked.
         time_budget_seconds: time limit of the search, from the start of its first trial; None means no limit.
-        unsupported: why these machines cannot run a configuration; None if they can.
+        unsuitable: why these machines cannot run a configuration; None if they can.
+        on_waiting: called now and then with the task of a trial that no worker has begun for a while.
         on_last_trial: called when no further trial will be started, before the paused trials are ended.
     """
 
@@ -170,7 +173,8 @@ class TrialManager:
         max_retries: int,
         max_retakes: int,
         time_budget_seconds: float | None,
-        unsupported: Callable[[TrialConfig], str | None],
+        unsuitable: Callable[[TrialConfig], str | None],
+        on_waiting: Callable[[TrialTask], object] = lambda task: None,
         on_last_trial: Callable[[], object] = lambda: None,
     ) -> None:
         self._policy = policy
@@ -188,7 +192,8 @@ class TrialManager:
         self._time_budget_seconds = math.inf if time_budget_seconds is None else time_budget_seconds
         self._ends_at = math.inf if self._time_budget_seconds > 0 else -math.inf
         self._has_no_more = False
-        self._unsupported = unsupported
+        self._unsuitable = unsuitable
+        self._on_waiting = on_waiting
         self._on_no_more = on_last_trial
         self._is_told_of_full_disk = False
         self._trials: dict[str, _ManagedTrial] = {}
@@ -223,6 +228,7 @@ class TrialManager:
         None if there is no worker for it, if a paused trial is to continue instead (see ``resumed``), or if the search has no more
         trials, in which case the paused trials are ended.
         """
+        self._tell_of_waiting()
         if not self._has_room([managed.task for managed in self._at_work]):
             return None
         for _ in range(_MAX_REJECTED_IN_A_ROW):
@@ -247,6 +253,13 @@ class TrialManager:
             for paused_key in [other for other, managed in self._trials.items() if managed.stage.is_paused]:
                 self._end(paused_key, Outcome.STOPPED, None)
         return None
+
+    def _tell_of_waiting(self) -> None:
+        now = time.time()
+        for managed in self._at_work:
+            if (managed.stage is TrialStage.RESUMING or not managed.started_at) and now - managed.waits_since > _PATIENCE_SECONDS:
+                managed.waits_since = now
+                self._on_waiting(managed.task)
 
     def resumed(self) -> tuple[str, TrialTask] | None:
         """Key and new task of a paused trial that is to continue; None if there is none."""
@@ -325,7 +338,7 @@ class TrialManager:
 
     def _compose(self, trial: Trial) -> Composed:
         composed = self._composer.compose_suggestion(trial.suggestion, seed=trial.seed)
-        reason = self._unsupported(composed.trial)
+        reason = self._unsuitable(composed.trial)
         if reason is not None:
             raise InvalidTrialError(reason)
         return composed
@@ -334,7 +347,7 @@ class TrialManager:
         tracked = _tracked(trial, composed)
         task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
         task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=stage.is_paused)
-        return _ManagedTrial(trial, tracked, task, stage, handed_out_at=time.time())
+        return _ManagedTrial(trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time())
 
     def _deadline_seconds(self) -> float:
         seconds_left = min(self._ends_at - time.monotonic(), self._time_budget_seconds)
@@ -360,6 +373,7 @@ class TrialManager:
         managed = self._trials[paused_key]
         managed.trial = trial
         managed.task = replace(managed.task, cap_seconds=trial.cap_seconds, deadline_seconds=self._deadline_seconds(), is_paused=True)
+        managed.waits_since = time.time()
         if managed.stage is TrialStage.PAUSED_EARLIER:
             del self._trials[paused_key]
             managed.stage = TrialStage.RUNNING
@@ -426,6 +440,8 @@ def _total(before: Contention | None, now: Contention | None) -> Contention | No
 
 _MAX_IN_VAIN = 3
 """Trials in a row that trying again has not helped, after which others are only marked."""
+_PATIENCE_SECONDS = 30.0
+"""Seconds for which a trial waits for a worker until that is told, and told again."""
 _GRACE_SECONDS = 30.0
 """Seconds that a trial may run past the study's time budget before it counts as hung."""
 

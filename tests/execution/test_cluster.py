@@ -1,17 +1,21 @@
 """Connecting to Ray, and whether a cluster has room for another trial."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.schema import ClusterConfig
-from autotune.execution.cluster import Connection, Room
+from autotune.execution.cluster import ClusterSize, Connection, Room
+from autotune.training.capabilities import Capabilities
+from autotune.tune_study import tune_command
 
 
 class Task:
-    num_cpus, num_gpus = 2, 1
+    num_workers, num_cpus, num_gpus, placement = 1, 2, 1, "PACK"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,50 @@ def test_as_many_as_fit_or_as_were_asked_for(
     monkeypatch.setattr(ray, "nodes", lambda: machines)
     room = Room(num_cpus=2, num_gpus=1, **{"accelerator_type": None, **settings})
     assert room([Task()] * num_running) is has_room  # type: ignore[list-item]  # it has what is asked
+
+
+@pytest.mark.parametrize(
+    ("machines", "placement", "fits"),
+    [
+        ([(8, 2), (8, 1)], "pack", True),
+        ([(8, 2), (8, 1)], "strict_pack", False),
+        ([(8, 2), (8, 1)], "strict_spread", False),
+        ([(8, 3), (8, 0)], "strict_pack", True),
+        ([(8, 1), (8, 1), (8, 1)], "strict_spread", True),
+        ([(3, 8), (3, 8)], "pack", False),  # six CPUs in all, but each machine has room for one worker of two
+        ([], "pack", False),
+    ],
+)
+def test_each_worker_lies_on_one_machine(machines: list[tuple[int, int]], placement: str, fits: bool) -> None:
+    shortage = ClusterSize(tuple(machines)).shortage(num_workers=3, num_cpus=6, num_gpus=3, placement=placement)
+    assert (shortage is None) is fits
+    if shortage is not None:
+        assert shortage.startswith(f"it takes 6 CPU and 3 GPU in 3 workers ({placement}), and Ray has ")
+
+
+def test_machines_that_leave_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}, {"Alive": True, "Resources": {"CPU": 4.0}}]
+    monkeypatch.setattr(ray, "nodes", lambda: machines)
+    monkeypatch.setattr("autotune.execution.cluster._ASK_AGAIN_SECONDS", -1.0)
+    room = Room(num_cpus=2, num_gpus=1, accelerator_type=None, most=None, can_grow=False)
+    task = Task()
+    assert room.shortage(task) is None  # type: ignore[arg-type]  # it has what is asked
+    machines[0]["Alive"] = False
+    assert room.shortage(task) == "it takes 2 CPU and 1 GPU, and Ray has 4 CPU and 0 GPU"  # type: ignore[arg-type]
+
+
+def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_gpu = Capabilities(num_cpus=2, num_gpus=1, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=False)
+    monkeypatch.setattr("autotune.tune_study._capabilities", lambda cluster, fork_server: one_gpu)
+    monkeypatch.chdir(tmp_path)
+    assert run_command(tune_command, ["experiment=cnn", "study.name=blind", "tracking=none", "cluster.num_cpus=2"]) == EXIT_BAD_INPUT
+    wanted = (
+        "autotune: cluster: a trial cannot start: it takes 1 CPU and 1 GPU, and Ray has 2 CPU and 0 GPU; "
+        "torch sees GPUs that Ray does not count: accepted are cluster.num_gpus=1 and device=cpu\n"
+    )
+    assert capsys.readouterr().err == wanted
 
 
 def test_what_ray_imports_warns_of_no_missing_socks_while_hydra_catches_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

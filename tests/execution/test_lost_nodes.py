@@ -69,3 +69,23 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
     assert lost
     assert again == lost
     assert {run.data.tags["autotune.trial"] for run in runs} - lost == {row["trial"] for row in rows}
+
+
+def test_a_study_whose_machines_have_all_left_says_so_and_goes_on_when_one_comes(commands: Any, tmp_path: Path) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    node = cluster.add_node(num_cpus=1)
+    out = tmp_path / "out.txt"
+    try:
+        study = commands.start(
+            "experiment=cnn", f"cluster.address={cluster.address}", "study.name=lost", "search=random", "confirm=none",
+            "search.num_trials=6", "search.time_budget_seconds=null", "target.value=0.9", folder=tmp_path,
+        )  # fmt: skip
+        wait_until(lambda: num_ended(tmp_path) >= 2, process=study, said=out.read_text)
+        cluster.remove_node(node, allow_graceful=False)
+        waiting = "waits for machines: it takes 1 CPU and 0 GPU, and Ray has 0 CPU and 0 GPU"
+        wait_until(lambda: waiting in " ".join(out.read_text().split()), process=study, said=out.read_text)
+        cluster.add_node(num_cpus=1)
+        assert exit_code(study) == 0, (tmp_path / "err.txt").read_text()
+    finally:
+        cluster.shutdown()
+    assert num_ended(tmp_path) == 6

@@ -101,7 +101,7 @@ class Session:
             max_retries=2,
             max_retakes=2,
             time_budget_seconds=None,
-            unsupported=lambda config: None,
+            unsuitable=lambda config: None,
             on_last_trial=lambda: self.told.events.append(("no more", 0)),
         )  # fmt: skip
 

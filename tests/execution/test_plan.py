@@ -230,6 +230,31 @@ def test_the_size_of_a_running_clusters_machines_is_not_the_studys_to_say(key: s
     make_plan(f"cluster.{key}=2")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "on", "takes", "has"),
+    [
+        (["parallelism=ddp", "cluster.num_cpus=1"], _CPU, "2 CPU and 0 GPU in 2 workers (pack)", "1 CPU and 0 GPU"),
+        (["cluster.cpus_per_worker=4", "cluster.num_cpus=2"], _CPU, "4 CPU and 0 GPU", "2 CPU and 0 GPU"),
+        (["cluster.num_gpus=0"], _GPUS, "1 CPU and 1 GPU", "64 CPU and 0 GPU"),
+        (["parallelism=ddp", "cluster.num_gpus=1"], _GPUS, "2 CPU and 2 GPU in 2 workers (pack)", "64 CPU and 1 GPU"),
+        (["parallelism=ddp", "cluster.placement=strict_spread"], _GPUS, "2 CPU and 2 GPU in 2 workers (strict_spread)", "64 CPU and 4 GPU"),
+    ],
+)
+def test_what_ray_is_given_must_hold_a_trial(overrides: list[str], on: Capabilities, takes: str, has: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan(*overrides, on=on)
+    wanted = (
+        f"this experiment's own configuration cannot run here: it takes {takes}, and Ray has {has} (cluster.num_cpus, cluster.num_gpus)"
+    )
+    assert str(refused.value) == wanted
+
+
+def test_options_that_ray_is_not_given_enough_for_are_left_out() -> None:
+    plan = make_plan("search_space=[{parallelism:[single,ddp]}]", "cluster.num_cpus=1")
+    assert options_of(plan, "parallelism") == ["single"]
+    assert "it takes 2 CPU and 0 GPU in 2 workers (pack), and Ray has 1 CPU and 0 GPU" in plan.dropped[0]
+
+
 def test_a_hung_trial_has_a_deadline_of_its_target_or_its_own() -> None:
     assert make_plan("target.max_train_seconds=50").trial_deadline_seconds == 220
     assert make_plan("search.trial_deadline_seconds=30").trial_deadline_seconds == 30

@@ -55,7 +55,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             "max_retries": 2,
             "max_retakes": 2,
             "time_budget_seconds": None,
-            "unsupported": lambda config: None,
+            "unsuitable": lambda config: None,
             "has_room": lambda tasks: True,
             "state_folder": lambda trial: tmp_path / "paused" / f"trial-{trial}",
         } | changes
@@ -99,6 +99,21 @@ def test_a_trial_goes_on_until_its_worker_says_how_it_ended(make_trials: MakeTri
     assert trials.reported("a", report()) is Decision.CONTINUE
     assert trials.reported("a", report(Outcome.REACHED)) is Decision.STOP
     assert (only(policy).outcome, len(only(policy).evaluations)) == (Outcome.REACHED, 2)
+
+
+def test_a_trial_that_no_worker_begins_is_told_again_and_again(make_trials: MakeTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    trials, _ = make_trials(on_waiting=lambda task: told.append(task.name), has_room=lambda tasks: not tasks)
+    now = time.time()
+    trials.next_task("a")
+    for seconds, wanted in ((20, 0), (40, 1), (60, 1), (80, 2)):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
+        assert trials.next_task("b") is None
+        assert told == ["trial-0"] * wanted
+    trials.started("a")
+    monkeypatch.setattr(time, "time", lambda: now + 1000)
+    trials.next_task("b")
+    assert len(told) == 2, "a worker trains it"
 
 
 def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTrials) -> None:
@@ -211,7 +226,7 @@ def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None
 
 
 def test_a_point_that_cannot_run_here_costs_no_trial(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials(unsupported=lambda config: "too large" if config.batch_size == 64 else None)
+    trials, policy = make_trials(unsuitable=lambda config: "too large" if config.batch_size == 64 else None)
     task = begin(trials, "a")
     assert task.config.batch_size != 64
     assert policy.num_trials_left == 19
