@@ -83,7 +83,7 @@ def diagnose_command(arguments: Sequence[str]) -> int:
 def _all_options() -> list[str]:
     """Overrides for a study whose search space has all precisions and the whole of ``runtime`` and ``parallelism``."""
     files = (shipped_folder("conf") / "precision").glob("*.yaml")
-    precisions = sorted((path.stem for path in files), key=lambda name: (name != "fp32", name))
+    precisions = sorted((path.stem for path in files), key=lambda name: (name != "default", name))
     return ["experiment=cnn", f"search_space=[{{precision:[{','.join(precisions)}]}},runtime,parallelism]"]
 
 

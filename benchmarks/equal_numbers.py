@@ -41,6 +41,7 @@ OPTIONS = {
     "runtime.micro_batch_size=100": EXACT,
     "runtime.activation_checkpointing=true": ROUNDING,
     "runtime.activation_checkpointing=true runtime.micro_batch_size=16": ROUNDING,
+    "precision=default": EXACT,
     "precision=tf32": ROUNDING,
     "precision=bf16": BFLOAT16,
     "precision=fp16": FLOAT16,
@@ -58,6 +59,7 @@ SLOW_OPTIONS = {
 """Options whose trainings take seconds: worker processes, threads on a busy machine, compiling."""
 GPU_OPTIONS = {
     **{option: max(tolerance, ROUNDING) for option, tolerance in (OPTIONS | SLOW_OPTIONS).items()},
+    "precision=default": FLOAT16,
     "precision=tf32": FLOAT16,
     "runtime.cuda_graph=true": ROUNDING,
     "runtime.cuda_graph=true runtime.micro_batch_size=16": ROUNDING,
@@ -73,6 +75,7 @@ def plain_loss(norm: str, device: str) -> float:
     """Validation loss after ``NUM_STEPS`` steps of a plain PyTorch loop."""
     splits = digits()
     inputs, targets = (tensor.to(device) for tensor in splits["train"])
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(SEED)
     model = SimpleCNN(input_shape=(1, 8, 8), num_classes=10, widths=[8, 16], norm=norm).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -105,7 +108,7 @@ def own_loss(option: str, norm: str, device: str) -> float:
 @cache
 def _composer() -> Composer:
     same = ["model.widths=[8,16]", f"optimizer.lr={LR}", f"batch_size={BATCH_SIZE}", f"epochs={NUM_STEPS / 24}"]
-    return Composer(["experiment=cnn", "runtime.num_threads=1", *same, "target.value=2", "target.max_train_seconds=3600"])
+    return Composer(["experiment=cnn", "precision=fp32", "runtime.num_threads=1", *same, "target.value=2", "target.max_train_seconds=3600"])
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ class PrecisionConfig:
 
     autocast_dtype: str | None = MISSING
     weights_dtype: str = MISSING
-    float32_precision: str = MISSING
+    float32_precision: str | None = MISSING
     float8: bool = MISSING
 
 
@@ -229,7 +229,7 @@ class TrialConfig:
             ("target.mode", self.target.mode, ("max", "min")),
             ("precision.autocast_dtype", self.precision.autocast_dtype, (None, "bfloat16", "float16")),
             ("precision.weights_dtype", self.precision.weights_dtype, ("float32", "bfloat16", "float16")),
-            ("precision.float32_precision", self.precision.float32_precision, ("ieee", "tf32")),
+            ("precision.float32_precision", self.precision.float32_precision, (None, "ieee", "tf32")),
             ("runtime.compile", self.runtime.compile, (None, "default", "reduce-overhead", "max-autotune")),
             ("runtime.optimizer_kernels", self.runtime.optimizer_kernels, (None, "fused", "foreach", "for_loop")),
         ):

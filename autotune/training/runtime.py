@@ -43,15 +43,23 @@ class Precision:
         return dtype
 
     def apply(self) -> None:
-        """Set how this process multiplies float32 numbers, whatever an earlier training set.
+        """Set how this process multiplies float32 numbers, whatever an earlier training set; None leaves it as torch or the user has it.
 
         Convolutions are set by ``allow_tf32``: if torch's newer ``conv.fp32_precision`` is set, any code that reads that flag raises.
         """
-        tf32 = self.settings.float32_precision == "tf32"
-        for backend in (torch.backends, torch.backends.cudnn):  # without TensorFloat-32, a value set by others would apply
-            backend.fp32_precision = "none"  # type: ignore[attr-defined]  # missing in torch's stubs
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32
+        global _float32_as_found  # noqa: PLW0603  # settings of the process
+        wanted = self.settings.float32_precision
+        if wanted is None:
+            settings, _float32_as_found = _float32_as_found, None
+            if settings is None:  # no training of this process has changed them
+                return
+        else:
+            _float32_as_found = _float32_as_found or _float32_settings()
+            # Without TensorFloat-32 a value that others set for all operators would apply.
+            settings = ("none", "none", "high", True) if wanted == "tf32" else ("none", "none", "highest", False)
+        torch.backends.fp32_precision, torch.backends.cudnn.fp32_precision, products, convolutions = settings  # type: ignore[attr-defined]  # missing in torch's stubs
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Autocast context for forward pass and loss; it does nothing without an autocast dtype."""
@@ -105,6 +113,19 @@ class Precision:
         """
         model = model.to(self.weights_dtype)
         return _to_float8(model, emulate=self.device.type != "cuda") if self.settings.float8 else model
+
+
+_float32_as_found: tuple[str, str, str, bool] | None = None
+"""The process's ``_float32_settings`` before a training changed them; None while none has."""
+
+
+def _float32_settings() -> tuple[str, str, str, bool]:
+    """How this process multiplies float32 numbers: everywhere, in cuDNN, in products, and TensorFloat-32 in convolutions."""
+    everywhere, cudnn = torch.backends.fp32_precision, torch.backends.cudnn.fp32_precision  # type: ignore[attr-defined]  # missing in torch's stubs
+    try:
+        return everywhere, cudnn, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # the user set some by torch's newer names, after which the older ones cannot be read
+        return everywhere, cudnn, "highest", True  # torch's own
 
 
 def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:

@@ -343,3 +343,34 @@ def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str,
     assert torch.backends.cuda.matmul.allow_tf32 is is_allowed
     assert torch.get_float32_matmul_precision() == ("high" if is_allowed else "highest")
     assert [each.fp32_precision == "tf32" for each in OPERATORS] == [is_allowed] * 3
+
+
+def test_the_default_precision_leaves_the_process_as_it_found_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = (torch.backends, torch.backends.cudnn, *OPERATORS)
+
+    def found() -> list[object]:
+        settings: list[object] = [each.fp32_precision for each in backends]
+        return [*settings, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32]
+
+    monkeypatch.setattr("autotune.training.runtime._float32_as_found", None)
+    default, others = Composer(["experiment=cnn"]).compose().trial.precision, ("ieee", "tf32")
+    for each in backends[:2]:
+        each.fp32_precision = "none"
+    for products, convolutions in (("high", False), ("highest", True)):  # what a user's own module may have set, and torch's own
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        before = found()
+        Precision(default, CPU).apply()
+        assert found() == before
+        for other in others:
+            precision(float32_precision=other).apply()
+        assert found() != before
+        Precision(default, CPU).apply()
+        assert found()[-2:] == before[-2:], "a training before this one in the process had asked for another precision"
+
+
+def test_experiments_start_from_what_torch_does_by_itself() -> None:
+    composed = Composer(["experiment=cnn"]).compose()
+    assert composed.choices["precision"] == "default"
+    torch_does = PrecisionConfig(autocast_dtype=None, weights_dtype="float32", float32_precision=None, float8=False)
+    assert composed.trial.precision == torch_does
