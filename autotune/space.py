@@ -106,6 +106,8 @@ class SearchSpace:
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    gpu_only: frozenset[str] = field(default=frozenset(), compare=False)
+    """Keys of the top level that are searched only where trainings run on a GPU."""
 
     def __post_init__(self) -> None:
         places: dict[str, str] = {}
@@ -123,7 +125,8 @@ class SearchSpace:
         """Read a space from plain data, as a YAML file holds it.
 
         Args:
-            mapping: domains by config key; a domain is ``{type: float, low: ..., high: ...}``, a list of values, or a choice tree.
+            mapping: domains by config key; a domain is ``{type: float, low: ..., high: ...}``, a list of values, or a choice tree. What
+                stands beneath ``_gpu_`` at the top level is searched only where trainings run on a GPU.
             source: name of the file, for messages.
             where: name of the branch that ``mapping`` stands beneath, for messages.
 
@@ -135,6 +138,10 @@ class SearchSpace:
                 f"{source}: {where or 'the file'}: found {short(mapping)}, accepted is a mapping from config key to domain"
             )
         parameters: dict[str, Parameter] = {}
+        if not where and "_gpu_" in mapping:
+            of_gpus = cls.from_mapping(mapping["_gpu_"], source, "_gpu_")
+            others = cls.from_mapping({key: domain for key, domain in mapping.items() if key != "_gpu_"}, source)
+            return others.merged_with(replace(of_gpus, gpu_only=frozenset(of_gpus.parameters)))
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
             if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.\w+)*", key):
@@ -161,7 +168,17 @@ class SearchSpace:
                     f"{other.sources.get(key, 'search_space')}: {key}: is also in {self.sources.get(key, 'search_space')}; "
                     f"accepted is each key once in an experiment's search_space"
                 )
-        return replace(self, parameters={**self.parameters, **other.parameters}, sources={**self.sources, **other.sources})
+        return replace(
+            self,
+            parameters={**self.parameters, **other.parameters},
+            sources={**self.sources, **other.sources},
+            gpu_only=self.gpu_only | other.gpu_only,
+        )
+
+    def for_cpus(self) -> Self:
+        """Copy of the space without the keys that are searched only where trainings run on a GPU."""
+        kept = {key: parameter for key, parameter in self.parameters.items() if key not in self.gpu_only}
+        return replace(self, parameters=kept, gpu_only=frozenset())
 
     def suggest(self, trial: SuggestsValues) -> Suggestion:
         """Ask the trial's sampler for one point; only parameters of branches that its choices open are suggested."""

@@ -1,6 +1,7 @@
 """The search space: what it refuses, what a choice opens, and that a point survives every form it takes."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -426,3 +427,20 @@ def test_a_key_that_takes_fractions_lies_in_a_space_of_whole_numbers() -> None:
     assert choice.as_param(8.5) is None
     both = Choice(options=((8, SearchSpace({})), (8.0, SearchSpace({}))))
     assert both.as_param(8.0) == ("", 8.0)
+
+
+def test_keys_for_gpus_are_no_part_of_a_space_for_cpus() -> None:
+    mapping = {"epochs": [1, 2], "_gpu_": {"precision": ["default", "bf16"], "runtime.cuda_graph": [False, True]}}
+    space = SearchSpace.from_mapping(mapping, "a.yaml")
+    assert list(space.parameters) == ["epochs", "precision", "runtime.cuda_graph"]
+    assert space.gpu_only == {"precision", "runtime.cuda_graph"}
+    assert space.for_cpus() == SearchSpace.from_mapping({"epochs": [1, 2]}, "a.yaml")
+    merged = SearchSpace.from_mapping({"batch_size": [8]}, "b.yaml").merged_with(space)
+    assert list(merged.for_cpus().parameters) == ["batch_size", "epochs"]
+    for wrong, message in (
+        ({"_gpu_": {"epochs": [1]}, "epochs": [2]}, "a.yaml: epochs: is also in a.yaml"),
+        ({"_gpu_": [1]}, "a.yaml: _gpu_: found [1], accepted is a mapping from config key to domain"),
+        ({"_gpu_": {"epochs": 3}}, "a.yaml: _gpu_/epochs: found 3"),
+    ):
+        with pytest.raises(SearchSpaceError, match=f"^{re.escape(message)}"):
+            SearchSpace.from_mapping(wrong, "a.yaml")

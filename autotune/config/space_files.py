@@ -57,7 +57,8 @@ def _with_domains(space: SearchSpace, sweeps: SearchSpace) -> SearchSpace:
             options = [(value, _with_domains(beneath, sweeps)) for value, beneath in parameter.options]
             domain = Choice(options=tuple((value, _opened_by(value, options)) for value, _ in domain.options))
         parameters[key] = domain
-    return SearchSpace(parameters, {**space.sources, **{key: sweeps.sources[key] for key in parameters if key in sweeps.parameters}})
+    replaced = {key: sweeps.sources[key] for key in parameters if key in sweeps.parameters}
+    return SearchSpace(parameters, {**space.sources, **replaced}, space.gpu_only - set(replaced))
 
 
 def _opened_by(value: Any, options: Sequence[tuple[Any, SearchSpace]]) -> SearchSpace:
@@ -169,7 +170,9 @@ def _without_sweeps(mapping: Any, source: str) -> Any:
     """Replace every domain written as a Hydra sweep, at any depth, by the plain data that ``SearchSpace.from_mapping`` reads."""
     if not isinstance(mapping, Mapping):
         return mapping
-    return {key: _domain(domain, source, str(key)) for key, domain in mapping.items()}
+    return {
+        key: _without_sweeps(domain, source) if key == "_gpu_" else _domain(domain, source, str(key)) for key, domain in mapping.items()
+    }
 
 
 def _domain(domain: Any, source: str, key: str) -> Any:

@@ -164,7 +164,13 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
     def why_not(point: Suggestion) -> str | None:
         return unsuitable(composer.compose_suggestion(point, seed=0).trial, config.cluster, capabilities)
 
-    space, dropped = _without_unsuitable(settings.space, settings.probes, why_not)
+    space, probes, gpu_only = settings.space, settings.probes, sorted(settings.space.gpu_only)
+    if gpu_only and not uses_cuda(trial, capabilities):
+        space = space.for_cpus()
+        probes = list(space.probes())
+    else:
+        gpu_only = []
+    space, dropped = _without_unsuitable(space, probes, why_not)
     objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
     if config.search.stop_when_not_worth and not SearchHistory(objective).has_costs:
         raise ConfigError(
@@ -181,7 +187,7 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
         composed=composed,
         space=space,
         probes=tuple((f"{option}={value}" if option else "", point) for option, value, point in space.probes()),
-        dropped=tuple(dropped),
+        dropped=(*dropped, *([f"{', '.join(gpu_only)}: for trainings on GPUs"] if gpu_only else [])),
         baseline=space.point_of(composed.lookup),
         objective=objective,
         capabilities=capabilities,

@@ -182,6 +182,20 @@ def test_what_the_machine_can_run_stays() -> None:
     assert plan.dropped == ()
 
 
+@pytest.mark.parametrize("experiment", ["cnn", "resnet9", "transformer"])
+def test_experiments_search_what_makes_steps_faster_where_there_is_a_gpu(experiment: str) -> None:
+    keys = {"precision", "runtime.cuda_graph", "runtime.optimizer_kernels"}
+    on_gpus = plan_study(Composer([f"experiment={experiment}"]), _GPUS)
+    assert keys <= set(on_gpus.space.parameters)
+    assert on_gpus.baseline is not None
+    for machine, overrides in ((_CPU, []), (_GPUS, ["device=cpu"])):
+        plan = plan_study(Composer([f"experiment={experiment}", *overrides]), machine)
+        assert not any(key.startswith(("precision", "runtime")) for key in plan.space.parameters)
+        assert plan.dropped[-1].endswith(": for trainings on GPUs")
+    asked = plan_study(Composer([f"experiment={experiment}", "runtime.cuda_graph=choice(false)", "precision=choice(default,bf16)"]), _CPU)
+    assert options_of(asked, "precision") == ["default", "bf16"], "what the command line asks for is searched anywhere"
+
+
 def test_only_the_option_to_blame_is_left_out() -> None:
     plan = make_plan("search_space=[{precision:[fp32,bf16]},{batch_size:[32,64]}]", on=_OLD_GPUS)
     assert options_of(plan, "precision") == ["fp32"]
