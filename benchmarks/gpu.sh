@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What one GPU can show without Ray, in at most eleven minutes: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files).
+# What one GPU can show: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files). Trainings take at most eleven minutes; whole studies,
+# which come first where Ray, Optuna and MLflow are installed, another twenty-five at most (STUDIES=0 leaves them out).
 # Needs torch, numpy, hydra-core and scikit-learn's digits file; with schedulefree, pytest, pytest-xdist and hypothesis it runs the gpu tests too.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -15,6 +16,11 @@ step() {  # step NAME SECONDS COMMAND...: run one part, however the others end
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || exit 1
 "$python" -c 'import torch; print("torch", torch.__version__, "cuda", torch.version.cuda); assert torch.cuda.is_available()' || exit 1
 
+if [ "${STUDIES:-1}" = 1 ] && "$python" -c 'import ray, optuna, mlflow' 2>/dev/null; then
+    step "whole studies" 1500 "$python" -m benchmarks.gpu_studies --data-root "$root"
+else
+    echo "== whole studies: left out"
+fi
 step "equal numbers" 130 "$python" -m benchmarks.equal_numbers --device cuda
 if "$python" -c 'import pytest, hypothesis, xdist, schedulefree' 2>/dev/null; then
     mapfile -t files < <(grep -rl --include='test_*.py' mark.gpu tests)  # the others import what a machine for this may lack
