@@ -108,7 +108,7 @@ def make_components(
             checkpoint_activations(model, recompute_statistics=config.runtime.compile is not None)
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
-        if ranks is not None and ranks.size > 1:
+        if ranks is not None and ranks.is_joined:
             shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
     else:
         reset_model(reuse.model, model)

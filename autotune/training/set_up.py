@@ -139,7 +139,7 @@ class Run:
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         size, (index, num_parts) = EVALUATION_BATCH[self.device.type], self.part
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
-        without_gradients = torch.inference_mode if self.ranks.size == 1 else torch.no_grad
+        without_gradients = torch.no_grad if self.ranks.is_joined else torch.inference_mode
         with _evaluating(model, parts.optimizer), parts.shared.scoring(model), without_gradients():
             for first in range(0, len(split), size * num_parts):
                 start = first + index * size
@@ -194,7 +194,7 @@ def set_up(
         step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts, ranks=ranks)
     if run.part[1] > 1:
         seed_everything(config.seed + run.part[0])  # each part of a batch is augmented differently
-    if not step.is_bound or ranks.size > 1:  # a step bound to the process group of several ranks ends with it
+    if not step.is_bound or ranks.is_joined:  # a step bound to the process group of several ranks ends with it
         return run, step
     if _built is None and isinstance(step.parts.technique, NoTechnique):  # other techniques change the model permanently
         _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD), joules=clock.joules(Phase.BUILD))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autotune.config.schema import TrialConfig
@@ -50,9 +50,8 @@ class _DataParallel(Strategy):
         if self.tensor_size > 1:
             check_plan(config, model, self.tensor_size)
 
-    def _mesh(self, device: torch.device) -> DeviceMesh:
-        shape = (self.num_workers // self.tensor_size, self.tensor_size)
-        return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    def _mesh(self, ranks: Ranks, device: torch.device) -> DeviceMesh:
+        return ranks.mesh(device, data=self.num_workers // self.tensor_size, tensor=self.tensor_size)
 
 
 class DDP(_DataParallel):
@@ -120,7 +119,7 @@ class DDP(_DataParallel):
         """Give every rank, or every row of the mesh, the whole model."""
         if self._compression == "bf16" and device.type != "cuda":
             raise ConfigError("parallelism.compression: found bf16, which needs NCCL; accepted without a GPU are null, fp16, powersgd")
-        mesh, names, dtensors = self._mesh(device), list(model.state_dict()), {}
+        mesh, names, dtensors = self._mesh(ranks, device), list(model.state_dict()), {}
         if self.tensor_size > 1:
             from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform  # noqa: PLC0415  # as torch's tutorial has it
 
@@ -128,7 +127,7 @@ class DDP(_DataParallel):
             dtensors = {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
             _pre_dp_module_transform(model)
         group = mesh["data"].get_group()
-        register_hook = self._hook_registration(group, ranks)
+        register_hook = self._hook_registration(group)
 
         def wrap(*, init_sync: bool) -> nn.parallel.DistributedDataParallel:
             ddp = nn.parallel.DistributedDataParallel(model, process_group=group, init_sync=init_sync, **self._arguments)
@@ -138,13 +137,12 @@ class DDP(_DataParallel):
         average_every = None if self._local_steps == 1 else (self._local_steps, self._local_after)
         return _Replicated(model, wrap, mesh, names, dtensors, average_every)
 
-    def _hook_registration(self, group: distributed.ProcessGroup, ranks: Ranks) -> Callable[[nn.parallel.DistributedDataParallel], None]:
-        """A function that registers the communication hook of these settings with a DDP model; every rank of the world must call this."""
+    def _hook_registration(self, group: distributed.ProcessGroup) -> Callable[[nn.parallel.DistributedDataParallel], None]:
+        """A function that registers the communication hook of these settings with a DDP model."""
         if self._local_steps > 1:
             from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook  # noqa: PLC0415  # few want it
 
-            alone = [distributed.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
-            state = PostLocalSGDState(process_group=group, subgroup=alone, start_localSGD_iter=self._local_after)  # type: ignore[no-untyped-call]  # torch's
+            state = PostLocalSGDState(group, None, self._local_after, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]  # torch's
             return lambda ddp: ddp.register_comm_hook(state, post_localSGD_hook)
         if self._compression is None:
             return lambda ddp: None
@@ -328,7 +326,7 @@ class FSDP(_DataParallel):
         """Shard every weight over the ranks; the blocks that the model's ``blocks()`` returns are gathered one at a time."""
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415  # DDP does without
 
-        mesh = self._mesh(device)
+        mesh = self._mesh(ranks, device)
         if self.tensor_size > 1:
             share_layers(model, mesh["tensor"])
         offload = CPUOffloadPolicy() if self._cpu_offload and device.type == "cuda" else OffloadPolicy()

@@ -8,13 +8,14 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
 
 from autotune.measurement import Phase, PhaseClock
@@ -33,6 +34,19 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    is_joined: bool = False
+    """Whether this process is in a process group, which may have one rank only."""
+    _meshes: dict[tuple[int, ...], DeviceMesh] = field(default_factory=dict, repr=False, compare=False)
+
+    def mesh(self, device: torch.device, **sizes: int) -> DeviceMesh:
+        """The device mesh of all ranks with dimensions of these names and sizes, made when first asked for.
+
+        It is kept as long as the process group: a new mesh has new process groups, and on GPUs each connects its ranks anew.
+        """
+        shape = tuple(sizes.values())
+        if shape not in self._meshes:
+            self._meshes[shape] = init_device_mesh(device.type, shape, mesh_dim_names=tuple(sizes))
+        return self._meshes[shape]
 
     @property
     def is_first(self) -> bool:
@@ -85,14 +99,17 @@ def open_store(host: str = "127.0.0.1") -> TCPStore:
 def joined(store: Store, *, rank: int, size: int, device: torch.device, backend: str | None = None) -> Iterator[Ranks]:
     """Join the process group as one of ``size`` ranks that meet at a store, until the context ends.
 
+    A GPU without an index is this process's current one. The group isn't bound to it (``device_id``): meshes would then be split from
+    NCCL's group alone, and could not exchange what ``cpu_offload`` keeps in host memory.
+
     ``backend`` is the torch.distributed backend for tensors on GPUs; None means nccl. Tensors on the CPU always use gloo.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
     backends = f"cpu:gloo,cuda:{backend or 'nccl'}" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
-        yield Ranks(rank=rank, size=size)
+        yield Ranks(rank=rank, size=size, is_joined=True)
     finally:
         distributed.destroy_process_group()
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autotune.config.schema import TrialConfig
@@ -39,7 +39,7 @@ class TensorParallel(Strategy):
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
         """Split the layers that the model's plan names over the ranks."""
-        share_layers(model, init_device_mesh(device.type, (self.num_workers,), mesh_dim_names=("tensor",)))
+        share_layers(model, ranks.mesh(device, tensor=self.num_workers))
         return _Split(model, ranks)
 
 

@@ -11,10 +11,14 @@ from torch import nn
 
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError
+from autotune.measurement import PhaseClock
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.parallel.pipeline import _evenly
+from autotune.training.parallel.ranks import joined, open_store
+from autotune.training.parallel.strategy import SharedModel
 from autotune.training.run import check_training
+from autotune.training.set_up import set_up
 from tests.ranks import Ranks, losses
 
 SHORT = (
@@ -91,6 +95,85 @@ def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
     net: Any = make_components(config, data, torch.device("cpu"), 1).model.eval()
     inputs = data.transform(data.train.inputs[:4])
     assert torch.equal(nn.Sequential(*net.pipeline_layers())(inputs), net(inputs))
+
+
+def test_a_rank_takes_its_gpu_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.append(torch.cuda._utils._get_device_index(device)))
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *arguments, **settings: None)
+    for device in (torch.device("cuda"), torch.device("cuda", 1)):
+        with joined(torch.distributed.HashStore(), rank=0, size=1, device=device):
+            pass
+    assert taken == [3, 1]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("experiment", "parallelism"),
+    [
+        ("cnn", ["ddp"]),
+        ("mlp", ["ddp", "parallelism.local_steps=2"]),
+        ("cnn", ["fsdp"]),
+        ("mlp", ["tensor"]),
+        ("mlp", ["pipeline"]),
+    ],
+)
+def test_one_rank_trains_by_each_strategy(device: str, experiment: str, parallelism: list[str]) -> None:
+    """Over NCCL on a GPU, which one GPU suffices for; not yet run on one."""
+    plain = ["model.norm=none", *(["model.dropout=0"] if experiment == "mlp" else [])]
+    common = [f"experiment={experiment}", *SHORT[2:], *plain, f"device={device}"]
+    shared = [*common, f"parallelism={parallelism[0]}", "parallelism.num_workers=1", *parallelism[1:]]
+    store = open_store()
+    with joined(store, rank=0, size=1, device=torch.device(device)) as ranks:
+        _, step = set_up(Composer(shared).compose().trial, torch.device(device), PhaseClock(), 1, ranks)
+        assert type(step.parts.shared) is not SharedModel
+        found = losses(shared, ranks=ranks)
+    assert found == pytest.approx(losses(common), rel=1e-5 if device == "cpu" else 1e-3)
+
+
+def groups_made(overrides: list[str], ranks: Any) -> list[str]:
+    """The process groups and meshes that setting up and warming up a training makes, by the clock's phase."""
+    from torch.distributed import device_mesh, distributed_c10d
+
+    made: list[str] = []
+    clock = PhaseClock()
+
+    def noted(name: str, make: Any) -> Any:
+        def making(*arguments: Any, **settings: Any) -> Any:
+            made.append(f"{name} in {clock.phase.name}")
+            return make(*arguments, **settings)
+
+        return making
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (device_mesh, distributed_c10d, torch.distributed):
+            patch.setattr(module, "new_group", noted("new_group", module.new_group))
+        mesh = device_mesh.DeviceMesh
+        patch.setattr(mesh, "_init_process_groups", staticmethod(noted("mesh", mesh._init_process_groups)))
+        set_up(Composer(overrides).compose().trial, torch.device("cpu"), clock, 1, ranks)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "parallelism"),
+    [(2, ["ddp"]), (2, ["ddp", "parallelism.local_steps=2"]), (2, ["fsdp"]), (2, ["tensor"]), (4, ["fsdp", "parallelism.tensor_size=2"])],
+)
+def test_a_trainings_groups_are_made_once_and_in_its_build_phase(ranks: Ranks, size: int, parallelism: list[str]) -> None:
+    overrides = [
+        "experiment=mlp",
+        *SHORT[1:],
+        "model.norm=none",
+        f"parallelism={parallelism[0]}",
+        f"parallelism.num_workers={size}",
+        *parallelism[1:],
+    ]
+    for found in ranks.call(size, groups_made, overrides):
+        assert isinstance(found, list), found
+        assert found.count("mesh in BUILD") == 1
+        assert {each.rpartition(" ")[2] for each in found} == {"BUILD"}
 
 
 @pytest.mark.slow
