@@ -27,7 +27,7 @@ from autotune.errors import ClusterError
 from autotune.execution.awake import kept_awake
 from autotune.execution.local_ray import LocalRay
 from autotune.execution.task_run import ACCELERATOR, TrialTask
-from autotune.training.capabilities import Capabilities
+from autotune.training.capabilities import Capabilities, visible_devices_environment
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,19 @@ def cluster_capabilities(config: ClusterConfig) -> Capabilities:
 
 
 _PROBE_SECONDS = 60.0
+
+
+def take_assigned_devices() -> None:
+    """Limit this process, a worker of Ray's, and all that it starts to the GPUs that Ray gave it; called before it uses a GPU.
+
+    Ray does so itself, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES or its like keeps it from that: every trial would then train
+    on the machine's first GPU.
+    """
+    import ray  # noqa: PLC0415  # the driver imports it only after connected() has set the environment
+
+    devices: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    if devices:
+        os.environ.update(visible_devices_environment(devices))
 
 
 @contextlib.contextmanager

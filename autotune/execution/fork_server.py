@@ -43,7 +43,7 @@ from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report
 from autotune.execution.watch import TRACES_SIGNAL, is_left, is_stopped
 from autotune.files import replace_file
 from autotune.machine import Machine
-from autotune.training.capabilities import Capabilities
+from autotune.training.capabilities import Capabilities, visible_devices, visible_devices_environment
 from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
 
 POLL_SECONDS = 0.2
@@ -130,16 +130,21 @@ class ForkServer:
             return f"it {_ended_by(self._process.wait())}"
         return self._fault
 
-    def train(self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False) -> Iterator[WorkerReport | Died]:
+    def train(
+        self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False, *, devices: Sequence[str] | None = None
+    ) -> Iterator[WorkerReport | Died]:
         """Train a task in a forked process and yield its reports; the last report, or ``Died``, comes when the process is gone.
 
         Once ``interrupt`` returns true, the process is ended and no further report comes.
+
+        Args:
+            devices: ids of the GPUs that the process sees; None for as many as the task takes of those that this process sees.
         """
         try:
             self._import_libraries(interrupt)
             if not self._is_ready and interrupt():
                 return
-            process = ForkedProcess(self.address, resource_environment(task))
+            process = ForkedProcess(self.address, resource_environment(task, devices))
         except (EOFError, OSError):
             yield Died(reason=SERVER_ENDED)
             return
@@ -309,14 +314,15 @@ class ForkedRun:
         self._process.call("close")
 
 
-def resource_environment(task: TrialTask) -> dict[str, str]:
-    """Environment variables as Ray sets them for an actor of the task's size: its GPUs, and as many OpenMP threads as CPUs."""
+def resource_environment(task: TrialTask, devices: Sequence[str] | None = None) -> dict[str, str]:
+    """Environment variables as Ray sets them for an actor of the task's size: its GPUs, and as many OpenMP threads as CPUs.
+
+    Args:
+        devices: ids of the GPUs; None for the first of those that this process sees, in a Ray worker those that Ray gave it.
+    """
+    gpus = visible_devices(task.num_gpus) if devices is None else devices
     share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(task.num_cpus))}
-    if task.num_gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        gpus = visible[: task.num_gpus] if visible[0] else [str(index) for index in range(task.num_gpus)]
-        share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return share
+    return share | (visible_devices_environment(gpus) if task.num_gpus else {})
 
 
 def serve(owner: Connection, address: str) -> None:

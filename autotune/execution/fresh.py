@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.contention import MAX_RETAKES
 from autotune.errors import ClusterError
+from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.death import MOST_RETRIES
 from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, report_of_death, warn_of_niceness
@@ -319,6 +320,7 @@ class _ForkingWorker:
     """A Ray actor that holds the resources of runs of one size and forks a process for each run."""
 
     def __init__(self) -> None:
+        take_assigned_devices()
         self._fork_server = ForkServer()
 
     def fault(self) -> str | None:
@@ -335,6 +337,7 @@ class _NewWorker:
 
     def fault(self) -> None:
         """Import all that a training needs; there is no fault to report."""
+        take_assigned_devices()
         import_training()
 
     def run(self, task: TrialTask) -> Iterator[WorkerReport]:

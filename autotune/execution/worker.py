@@ -11,6 +11,7 @@ from typing import Any
 
 from ray import tune
 
+from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.fork_server import ForkedProcess, ForkedRun, resource_environment
 from autotune.execution.task_run import TaskRun, TrialTask
 from autotune.execution.worker_group import WorkerGroup, bundles
@@ -32,6 +33,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     def setup(self, config: Mapping[str, Any]) -> None:
         """Begin the first trial of this process."""
+        take_assigned_devices()
         self._is_unfit = False
         self._group = WorkerGroup()
         self._forked: ForkedProcess | None = None

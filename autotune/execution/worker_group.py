@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.fork_server import ForkedRun
 from autotune.execution.task_run import ACCELERATOR, TaskRun, TrialTask, WorkerReport, follow_task, import_training
 from autotune.outcome import Outcome
@@ -178,6 +179,7 @@ class _Other:
     """A Ray actor for a worker other than the first."""
 
     def __init__(self) -> None:
+        take_assigned_devices()
         import_training()
 
     def follow(self, task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":

@@ -1,8 +1,9 @@
 """What a machine can run, and the versions of its software, without torch: a driver that asks its fork server need not import it."""
 
+import os
 import platform
 import runpy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -131,17 +132,37 @@ def cpu_name() -> str:
 def versions() -> dict[str, str | None]:
     """Versions of Python, CUDA and packages that measurements depend on; None for a package that is not installed."""
     packages = ("autotune", "torch", "numpy", "ray", "optuna", "hydra-core", "mlflow")
-    return {"python": platform.python_version(), "cuda": _cuda_version(), **{name: _installed(name) for name in packages}}
+    return {"python": platform.python_version(), "cuda": torch_build().get("cuda"), **{name: _installed(name) for name in packages}}
 
 
 @cache  # called for every trial
-def _cuda_version() -> str | None:
-    """Version of CUDA that torch was built for; None for a build for the CPU. Torch keeps it in a file that imports nothing of torch."""
+def torch_build() -> Mapping[str, str]:
+    """Versions of ``cuda``, ``hip`` (ROCm) and ``xpu`` that torch was built for, read without importing it; empty for the CPU."""
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        return None
-    found = runpy.run_path(str(Path(spec.submodule_search_locations[0]) / "version.py")).get("cuda")
-    return None if found is None else str(found)
+        return {}
+    found = runpy.run_path(str(Path(spec.submodule_search_locations[0]) / "version.py"))
+    return {name: str(found[name]) for name in ("cuda", "hip", "xpu") if found.get(name) is not None}
+
+
+def visible_devices_variable() -> str:
+    """Environment variable that limits a process to some of the GPUs of the vendor that torch was built for.
+
+    Intel's is the driver's mask, which takes bare ids as the others do; ONEAPI_DEVICE_SELECTOR takes them behind a backend's name.
+    """
+    build = torch_build()
+    return "HIP_VISIBLE_DEVICES" if "hip" in build else "ZE_AFFINITY_MASK" if "xpu" in build else "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(num_gpus: int) -> list[str]:
+    """Ids of the first GPUs that this process may use, as ``visible_devices_variable`` takes them: indices or UUIDs."""
+    visible = os.environ.get(visible_devices_variable())
+    return visible.split(",")[:num_gpus] if visible else [str(index) for index in range(num_gpus)]
+
+
+def visible_devices_environment(devices: Sequence[str]) -> dict[str, str]:
+    """The environment variable that limits a process, before it uses a GPU, to the GPUs with these ids."""
+    return {visible_devices_variable(): ",".join(devices)}
 
 
 @cache

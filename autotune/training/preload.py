@@ -26,6 +26,8 @@ _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics
 _WITH_THREADS = ("autotune.workloads.csv_table",)
 """Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
+_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD", "/dev/accel")
+"""What the paths of device files begin with that a process with a GPU's context holds: CUDA's, also in WSL; ROCm's; Level Zero's; others'."""
 _CHECK_SECONDS = 0.25
 """Seconds between two calls of ``check``."""
 _END_SECONDS = 1.0
@@ -88,7 +90,7 @@ def fork_fault() -> str | None:
     threads = sorted(path.joinpath("comm").read_text(encoding="utf-8").strip() for path in _TASKS.iterdir())
     if len(threads) > 1:
         return f"it has {len(threads)} threads ({', '.join(threads)})"
-    devices = sorted({target for target in _open_files() if target.startswith("/dev/nvidia")})
+    devices = sorted({target for target in _open_files() if target.startswith(_GPU_FILES)})
     return f"it holds {', '.join(devices)}" if devices else None
 
 

@@ -1,6 +1,8 @@
 """Connecting to Ray, and whether a cluster has room for another trial."""
 
+import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,10 @@ import ray
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.schema import ClusterConfig
 from autotune.execution.cluster import ClusterSize, Connection, Room
+from autotune.execution.fork_server import resource_environment
+from autotune.execution.task_run import TrialTask
+from autotune.execution.worker import TrialWorker
+from autotune.training import capabilities
 from autotune.training.capabilities import Capabilities
 from autotune.tune_study import tune_command
 
@@ -96,3 +102,39 @@ def test_what_ray_imports_warns_of_no_missing_socks_while_hydra_catches_warnings
         warnings.warn("SOCKS support in urllib3 requires the installation of optional dependencies: PySocks", stacklevel=1)
         warnings.warn("another", stacklevel=1)
     assert [str(each.message) for each in caught] == ["another"]
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray that is told of four GPUs, and told not to say in the environment which of them a worker has."""
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-a,7")
+    ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("four_gpus")
+def test_each_worker_and_what_is_forked_for_it_has_the_gpu_that_ray_gave_it(trial_config: Any) -> None:
+    task = TrialTask(
+        name="trial-0", config=trial_config(), cap_seconds=1.0, num_threads=1, deadline_seconds=1.0, code_folders=(), working_folder="/",
+        hang_folder="/", num_cpus=1, num_gpus=1,
+    )  # fmt: skip
+
+    class Sees(TrialWorker):
+        def setup(self, config: Any) -> None:
+            if config["is_rocm"]:
+                capabilities.torch_build = lambda: {"hip": "7.0"}
+            super().setup(config)
+
+        def sees(self, task: TrialTask) -> tuple[dict[str, str], dict[str, str]]:
+            variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+            return tuple({name: env[name] for name in variables if name in env} for env in (os.environ, resource_environment(task)))
+
+    workers = [ray.remote(num_gpus=1)(Sees).remote({"task": task, "is_rocm": is_rocm}) for is_rocm in (False, False, True, True)]
+    seen = ray.get([worker.sees.remote(task) for worker in workers], timeout=60)
+    of_workers, of_forked = zip(*seen, strict=True)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in of_forked[:2]] == [env["CUDA_VISIBLE_DEVICES"] for env in of_workers[:2]]
+    assert [env["HIP_VISIBLE_DEVICES"] for env in of_forked[2:]] == [env["HIP_VISIBLE_DEVICES"] for env in of_workers[2:]]
+    assert {*(next(iter(env.values())) for env in of_forked)} == {"4", "5", "GPU-a", "7"}

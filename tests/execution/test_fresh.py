@@ -148,6 +148,7 @@ def test_a_forked_process_sees_what_an_actor_of_its_size_sees(make_run: Any, mon
     for visible, seen in (("", "0,1"), ("5,GPU-a,7", "5,GPU-a"), ("5,6", "5,6")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert resource_environment(task) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "3"}
+    assert resource_environment(task, ["7", "2"])["CUDA_VISIBLE_DEVICES"] == "7,2"
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert resource_environment(replace(task, num_gpus=0)) == {"OMP_NUM_THREADS": "2"}
 

@@ -8,7 +8,8 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.capabilities import Capabilities, cpu_name, unsupported, uses_cuda
+from autotune.training import capabilities
+from autotune.training.capabilities import Capabilities, cpu_name, unsupported, uses_cuda, visible_devices, visible_devices_environment
 from autotune.training.device import is_out_of_memory, local_capabilities, peak_memory_bytes, pick_device, reset_device, synchronizer
 
 CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=True)
@@ -59,6 +60,15 @@ def test_auto_takes_a_gpu_where_there_is_one(trial_config: MakeConfig) -> None:
     assert uses_cuda(trial_config(device="auto"), OLD_GPU)
     assert not uses_cuda(trial_config(device="auto"), CPU_ONLY)
     assert not uses_cuda(trial_config(device="cpu"), OLD_GPU)
+
+
+@pytest.mark.parametrize(
+    ("build", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("hip", "HIP_VISIBLE_DEVICES"), ("xpu", "ZE_AFFINITY_MASK")]
+)
+def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(build: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "torch_build", lambda: {build: "1.0"})
+    monkeypatch.setenv(variable, "3,5,6")
+    assert visible_devices_environment(visible_devices(2)) == {variable: "3,5"}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError
 from autotune.outcome import Outcome
+from autotune.training.capabilities import visible_devices, visible_devices_environment
 from autotune.training.device import is_out_of_memory, pick_device
 from autotune.training.parallel.ranks import ALONE, TIMEOUT, Ranks, joined, open_store
 from autotune.training.run import start_training
@@ -196,8 +197,6 @@ def _rendezvous(port: int, rank: int, size: int) -> Rendezvous:
 
 
 def _run_rank(sender: Connection, config: TrialConfig, rendezvous: Rendezvous, settings: dict[str, Any]) -> None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(index) for index in range(rendezvous.size)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices[rendezvous.rank] if rendezvous.rank < len(devices) else ""
+    os.environ.update(visible_devices_environment(visible_devices(rendezvous.size)[rendezvous.rank : rendezvous.rank + 1]))
     failure: Failure | None = follow(config, rendezvous, **settings)
     sender.send(failure)
