@@ -23,7 +23,7 @@ from autotune.errors import ClusterError
 from autotune.execution.cluster import take_assigned_devices
 from autotune.execution.death import MOST_RETRIES
 from autotune.execution.fork_server import CAN_FORK, POLL_SECONDS, Died, ForkServer
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, report_of_death, warn_of_niceness
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import_training, report_of_death, warn_of_worker
 from autotune.execution.worker_group import WorkerGroup, bundles
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
@@ -281,7 +281,7 @@ def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[Tria
                 death = report.reason
                 break
             reports.append(report)
-            warn_of_niceness(task, report)
+            warn_of_worker(task, report)
             if report.evaluation is not None:
                 run.on_evaluation(report.evaluation)
     except ray.exceptions.RayActorError as error:

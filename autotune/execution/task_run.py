@@ -21,7 +21,7 @@ from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, DataError, StateError
 from autotune.execution.death import LOW_ON_MEMORY, Death, death_of, hang_path, is_killed, num_killed_for_memory
-from autotune.execution.watch import Watch
+from autotune.execution.watch import Watch, descendants
 from autotune.files import appending, make_folder
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
@@ -249,7 +249,7 @@ class TaskRun:
             return {}
         from autotune.training.run import fingerprint  # noqa: PLC0415  # torch is imported by the first training
 
-        self._fingerprint = fingerprint(self._task.config, self._task.num_threads)
+        self._fingerprint = fingerprint(self._task.config, self._task.num_threads, [*descendants(os.getpid())])
         return self._fingerprint
 
     def _open_hang_file(self) -> TextIO:
@@ -293,15 +293,18 @@ def take_niceness(task: TrialTask) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, task.niceness)
 
 
-def warn_of_niceness(task: TrialTask, report: WorkerReport) -> None:
-    """Log a warning, once, if a worker could not take the driver's niceness."""
-    _warn_of_niceness_once(report.fingerprint.get("niceness", task.niceness), task.niceness)
+def warn_of_worker(task: TrialTask, report: WorkerReport) -> None:
+    """Log, once each, if a worker could not take the driver's niceness, and what cannot be told of disturbances of its GPU."""
+    found = report.fingerprint.get("niceness", task.niceness)
+    if found > task.niceness:
+        _warn_once(f"workers run at niceness {found}, not at the driver's {task.niceness}: what else runs on their machines comes first")
+    for line in report.fingerprint.get("untold", ()):
+        _warn_once(line)
 
 
 @cache
-def _warn_of_niceness_once(found: int, wanted: int) -> None:
-    if found > wanted:
-        logger.warning("workers run at niceness %d, not at the driver's %d: what else runs on their machines comes first", found, wanted)
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)
 
 
 def _settings(task: TrialTask) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
 from autotune.execution.death import LOW_ON_MEMORY, MOST_RETRIES, is_lost, num_killed_for_memory
-from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_niceness
+from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
@@ -292,7 +292,7 @@ class TrialManager:
         managed = self._trials[key]
         managed.fingerprint = report.fingerprint or managed.fingerprint
         managed.contention = report.contention or managed.contention
-        warn_of_niceness(managed.task, report)
+        warn_of_worker(managed.task, report)
         decision = Decision.CONTINUE
         if report.evaluation is not None:
             evaluation = report.evaluation

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -143,7 +143,7 @@ class Watch:
         used = {pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()}  # of processes still alive
         study = sum(cpu for pid, cpu in used.items() if pid != os.getpid() and not has_idle_priority(pid))
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
-        self._device = self._device or _device_fault()
+        self._device = self._device or _device_fault(now.study_cpu)
         self._latest = Contention(
             seconds=seconds,
             stopped_seconds=self._stopped_seconds + max(0.0, now.suspended - first.suspended),
@@ -201,7 +201,7 @@ class Watch:
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_SECONDS:
             return
-        stopped = {process for process in _descendants(os.getpid()) if is_stopped(process)}
+        stopped = {process for process in descendants(os.getpid()) if is_stopped(process)}
         if stopped & self._stopped_before:
             self._was_stopped(now - self._looked_at)
         self._looked_at, self._stopped_before = now, stopped
@@ -260,13 +260,13 @@ def is_stopped(process: int) -> bool:
         return False
 
 
-def _descendants(process: int) -> Iterator[int]:
+def descendants(process: int) -> Iterator[int]:
     """Ids of the processes that a process has started, and of those that these have started, where Linux tells them."""
     with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
         for thread in Path(f"/proc/{process}/task").iterdir():
             for child in map(int, (thread / "children").read_text(encoding="ascii").split()):
                 yield child
-                yield from _descendants(child)
+                yield from descendants(child)
 
 
 class _Sample(NamedTuple):
@@ -287,24 +287,30 @@ class _Sample(NamedTuple):
 def _sample(driver: tuple[str, int]) -> _Sample:
     machine = psutil.cpu_times()
     busy = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    this_process = psutil.Process()
-    processes = {this_process.pid: this_process}
+    study_cpu = {pid: _cpu_seconds(process) for pid, process in _study_processes(driver).items()}
+    return _Sample(time.monotonic(), busy, study_cpu, _waits(), _suspended())
+
+
+def _study_processes(driver: tuple[str, int]) -> dict[int, psutil.Process]:
+    """The study's processes on this machine, by id: this one and those below ``_roots``."""
+    processes: dict[int, psutil.Process] = {}
     for root_pid in _roots(driver):
         if root_pid in processes:
             continue
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(root_pid)
             processes |= {process.pid: process for process in [root, *root.children(recursive=True)]}
-    return _Sample(time.monotonic(), busy, {pid: _cpu_seconds(process) for pid, process in processes.items()}, _waits(), _suspended())
+    return processes
 
 
 def _roots(driver: tuple[str, int]) -> Iterator[int]:
-    """Ids of processes whose descendants belong to the study: the driver, if it runs on this machine, and this process's raylet."""
+    """Ids of processes that, with all their descendants, belong to the study: the driver if it is here, the raylet, this process."""
     host, pid = driver
     if host == platform.node():
         yield pid
     if (raylet := os.environ.get("RAY_RAYLET_PID", "")).isdigit():
         yield int(raylet)
+    yield os.getpid()
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
@@ -327,11 +333,10 @@ def _waits() -> dict[str, float]:
     return {}
 
 
-def _device_fault() -> str | None:
-    """What is wrong with the GPU that this process trains on; None if nothing is, or it trains on no GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+def _device_fault(own: Collection[int]) -> str | None:
+    """What is wrong with the GPUs that this process, or one that it has started, trains on; None if nothing is, or there is none."""
+    if "torch" not in sys.modules:
         return None
     from autotune.training.device import device_fault  # noqa: PLC0415  # imports torch
 
-    return device_fault()
+    return device_fault(own, [*descendants(os.getpid())])

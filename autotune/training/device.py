@@ -7,8 +7,8 @@ import platform
 import random
 import resource
 import shutil
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,7 @@ import torch
 from autotune.errors import ConfigError
 from autotune.training.capabilities import Capabilities
 from autotune.training.energy import energy_fault
-
-_SLOWED_BY = {
-    "nvmlClocksThrottleReasonHwThermalSlowdown": "heat",
-    "nvmlClocksThrottleReasonSwThermalSlowdown": "heat",
-    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "its power supply",
-}
-"""Causes of lower clocks that are faults, by the name of NVML's constant; a GPU's usual power limit is not one of them."""
-_MIN_BUSY_PERCENT = 10
-"""Share of a GPU's time from which another process counts as computing on the GPU."""
-_LOOK_BACK_SECONDS = 2.0
-"""Length of the recent past in which the use by other processes is looked up."""
+from autotune.training.nvml import NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
 
 def local_capabilities() -> Capabilities:
@@ -72,7 +62,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Peak device memory in bytes since the last reset; on the CPU, the process's peak resident size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def reset_device(device: torch.device) -> None:
@@ -109,37 +99,33 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def device_fault() -> str | None:
-    """What disturbs this process's GPU now, in one line; None if nothing does, or if NVML (the extra ``energy``) cannot tell.
+def device_fault(own: Collection[int], started: Collection[int]) -> str | None:
+    """What disturbs the GPUs that this process, or one that it has started, trains on, in words; None if nothing is known to.
 
     This has not yet run on a GPU.
+
+    Args:
+        own: ids of the study's processes on this machine; two of its trainings never share a GPU.
+        started: ids of the processes that this one has started: a training that is a command computes in one of them.
     """
+    return next((fault for gpu in _nvml_gpus(started)[0] if (fault := gpu.disturbed_by(own)[0]) is not None), None)
+
+
+def gpu_facts(started: Collection[int]) -> dict[str, Any]:
+    """Facts for a fingerprint on the GPUs that this process, or one that it has started, trains on; empty without a GPU of NVIDIA's.
+
+    ``gpus`` has ``NvmlGpu.limits`` of each, ``untold`` what of their disturbances cannot be told.
+    """
+    gpus, fault = _nvml_gpus(started)
+    untold = [line for gpu in gpus for line in gpu.disturbed_by([os.getpid(), *started])[1]]
+    return {"gpus": [gpu.limits() for gpu in gpus], "untold": [fault] if fault else untold}
+
+
+def _nvml_gpus(started: Collection[int]) -> tuple[list[NvmlGpu], str | None]:
+    """The GPUs that are trained on, without making a CUDA context in this process; and why NVML cannot tell of them, None if it can."""
+    if not torch.cuda.is_initialized():
+        return (gpus_used_by(started) if started else []), None
     try:
-        import pynvml  # noqa: PLC0415  # optional extra
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return _slowed(pynvml, handle) or _shared(pynvml, handle)
-    except (pynvml.NVMLError, AttributeError):  # an older driver, or a GPU without this information
-        return None
-
-
-def _slowed(pynvml: Any, handle: Any) -> str | None:
-    reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    causes = sorted({cause for name, cause in _SLOWED_BY.items() if reasons & getattr(pynvml, name, 0)})
-    return f"its GPU was slowed down by {' and '.join(causes)}" if causes else None
-
-
-def _shared(pynvml: Any, handle: Any) -> str | None:
-    """How many other processes compute on the GPU, as a message; None for none, or if NVML does not list this process (in a container)."""
-    running = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    if os.getpid() not in running or len(running) == 1:
-        return None
-    since = int((time.time() - _LOOK_BACK_SECONDS) * 1e6)
-    samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
-    busy = {sample.pid for sample in samples if sample.smUtil >= _MIN_BUSY_PERCENT}
-    num_others = len((busy & running) - {os.getpid()})
-    return f"{num_others} other {'process' if num_others == 1 else 'processes'} computed on its GPU" if num_others else None
+        return [gpu_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))], None
+    except (UntoldError, AttributeError) as error:
+        return [], f"what else uses the GPU cannot be told: {error}"

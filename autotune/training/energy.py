@@ -14,10 +14,11 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import pynvml
 import torch
 
+from autotune.training.nvml import UntoldError, gpu_of
 from autotune.training.parallel.ranks import Ranks
 
 POWERCAP = Path("/sys/class/powercap")
@@ -86,42 +87,45 @@ class NvmlMeter:
     """Energy meter of one GPU, in joules since the driver was loaded.
 
     Args:
-        uuid: UUID of the GPU, such as ``GPU-8a2f...``.
-        nvml: the module ``pynvml``.
+        uuid: UUID of the GPU, as CUDA gives it.
 
     Raises:
-        UnreadableEnergyError: the driver does not report the GPU's energy.
+        UnreadableEnergyError: the driver does not report the GPU's energy, as of a slice of one (MIG).
     """
 
-    def __init__(self, uuid: str, nvml: Any) -> None:
-        self._nvml = nvml
+    def __init__(self, uuid: str) -> None:
         try:
-            nvml.nvmlInit()
-            self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        except nvml.NVMLError as error:
-            raise UnreadableEnergyError(f"NVML of {uuid}: {error}") from error
+            self._gpu = gpu_of(uuid)
+        except UntoldError as error:
+            raise UnreadableEnergyError(str(error)) from error
+        try:
+            self._read()
+        except pynvml.NVMLError as error:
+            raise UnreadableEnergyError(f"NVML of {'GPU' if self._gpu.is_card else 'MIG slice'} {uuid}: {error}") from error
 
     def __call__(self) -> float:
         """Joules so far; NaN if the driver no longer reports them."""
         try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
-        except self._nvml.NVMLError:
+            return self._read()
+        except pynvml.NVMLError:
             return math.nan
+
+    def _read(self) -> float:
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu.handle)) * 1e-3
 
 
 def energy_meter(device: torch.device) -> Callable[[], float] | None:
     """Energy meter of a device, as a function that returns joules; None if the device's energy cannot be read."""
     try:
-        return _gpu_meter(_uuid(device)) if device.type == "cuda" else _cpu_meter(os.getpid())
+        return _cpu_meter(os.getpid()) if device.type == "cpu" else _gpu_meter(_uuid(device))
     except UnreadableEnergyError:
         return None
 
 
 def energy_fault(device_type: str) -> str | None:
-    """Why the energy of this process's ``cpu`` or ``cuda`` device cannot be read; None if it can."""
+    """Why the energy of this process's device of a type, such as ``cpu`` or ``cuda``, cannot be read; None if it can."""
     try:
-        _gpu_meter(_uuid(torch.device("cuda"))) if device_type == "cuda" else RaplMeter()
+        RaplMeter() if device_type == "cpu" else _gpu_meter(_uuid(torch.device(device_type)))
     except UnreadableEnergyError as error:
         return str(error)
     return None
@@ -168,17 +172,13 @@ def _cpu_meter(process: int) -> RaplMeter:
     return meter
 
 
-@cache
-def _gpu_meter(uuid: str) -> NvmlMeter:
-    try:
-        import pynvml  # noqa: PLC0415  # optional extra, for GPUs only
-    except ImportError as error:
-        raise UnreadableEnergyError("nvidia-ml-py is not installed: pip install 'autotune[energy]'") from error
-    return NvmlMeter(uuid, pynvml)
+_gpu_meter = cache(NvmlMeter)
 
 
 def _uuid(device: torch.device) -> str:
+    if device.type != "cuda":
+        raise UnreadableEnergyError(f"devices of type {device.type} have no meter here")
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     if uuid is None:
         raise UnreadableEnergyError("the GPU has no UUID")
-    return f"GPU-{uuid}"
+    return str(uuid)

@@ -26,8 +26,8 @@ _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics
 _WITH_THREADS = ("autotune.workloads.csv_table",)
 """Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
-_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD", "/dev/accel")
-"""What the paths of device files begin with that a process with a GPU's context holds: CUDA's, also in WSL; ROCm's; Level Zero's; others'."""
+_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")
+"""How the paths of device files begin that a process with a GPU's context holds: CUDA's, also in WSL, ROCm's and Level Zero's."""
 _CHECK_SECONDS = 0.25
 """Seconds between two calls of ``check``."""
 _END_SECONDS = 1.0

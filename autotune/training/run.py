@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from autotune.measurement import Evaluation
 from autotune.training.capabilities import cpu_name, driver_version, versions
 from autotune.training.components import make_components
 from autotune.training.data import load_data
-from autotune.training.device import pick_device, seed_everything
+from autotune.training.device import gpu_facts, pick_device, seed_everything
 from autotune.training.first_call import how_called
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks
@@ -71,11 +71,14 @@ def check_training(config: TrialConfig) -> None:
     make_components(config, data, torch.device("cpu"), num_steps(config, data))
 
 
-def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
+def fingerprint(config: TrialConfig, num_threads: int, started: Collection[int] = ()) -> Mapping[str, Any]:
     """Facts that a trial's measurements depend on besides its configuration: versions, device, driver, threads, data.
 
     Call this after the training, in the process that trained. For a training function of the user's own, ``first_call`` tells the
     reader how the function was called, for example whether it was warmed up.
+
+    Args:
+        started: ids of the processes that this one has started: a training that is a command computes in one of them.
     """
     device = pick_device(config.device)
     is_gpu = device.type == "cuda"
@@ -83,6 +86,7 @@ def fingerprint(config: TrialConfig, num_threads: int) -> Mapping[str, Any]:
         "device": torch.cuda.get_device_name(device) if is_gpu else cpu_name(),
         "device_type": device.type,
         "driver": driver_version() if is_gpu else None,
+        **(gpu_facts(started) if is_gpu else {}),
         "num_threads": config.runtime.num_threads or num_threads,
         "num_cpus": os.cpu_count(),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.execution import awake, watch
@@ -17,6 +19,7 @@ from autotune.execution.fork_server import ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
+from tests.nvml import Driver, Gpu
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -169,7 +172,7 @@ print(watched.contention(is_last=True).stopped_seconds)
 """
 
 
-@pytest.mark.parametrize(("name", "turn"), [("_ran", 0), ("_ran", 1), ("_ran", 2), ("_descendants", 0), ("_descendants", 1)])
+@pytest.mark.parametrize(("name", "turn"), [("_ran", 0), ("_ran", 1), ("_ran", 2), ("descendants", 0), ("descendants", 1)])
 def test_a_stop_is_seen_while_the_thread_that_sees_it_is_at_work(name: str, turn: int) -> None:
     script = [sys.executable, "-c", _STOPPED_AT_WORK, name, str(turn)]
     stopped = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
@@ -248,3 +251,21 @@ def test_a_process_of_the_studys_that_ends_meanwhile_is_no_other_program(monkeyp
     found = seen.contention(is_last=True)
     assert found is not None
     assert found.others_cpu_seconds == pytest.approx(0.5)
+
+
+def test_what_the_training_has_started_is_no_contention_on_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
+    script = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    gpu = Gpu("a", {os.getpid(): 0, script.pid: 90})
+    Driver(monkeypatch, gpu)
+    seen = watch.Watch(deadline_seconds=60.0, driver=("elsewhere", 1), hang_file=(tmp_path / "hang").open)
+    seen._first = watch._sample(("elsewhere", 1))
+    first = seen.contention(is_last=True)
+    gpu.processes[1] = 90
+    later = seen.contention(is_last=True)
+    script.communicate(b"\n")
+    assert first is not None
+    assert later is not None
+    assert (first.device, later.device) == (None, "1 other process computed on its GPU")

@@ -1,7 +1,10 @@
 """What a machine can run, and which errors say that memory ran out."""
 
+import resource
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +111,13 @@ def test_the_cpu_is_always_there() -> None:
     assert device.type == "cpu"
     assert peak_memory_bytes(device) > 1 << 20
     synchronizer(device)()
+
+
+@pytest.mark.parametrize(("platform", "num_bytes"), [("linux", 1024), ("darwin", 1)])
+def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(platform: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7_000_000))
+    assert peak_memory_bytes(torch.device("cpu")) == 7_000_000 * num_bytes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

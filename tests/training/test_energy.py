@@ -17,6 +17,7 @@ from autotune.training import energy
 from autotune.training.energy import NvmlMeter, RaplMeter, UnreadableEnergyError, energy_fault, energy_meter, joules_of_all
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import joined, open_store
+from tests.nvml import Driver, Gpu
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -89,44 +90,34 @@ def test_a_counter_that_is_no_number_is_said(tmp_path: Path) -> None:
         RaplMeter(tmp_path)
 
 
-class Driver:
-    """NVML as its Python module has it, of one GPU."""
-
-    class NVMLError(Exception):
-        """What it raises."""
-
-    def __init__(self, millijoules: int | None) -> None:
-        self.millijoules = millijoules
-
-    def nvmlInit(self) -> None:  # noqa: N802  # NVML's own name
-        if self.millijoules == -1:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid != "GPU-1":
-            raise self.NVMLError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
-        if self.millijoules is None:
-            raise self.NVMLError("Not Supported")
-        return self.millijoules
-
-
-def test_a_gpus_counter_is_in_millijoules() -> None:
-    driver = Driver(12_345_678)
-    meter = NvmlMeter("GPU-1", driver)
+def test_a_gpus_counter_is_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu("1", millijoules=12_345_678)
+    Driver(monkeypatch, gpu)
+    meter = NvmlMeter("1")
     assert meter() == 12_345.678
-    driver.millijoules = None
+    gpu.millijoules = None
     assert math.isnan(meter())
 
 
 @pytest.mark.parametrize(
-    ("millijoules", "uuid", "message"), [(None, "GPU-1", "Not Supported"), (1, "GPU-2", "Not Found"), (-1, "GPU-1", "Loaded")]
+    ("cards", "uuid", "message"),
+    [
+        ([Gpu("1", millijoules=None)], "1", "NVML of GPU 1: Not Supported"),
+        ([Gpu("1")], "2", "NVML of GPU 2: Not Found"),
+        ([Gpu("1", slices=[Gpu("2")])], "2", "NVML of MIG slice 2: Not Supported"),
+        ([], "1", "NVML: Driver Not Loaded"),
+    ],
 )
-def test_a_driver_that_does_not_tell_is_said(millijoules: int | None, uuid: str, message: str) -> None:
-    with pytest.raises(UnreadableEnergyError, match=f"NVML of {uuid}: .*{message}"):
-        NvmlMeter(uuid, Driver(millijoules))
+def test_a_driver_that_does_not_tell_is_said(cards: list[Gpu], uuid: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch, *cards)
+    with pytest.raises(UnreadableEnergyError, match=message):
+        NvmlMeter(uuid)
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_a_device_of_another_kind_is_not_metered_by_the_cpus_counter(kind: str) -> None:
+    assert energy_meter(torch.device(kind)) is None
+    assert energy_fault(kind) == f"devices of type {kind} have no meter here"
 
 
 @pytest.fixture
@@ -210,7 +201,6 @@ def test_ranks_sum_their_gpus_and_count_each_machines_cpu_once() -> None:
 
 @pytest.mark.gpu
 def test_a_gpus_joules_grow_while_it_works() -> None:
-    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     device = torch.device("cuda")
     meter = energy_meter(device)
     assert meter is not None, energy_fault("cuda")

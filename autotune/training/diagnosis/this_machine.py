@@ -1,7 +1,7 @@
 """The facts that ``autotune diagnose`` reports and a study keeps as ``machine.yaml``: processor, GPUs, links, networks and software.
 
-Links are parsed from the output of nvidia-smi and from the kernel's files. NVML has the same facts but needs a package of its own
-(nvidia-ml-py); nvidia-smi comes with every driver, and parsing its output can be tested where there is no GPU.
+Links are parsed from the output of nvidia-smi and from the kernel's files: NVML has them as numbers for each pair, nvidia-smi as one matrix
+with network adapters, and parsing its output can be tested where there is no GPU.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ def _complaints(num_gpus: int, num_slots: int, failures: tuple[str | None, ...])
 
 def _gpu(index: int, slots: dict[str, GpuSlot]) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
-    uuid = f"GPU-{properties.uuid}"  # as nvidia-smi writes it
+    uuid = f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"  # as nvidia-smi writes it
     slot = slots.get(uuid, GpuSlot(None, None, None))
     return Gpu(
         index=index,

@@ -1,0 +1,115 @@
+"""What disturbs a training's GPU and what limits it, of cards and drivers that a test makes up."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.training.device import device_fault, gpu_facts
+from autotune.training.nvml import UntoldError, gpu_of
+from tests.nvml import Driver, Gpu
+
+OWN, CHILD, OTHER, FURTHER = os.getpid(), 1_000_001, 1_000_002, 1_000_003
+
+
+@pytest.fixture
+def has_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process trains on the GPU ``a``."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
+
+
+@pytest.mark.usefixtures("has_context")
+@pytest.mark.parametrize(
+    ("processes", "fault"),
+    [
+        ({OWN: 90}, None),
+        ({OWN: 90, CHILD: 90}, None),
+        ({OWN: 0, CHILD: 90, OTHER: 9}, None),
+        ({OWN: 0, CHILD: 90, OTHER: 10}, "1 other process computed on its GPU"),
+        ({CHILD: 90, OTHER: 50, FURTHER: 50}, "2 other processes computed on its GPU"),
+        ({OWN: 0, OTHER: 0}, None),
+    ],
+)
+def test_only_processes_outside_the_study_disturb_a_gpu(processes: dict[int, int], fault: str | None, monkeypatch: Any) -> None:
+    Driver(monkeypatch, Gpu("b", {OTHER: 90}), Gpu("a", processes))
+    assert device_fault([OWN, CHILD], [CHILD]) == fault
+
+
+def test_a_command_computes_in_a_process_of_its_own_and_no_context_is_made_to_see_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("this makes CUDA's state in the process"))
+    gpu = Gpu("a", {CHILD: 90})
+    Driver(monkeypatch, Gpu("b", {OTHER: 90}), gpu)
+    assert device_fault([OWN, CHILD], [CHILD]) is None
+    gpu.processes[OTHER] = 90
+    assert device_fault([OWN, CHILD], [CHILD]) == "1 other process computed on its GPU"
+    assert device_fault([OWN], []) is None, "nothing is trained on a GPU"
+    assert [limits["uuid"] for limits in gpu_facts([CHILD])["gpus"]] == ["GPU-a"]
+
+
+@pytest.mark.usefixtures("has_context")
+@pytest.mark.parametrize(
+    ("reasons", "fault"),
+    [
+        (0x20, "its GPU was slowed down by heat"),
+        (0xC0, "its GPU was slowed down by heat and its power supply"),
+        (0x4, None),  # its usual power limit
+    ],
+)
+@pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetCurrentClocksEventReasons",)])
+def test_lower_clocks_by_heat_or_power_supply_are_a_fault(
+    reasons: int, fault: str | None, missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Driver(monkeypatch, Gpu("a", {OWN: 90}, reasons=reasons), missing=missing)
+    assert device_fault([OWN], []) == fault
+
+
+@pytest.mark.usefixtures("has_context")
+def test_what_a_driver_or_a_package_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch, Gpu("a", {OTHER: 90}))
+    for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        monkeypatch.delattr(f"pynvml.{name}")
+    assert device_fault([OWN], []) is None
+    slowed, shared = gpu_facts([])["untold"]
+    assert slowed.startswith("whether a GPU is slowed down by heat or its power supply cannot be told: ")
+    assert shared == (
+        "whether other programs compute on a GPU cannot be told: "
+        "NVML lists no process of the study there, as in a container with process ids of its own"
+    )
+    Driver(monkeypatch)
+    assert device_fault([OWN], []) is None
+    assert gpu_facts([]) == {"gpus": [], "untold": ["what else uses the GPU cannot be told: NVML: Driver Not Loaded"]}
+
+
+@pytest.mark.usefixtures("has_context")
+def test_a_slice_is_found_by_its_own_uuid_and_has_the_clocks_of_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Gpu("card", slices=[Gpu("b", {OTHER: 90}), Gpu("a", {OWN: 90})], milliwatts=500_000)
+    Driver(monkeypatch, card)
+    assert device_fault([OWN], []) is None
+    assert gpu_facts([]) == {
+        "gpus": [
+            {
+                "uuid": "MIG-a",
+                "power_limit_watts": 500.0,
+                "default_power_limit_watts": 700.0,
+                "max_clock_mhz": 1980,
+                "application_clock_mhz": None,
+            }
+        ],
+        "untold": [],
+    }
+    card.slices[1].processes[OTHER] = 0
+    assert device_fault([OWN], []) == "1 other process computed on its GPU"
+    card.reasons = 0x40
+    assert device_fault([OWN], []) == "its GPU was slowed down by heat"
+    with pytest.raises(UntoldError, match="NVML of GPU c: Not Found"):
+        gpu_of("c")
+
+
+def test_a_command_on_a_slice_is_found_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch, Gpu("card", slices=[Gpu("b", {OTHER: 90}), Gpu("a", {CHILD: 90})]))
+    assert device_fault([OWN, CHILD], [CHILD]) is None
+    assert [limits["uuid"] for limits in gpu_facts([CHILD])["gpus"]] == ["MIG-a"]
