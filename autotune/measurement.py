@@ -25,7 +25,7 @@ class Phase(StrEnum):
     """Phase of a trial that its clock counts."""
 
     BUILD = "build"
-    """Load data, move it to the device, warm up kernels, compile: paid once per process."""
+    """Start CUDA, load data, move it to the device, warm up kernels, compile: paid once per process."""
     PREPARE = "prepare"
     """Set seeds, and make model, optimizer and schedule: paid by every training."""
     TRAIN = "train"
@@ -243,18 +243,31 @@ class TrialResult:
 class PhaseClock:
     """Clock of a trial: counts the host's monotonic seconds, and joules, for the phase that it is in; while stopped it counts nothing.
 
-    ``synchronize`` waits for the device; ``read_joules`` reads its energy counter and gives NaN on failure. Both are called only when the
-    phase changes, so steps are not slowed down; the time that reading the counter takes belongs to no phase.
+    A phase may begin before its device is known, so that what the device takes to start counts: ``attach`` then names the device.
+    The device is waited for, and its energy read, only when the phase changes, so steps are not slowed down; the time that reading
+    the energy takes belongs to no phase.
     """
 
-    def __init__(self, synchronize: Callable[[], None] = lambda: None, read_joules: Callable[[], float] | None = None) -> None:
-        self._synchronize = synchronize
-        self._read_joules = read_joules
+    def __init__(self) -> None:
+        self._synchronize: Callable[[], None] = lambda: None
+        self._read_joules: Callable[[], float] | None = None
         self._counter_joules = 0.0
         self._seconds = dict.fromkeys(Phase, 0.0)
-        self._joules = dict.fromkeys(Phase, 0.0 if read_joules else math.nan)
+        self._joules = dict.fromkeys(Phase, math.nan)
         self._phase: Phase | None = None
         self._since = 0.0
+
+    def attach(self, synchronize: Callable[[], None], read_joules: Callable[[], float] | None = None) -> None:
+        """Measure a device from now on.
+
+        Args:
+            synchronize: waits for the device.
+            read_joules: reads its energy counter, and gives NaN on failure; None if the energy is not measured.
+        """
+        self._synchronize, self._read_joules = synchronize, read_joules
+        if read_joules is not None:
+            self._joules = dict.fromkeys(Phase, 0.0)
+            self._counter_joules = read_joules()
 
     def enter(self, phase: Phase | None) -> None:
         """Wait for the device, end the current phase and begin ``phase``; None stops the clock."""

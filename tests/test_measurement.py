@@ -92,7 +92,8 @@ def test_the_device_is_awaited_when_the_phase_changes_and_at_no_other_time(hand_
     def synchronize() -> None:
         hand_set_time.now += 5.0
 
-    clock = PhaseClock(synchronize)
+    clock = PhaseClock()
+    clock.attach(synchronize)
     clock.enter(Phase.TRAIN)
     hand_set_time.now += 1.0
     assert clock.seconds(Phase.TRAIN) == 1.0
@@ -108,7 +109,8 @@ def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_s
         hand_set_time.now += 5.0
         return counter
 
-    clock = PhaseClock(read_joules=read)
+    clock = PhaseClock()
+    clock.attach(lambda: None, read)
     for phase, joules in ((None, 7.0), (Phase.PREPARE, 2.0), (Phase.TRAIN, 30.0), (Phase.EVALUATE, 4.0), (None, 9.0), (Phase.TRAIN, 10.0)):
         clock.enter(phase)
         counter += joules
@@ -120,8 +122,9 @@ def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_s
 
 
 def test_joules_that_were_not_measured_throughout_are_not_known() -> None:
-    counters = iter([1.0, 2.0, math.nan, 4.0, 5.0])
-    clock = PhaseClock(read_joules=lambda: next(counters))
+    counters = iter([0.0, 1.0, 2.0, math.nan, 4.0, 5.0])
+    clock = PhaseClock()
+    clock.attach(lambda: None, lambda: next(counters))
     clock.add(Phase.BUILD, 3.0)
     for phase in (Phase.PREPARE, Phase.TRAIN, Phase.TRAIN, Phase.EVALUATE, None):
         clock.enter(phase)

@@ -100,9 +100,11 @@ def train(
         ConfigError, DataError: a component or the data set cannot be made.
         Exception: the trained code raised it; memory errors are not caught here.
     """
-    device = pick_device(config.device)
     make_strategy(config)  # its imports are done before the clock starts, like those of torch
-    clock = PhaseClock(synchronizer(device), energy_meter(device))
+    clock = PhaseClock()
+    clock.enter(Phase.BUILD)  # before anything asks for a GPU: CUDA's start and context are paid once per process
+    device = pick_device(config.device)
+    clock.attach(synchronizer(device), energy_meter(device))
     with paused_while_waiting(clock.stopped):
         run, step = set_up(config, device, clock, num_threads, ranks)
     parts = step.parts

@@ -63,7 +63,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
     config = _lengthened(config, num_needed := _NUM_WARM_UPS + _NUM_PROFILER_WARM_UPS + 2 * num_profiled + _NUM_STACK_STEPS)
     if config.num_workers > 1:
         raise ConfigError(f"parallelism.num_workers: found {config.num_workers}, accepted by a profile is 1")
-    run, step = set_up(config, device, PhaseClock(wait), num_threads)
+    run, step = set_up(config, device, PhaseClock(), num_threads)
     first = round(progress * (run.total_steps - num_needed))
     with closing(run.batches(first)) as batches:
         steps = _Steps(step, batches, first, wait)

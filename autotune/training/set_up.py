@@ -163,7 +163,7 @@ class Run:
 def set_up(
     config: TrialConfig, device: torch.device, clock: PhaseClock, num_threads: int, ranks: Ranks = ALONE
 ) -> tuple[Run, TrainingStep]:
-    """Do everything before the first step of a training, counted in the clock's build and prepare phase, and return run and step.
+    """Do everything before the first step of a training, and return run and step; the clock goes from its build to its prepare phase.
 
     Compiled code and captured graphs are kept for the next training of the process, if only its seed or target differs. Its build
     phase is then charged with the seconds that building took, as the process paid them once.
@@ -174,7 +174,6 @@ def set_up(
     global _built  # noqa: PLW0603  # a process keeps one built step
     if ranks.size != (num_workers := config.num_workers):
         raise ConfigError(f"parallelism.num_workers: found {num_workers}, and this training has {ranks.size}; accepted is as many")
-    clock.enter(Phase.BUILD)
     key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)
     if _built is None or _built.key != key:
         _built = None  # frees its memory before more is taken

@@ -96,9 +96,10 @@ def train_own(
         DataError: a state is damaged, belongs to another configuration, or cannot be written.
         Exception: the function raised it.
     """
+    clock = PhaseClock()
+    clock.enter(Phase.BUILD)  # before anything asks for a GPU: CUDA's start and context are paid once per process
     device = pick_device(config.device)
-    clock = PhaseClock(synchronizer(device), energy_meter(device))
-    clock.enter(Phase.BUILD)
+    clock.attach(synchronizer(device), energy_meter(device))
     _reset_process(config, device, num_threads)
     folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
     _warm_up(device)

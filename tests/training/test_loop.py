@@ -95,6 +95,51 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     return clock
 
 
+class StartingDevice:
+    """A device that takes seconds when it is first asked for, waited for and metered, on a clock in place of the ``time`` module."""
+
+    def __init__(self) -> None:
+        self.now, self.joules = 0.0, 0.0
+        self._has_started: set[str] = set()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def starting(self, what: str, seconds: float) -> None:
+        self.now += 0.0 if what in self._has_started else seconds
+        self._has_started.add(what)
+
+    def picked(self, name: str) -> torch.device:
+        self.starting("driver", 100.0)
+        return torch.device("cpu")
+
+    def wait(self) -> None:
+        if "context" not in self._has_started:
+            self.joules += 7.0
+        self.starting("context", 20.0)
+
+    def meter(self, device: torch.device) -> Callable[[], float]:
+        self.starting("meter", 3.0)
+        return lambda: self.joules
+
+
+def one_report(report: Callable[[float], None]) -> None:
+    """The shortest training function."""
+    report(1.0)
+
+
+@pytest.mark.parametrize("module", ["loop", "user_training"])
+def test_what_a_device_takes_to_start_counts_as_building(toy: MakeConfig, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    device = StartingDevice()
+    monkeypatch.setattr("autotune.measurement.time", device)
+    for name, value in (("pick_device", device.picked), ("synchronizer", lambda _: device.wait), ("energy_meter", device.meter)):
+        monkeypatch.setattr(f"autotune.training.{module}.{name}", value)
+    training = None if module == "loop" else {"_target_": f"{__name__}.one_report", "_warm_up_": False}
+    first = next(start_training(toy(training=training)))
+    assert (first.build_seconds, first.prepare_seconds, first.train_seconds) == (123.0, 0.0, 0.0)
+    assert (first.build_joules, first.energy_joules) == (7.0, 0.0)
+
+
 def test_training_ends_at_the_first_evaluation_past_the_target(toy: MakeConfig) -> None:
     metrics = [each.metric for each in run(toy(epochs=4))]
     target = max(metrics)

@@ -14,7 +14,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import PhaseClock
 from autotune.step_profile import BETWEEN, StepProfile
-from autotune.training.device import synchronizer
 from autotune.training.profiling import profile_training
 from autotune.training.set_up import set_up
 from autotune.training.trace import STEP
@@ -181,7 +180,7 @@ def test_compiled_steps_are_profiled(toy: MakeConfig, tmp_path: Path) -> None:
 def take_steps(config: TrialConfig, number: int) -> None:
     """Steps in which torch refuses to make the host wait for the GPU."""
     device = torch.device("cuda")
-    run, step = set_up(config, device, PhaseClock(synchronizer(device)), num_threads=1)
+    run, step = set_up(config, device, PhaseClock(), num_threads=1)
     with closing(run.batches(0)) as batches:
         step.on_next(batches, 0)
         torch.cuda.set_sync_debug_mode("error")
