@@ -58,7 +58,7 @@ def profile_command(arguments: Sequence[str]) -> int:
             progress=own.progress,
             num_threads=composed.config.cluster.cpus_per_worker,
         )
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise ExecutionError(

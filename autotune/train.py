@@ -134,7 +134,7 @@ def _follow(
         if mirror is not None:
             mirror.send(WEIGHTS_FILE)
         return last, outcome, ended.value
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         print(" ".join(str(error).split()) or type(error).__name__)

@@ -76,6 +76,16 @@ def test_an_own_training_that_ends_early_is_missed(toy: list[str], capsys: pytes
     assert "own_training is a function of one's own: no test split is scored" in said
 
 
+def wrapping_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss that finds no memory, as a library tells that wraps errors."""
+    raise ValueError("the loss failed") from MemoryError()
+
+
+def test_an_error_that_memory_led_to_is_an_outcome(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_command([*toy, f"loss._target_={__name__}.wrapping_loss"]) == EXIT_NOT_REACHED
+    assert "the loss failed\noutcome OUT_OF_MEMORY" in capsys.readouterr().out
+
+
 def test_code_that_finds_no_memory_is_an_outcome(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train_command([*toy, f"loss._target_={__name__}.hungry_loss"]) == EXIT_NOT_REACHED
     said = capsys.readouterr().out

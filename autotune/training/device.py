@@ -80,16 +80,48 @@ def free_memory_bytes(device: torch.device) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that device or host memory ran out."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    """Whether an exception, or one that led to it, means that memory ran out: the device's, the host's, or a GPU's on-chip memory."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:  # Inductor, Lightning and others wrap what they catch
+        seen.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return any(map(_says_out_of_memory, seen))
+
+
+def _says_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or type(error).__name__ in _OUT_OF_MEMORY_TYPES:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return any(words in text for words in _OUT_OF_MEMORY) or (any(words in text for words in _IF_NEARLY_FULL) and _is_nearly_full())
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Words of RuntimeErrors by which torch and other libraries in C++ tell that memory ran out."""
+_OUT_OF_MEMORY_TYPES = ("OutOfResources", "ResourceExhaustedError")
+"""Names of exceptions of Triton and TensorFlow, which are no RuntimeErrors."""
+_OUT_OF_MEMORY = (
+    "out of memory", "can't allocate memory", "annot allocate memory", "not enough memory", "std::bad_alloc", "RESOURCE_EXHAUSTED",
+    "_ALLOC_FAILED", "ALLOCATION_FAILED", "Failed to CUDA calloc", "nable to find an engine", "Unable to find a valid cuDNN algorithm",
+    "out of resource",
+)  # fmt: skip
+"""Words of RuntimeErrors by which torch and other libraries tell that memory ran out: of host and device, then of CUDA's libraries, of
+NCCL, of cuDNN (each algorithm lacked its workspace) and of Triton (a kernel needs more shared memory than the card has)."""
+_IF_NEARLY_FULL = ("CUDNN_STATUS_INTERNAL_ERROR", "CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED")
+"""Words of RuntimeErrors that have other causes as well as a full GPU."""
+_NEARLY_FULL_FRACTION = 0.05
+"""Share of a GPU's memory below which what is free may not hold a library's handles and workspaces."""
+
+
+def _is_nearly_full() -> bool:
+    """Whether hardly any memory of this process's GPU is free, the allocator's cache counted as used."""
+    try:
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (1, 1)
+    except RuntimeError:  # CUDA itself has failed
+        return False
+    return free < _NEARLY_FULL_FRACTION * total
 
 
 def seed_everything(seed: int) -> None:

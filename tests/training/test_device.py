@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
+from torch.distributed import DistBackendError
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
@@ -21,6 +23,23 @@ OLD_GPU = Capabilities(num_cpus=4, num_gpus=1, gpu_name="NVIDIA T4", compute_cap
 NEW_GPUS = Capabilities(num_cpus=4, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
 FOR_GPUS = "{} is for GPUs, and this training runs on the CPU"
+
+NO_SHARED_MEMORY = "out of resource: triton_mm Required: 262144 Hardware limit:232448 Reducing block sizes or `num_stages` may help."
+NCCL_FAILED = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error (run with NCCL_DEBUG=INFO for details), "
+    "NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:"
+)
+
+
+class OutOfResources(Exception):  # noqa: N818  # Triton's name
+    """What Triton raises, which is not installed with a torch for CPUs."""
+
+
+def caused(error: Exception, by: Exception | None) -> Exception:
+    """An error that was raised from another, or while none was handled."""
+    error.__cause__ = by
+    return error
+
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -82,6 +101,24 @@ def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(build: str
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), True),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), True),
+        (RuntimeError("FIND was unable to find an engine to execute this computation after trying 5 plans."), True),
+        (RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"), True),
+        (OutOfResources("out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes may help."), True),
+        (InductorError(RuntimeError(f"No valid triton configs. OutOfMemoryError: {NO_SHARED_MEMORY}"), None), True),
+        (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 63.98 GiB"), True),
+        (DistBackendError(f"{NCCL_FAILED}\nCuda failure 2 'out of memory'"), True),
+        (DistBackendError(f"{NCCL_FAILED}\nFailed to CUDA calloc async 608 bytes"), True),
+        (DistBackendError(f"{NCCL_FAILED}\nCuda failure 999 'unknown error'"), False),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes."), True),
+        (RuntimeError("unable to mmap 1024 bytes from file </torch_7_1_0>: Cannot allocate memory (12)"), True),
+        (caused(ValueError("the batch failed"), by=torch.OutOfMemoryError("CUDA out of memory.")), True),
+        (caused(caused(RuntimeError("backward failed"), by=ValueError("no")), by=None), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
         (KeyboardInterrupt(), False),
@@ -89,6 +126,30 @@ def test_a_process_is_limited_to_gpus_by_the_variable_of_their_vendor(build: str
 )
 def test_errors_that_say_memory_ran_out_are_known(error: BaseException, says: bool) -> None:
     assert is_out_of_memory(error) is says
+
+
+@pytest.mark.parametrize(("free", "says"), [(1, True), (50, False)])
+@pytest.mark.parametrize("words", ["cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"])
+def test_an_error_of_a_library_is_for_want_of_memory_if_hardly_any_is_left(
+    monkeypatch: pytest.MonkeyPatch, words: str, free: int, says: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 100))
+    assert is_out_of_memory(RuntimeError(words)) is says
+
+
+def test_an_error_met_while_memory_had_run_out_is_for_want_of_memory() -> None:
+    def fail() -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        except torch.OutOfMemoryError:
+            raise ValueError("cleaning up failed")  # noqa: B904  # as a library that does not say from what
+
+    with pytest.raises(ValueError, match="cleaning up") as raised:
+        fail()
+    assert is_out_of_memory(raised.value)
+    circular = ValueError()
+    assert not is_out_of_memory(caused(circular, by=circular))
 
 
 def test_an_allocation_that_fails_here_says_that_memory_ran_out() -> None:
