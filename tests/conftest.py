@@ -36,6 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("ray")
 
 
+def pytest_collection_finish() -> None:
+    """What was imported is not walked by the collection of garbage before each training."""
+    gc.freeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where no Ray test is asked for, folders of nothing else are not even imported: with MLflow that takes seconds."""
     return True if config.option.markexpr == "not ray" and collection_path.name in ("execution", "tracking") else None

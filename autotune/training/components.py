@@ -8,7 +8,7 @@ An optimizer whose signature does not name ``model`` receives the model's parame
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -97,7 +97,9 @@ def make_components(
     precision = Precision(config.precision, device)
     offered = {"device": device, "input_shape": data.input_shape, "num_classes": data.num_classes, "allowed_targets": allowed}
     technique = make_part(config.technique, allowed, "technique", **offered)
-    model = _make_model(config, data, device, precision, offered)
+    # Only the state of a model for a bound one is needed, so it takes no memory of the device, unless it computes on the data there.
+    on_device = reuse is None or hasattr(reuse.model, "initialise_from")
+    model = _make_model(config, data, device if on_device else torch.device("cpu"), precision, offered)
     strategy = make_strategy(config)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
     if reuse is None:
@@ -186,6 +188,14 @@ def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
     for parameter, fresh_parameter in zip(trained.parameters(), fresh.parameters(), strict=True):
         parameter.requires_grad_(fresh_parameter.requires_grad)
         parameter.grad = None
+
+
+def without_training_state(parts: Components) -> Components:
+    """The parts of an ended training without its gradients, optimizer state and average, whose memory is freed."""
+    parts.optimizer.state.clear()  # a schedule keeps its optimizer alive in a reference cycle
+    for parameter in parts.model.parameters():
+        parameter.grad = None
+    return replace(parts, average=None)
 
 
 def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int) -> torch.optim.Optimizer:

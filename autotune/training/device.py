@@ -1,6 +1,7 @@
 """The device that a training runs on: its selection, state and capabilities, and what disturbs it."""
 
 import errno
+import gc
 import importlib.util
 import os
 import platform
@@ -65,13 +66,20 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin to measure the device's peak memory anew; the CPU's cannot be reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def reset_device(device: torch.device) -> None:
-    """Undo what an earlier training may have changed in this process: default dtype, gradient mode, allocator cache, memory peak."""
+    """Undo what an earlier training may have changed or kept in this process: default dtype, gradient mode, memory, memory peak."""
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
+    gc.collect()  # reference cycles, such as Lightning's, hold the tensors of a training that has ended
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    reset_peak_memory(device)
 
 
 def free_memory_bytes(device: torch.device) -> int | None:

@@ -11,7 +11,6 @@ fork server then imports for all others.
 """
 
 import contextlib
-import gc
 import importlib
 import importlib.machinery
 import math
@@ -116,7 +115,7 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[]
     Args:
         config: configuration that names the function.
         clock: clock of the call that counts, in its build phase.
-        throw_away: makes a warm-up call: calls the function up to its first report, without counting it.
+        throw_away: makes a warm-up call: calls the function up to its first report, without counting it, and frees what it leaves.
         is_resumed: whether the call resumes a paused training, which is charged for what its first process paid.
 
     Raises:
@@ -136,7 +135,6 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[]
     if is_warmed_up:
         with paid.counting(clock), _same_folder(), _ended_by_a_step() as is_ended:
             throw_away()
-            gc.collect()
         if not is_ended():
             paid.warmed_up(clock)
     _paid[name] = paid

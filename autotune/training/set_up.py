@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import gc
 import json
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -13,9 +14,9 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock, as_measured
-from autotune.training.components import Augmentation, Components, make_components, make_strategy
+from autotune.training.components import Augmentation, Components, make_components, make_strategy, without_training_state
 from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
-from autotune.training.device import reset_device, seed_everything
+from autotune.training.device import reset_device, reset_peak_memory, seed_everything
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import TrainingStep
@@ -84,10 +85,14 @@ class Run:
         parts = make_components(self.config, self.data, self.device, self.total_steps, ranks=self.ranks)
         return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps)
 
-    def warmed_up(self) -> TrainingStep:
+    def warmed_up(self) -> TrainingStep | None:
         """Make a step and warm it up on one training batch of every shape to come and one evaluation batch.
 
-        Lazy set-up, compiling and capturing are over afterwards. The step's components must be replaced: the warm-up trained them.
+        Lazy set-up, compiling and capturing are over afterwards.
+
+        Returns:
+            The step if it is bound to its model; its components must be replaced, because the warm-up trained them. Else None: the
+            training makes another, and needs the memory of this one.
         """
         seed_everything(self.config.seed)
         step = self.training_step()
@@ -100,7 +105,7 @@ class Run:
             step.warm_up(batch, list(shapes.values()))
         size = EVALUATION_BATCH[self.device.type]
         self.evaluate(step.parts, Split(self.validation.inputs[:size], self.validation.targets[:size]))
-        return step
+        return step if step.is_bound else None
 
     def batches(self, first_step: int) -> Generator[Batch]:
         """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device."""
@@ -180,16 +185,20 @@ def set_up(
         reset_device(device)
         apply_runtime(config, device, num_threads)
         run = Run.start(config, load_data(config), device, ranks)
-        step = run.warmed_up()
+        bound = run.warmed_up()
+        gc.collect()  # optimizers with schedules, and checkpointed blocks, are in reference cycles
     else:
-        run, step = replace(_built.run, config=config), _built.step
+        run, bound = replace(_built.run, config=config), _built.step
         clock.add(Phase.BUILD, _built.seconds, _built.joules)
 
     clock.enter(Phase.PREPARE)
+    reset_peak_memory(device)  # building takes more: it tries algorithms, and sizes that do not fit
     seed_everything(config.seed)
-    if not step.is_bound:
+    if bound is None:
         step = run.training_step()
     else:
+        step = bound
+        step.parts = without_training_state(step.parts)
         step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts, ranks=ranks)
     if run.part[1] > 1:
         seed_everything(config.seed + run.part[0])  # each part of a batch is augmented differently

@@ -100,12 +100,12 @@ def train_own(
     clock.enter(Phase.BUILD)  # before anything asks for a GPU: CUDA's start and context are paid once per process
     device = pick_device(config.device)
     clock.attach(synchronizer(device), energy_meter(device))
-    _reset_process(config, device, num_threads)
+    reset_device(device)
     folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
     _warm_up(device)
     is_first = how_called(config) is None
     paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads, clock), is_resumed=folder is not None)
-    _reset_process(config, device, num_threads)
+    _set_threads_and_seeds(config, num_threads)
     checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
     previous = None if folder is None else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
     if previous is None:
@@ -157,22 +157,22 @@ def _resume(folder: Path, checkpoint: TrainingCheckpoint, config: TrialConfig, c
     return evaluation
 
 
-def _reset_process(config: TrialConfig, device: torch.device, num_threads: int) -> None:
-    """Set threads, device state and seeds for a call of the function, whatever an earlier call changed."""
+def _set_threads_and_seeds(config: TrialConfig, num_threads: int) -> None:
+    """Set threads and seeds for a call of the function, whatever an earlier call changed."""
     torch.set_num_threads(config.runtime.num_threads or num_threads)
-    reset_device(device)
     seed_everything(config.seed)
 
 
 def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int, clock: PhaseClock) -> None:
     """Call the function up to its first report, with a clock of its own; ``clock`` counts the whole call, in its build phase."""
-    _reset_process(config, device, num_threads)
+    _set_threads_and_seeds(config, num_threads)
     checkpoint = TrainingCheckpoint(device)
     reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), checkpoint)
     with contextlib.suppress(TrainingEnded), contextlib.closing(reports):
         next(reports, None)
         if checkpoint.is_fresh:
             checkpoint.check()
+    reset_device(device)
 
 
 def _warm_up(device: torch.device) -> None:

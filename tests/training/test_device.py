@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -194,6 +195,24 @@ def test_a_reset_undoes_what_a_training_left() -> None:
     reset_device(torch.device("cpu"))
     assert torch.get_default_dtype() is torch.float32
     assert torch.is_grad_enabled()
+
+
+class Cycle:
+    """An object that holds itself, and a tensor."""
+
+    def __init__(self) -> None:
+        self.itself, self.tensor = self, torch.zeros(1)
+
+
+def test_a_reset_frees_what_reference_cycles_hold_before_it_empties_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = weakref.ref(Cycle().tensor)
+    reset_device(torch.device("cpu"))
+    assert kept() is None
+    kept, said = weakref.ref(Cycle().tensor), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append(kept() is None))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: said.append(device.type == "cuda"))
+    reset_device(torch.device("cuda"))
+    assert said == [True, True]
 
 
 @pytest.mark.gpu

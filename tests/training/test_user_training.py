@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -81,6 +82,19 @@ def in_phases(clock: TrainingClock) -> Iterator[Mapping[str, Any]]:
 def in_phases_reported(report: Report, clock: TrainingClock) -> None:
     for evaluation in in_phases(clock):
         report(**evaluation)
+
+
+_LEFT: list["weakref.ref[threading.Event]"] = []
+"""What calls of ``littering`` left in reference cycles."""
+
+
+def littering(report: Report) -> None:
+    """Reports how many of the earlier calls' leavings are still there, and leaves some."""
+    alive = sum(left() is not None for left in _LEFT)
+    cycle: list[Any] = [held := threading.Event()]
+    cycle.append(cycle)
+    _LEFT.append(weakref.ref(held))
+    report(float(alive))
 
 
 def stubborn(report: Report) -> None:
@@ -224,6 +238,14 @@ def test_the_clock_stands_still_while_the_training_is_suspended(own: MakeConfig,
         evaluations.append(evaluation)
         ticking.now += 1e6
     assert evaluations[-1].train_seconds < 100
+
+
+def test_a_function_finds_nothing_that_earlier_calls_left_in_reference_cycles(own: MakeConfig) -> None:
+    _LEFT.clear()
+    for _ in range(2):
+        with contextlib.closing(start_training(own(littering))) as training:
+            assert next(training).metric == 0.0
+    assert len(_LEFT) == 3, "the first call of a process is one that does not count"
 
 
 def test_the_thread_ends_with_a_training_that_is_stopped(own: MakeConfig) -> None:
