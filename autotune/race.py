@@ -22,6 +22,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from autotune.comparison import RunScore, in_turns
@@ -101,6 +103,17 @@ class Standing:
     """Reason why each candidate left, by arm."""
     is_baseline_better: bool = False
     """Whether the baseline scored better than the winner over all runs of the finished race; False before its end."""
+
+    @property
+    def batch(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The pending runs that may go side by side, since none of them decides about another, in units that belong on one device.
+
+        While choosing, these are the runs of a round, each a unit. In the claim a unit is a pair; the first pairs come before the rest.
+        """
+        if not self.claim_rounds:
+            return tuple((run,) for run in self.pending)
+        first = [run for run in self.pending if run[1] in self.claim_rounds[:MIN_PAIRS]]
+        return tuple(tuple(pair) for _, pair in groupby(first or self.pending, key=itemgetter(1)))
 
 
 def standing(baseline: Entrant, candidates: Sequence[Entrant], limits: RaceLimits, runs: Mapping[tuple[int, int], Run]) -> Standing:

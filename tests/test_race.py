@@ -81,6 +81,22 @@ def test_arms_take_turns_and_each_round_begins_with_another() -> None:
         assert {rounds[number][0] for number in rounds if sorted(rounds[number]) == arms} == set(arms)
 
 
+def test_a_round_goes_side_by_side_and_then_the_first_pairs_and_then_the_rest() -> None:
+    baseline, *candidates = entrants(4.0, 1.0, 1.1, 1.2, 1.3)
+    runs: dict[tuple[int, int], Run] = {}
+    batches = []
+    while batch := (now := standing(baseline, candidates, RaceLimits(max_runs=28, num_pairs=6), runs)).batch:
+        batches.append(batch)
+        runs |= {key: reached([4.0, 1.0, 1.1, 1.2, 1.3][key[0]]) for unit in reversed(batch) for key in unit}
+    one_by_one, in_turn = run_race(baseline, candidates, RaceLimits(max_runs=28, num_pairs=6), always(4.0, 1.0, 1.1, 1.2, 1.3))
+    assert (runs.keys(), now) == (in_turn.keys(), one_by_one)
+    *rounds, first, rest = batches
+    assert [[len(unit) for unit in batch] for batch in rounds] == [[1] * len(batch) for batch in rounds]
+    assert [len({number for unit in batch for _, number in unit}) for batch in rounds] == [1] * len(rounds)
+    assert [{arm for arm, _ in unit} for unit in first + rest] == [{0, now.winner}] * 6
+    assert [number for unit in first for _, number in unit[:1]] == list(now.claim_rounds[:MIN_PAIRS])
+
+
 def test_who_is_clearly_behind_leaves_at_once() -> None:
     ended, runs = race([9.0, 1.0, 1.0, 1.0, 1.0], RaceLimits(max_runs=60), always(9.0, 1.0, 1.01, 1.02, 30.0))
     assert ended.reasons[4] == "left after round 1: clearly behind"

@@ -7,6 +7,7 @@ arm is known; the best arm's weights are kept as long as the study.
 import contextlib
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,16 @@ def run_path(study_folder: Path, run: str) -> Path:
     return study_folder / _FOLDER / f"{run}.safetensors"
 
 
-def keep_first(study_folder: Path, run: str, result: TrialResult) -> None:
-    """Keep the weights of a run if it is the first of its arm to reach the target; delete them otherwise."""
+def keep_first(study_folder: Path, run: str, result: TrialResult, *, earlier: Iterable[TrialResult]) -> None:
+    """Keep the weights of a run if it is the first of its arm, by round, to reach the target; delete them otherwise.
+
+    Args:
+        earlier: the arm's results of earlier rounds. Runs of later rounds may have ended first, beside this one.
+    """
     run_weights, kept = run_path(study_folder, run), _arm_path(study_folder, result.trial)
     with contextlib.suppress(FileNotFoundError):  # the run ended early, or on a machine without this folder
-        if result.outcome is Outcome.REACHED and not kept.exists():
+        is_first = all(other.outcome is not Outcome.REACHED for other in earlier)
+        if result.outcome is Outcome.REACHED and (is_first or not kept.exists()):
             run_weights.replace(kept)
         else:
             run_weights.unlink()

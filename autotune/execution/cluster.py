@@ -379,7 +379,7 @@ class Connection:
             KeyboardInterrupt: raised in this thread meanwhile; it is then raised in ``work``, too.
         """
         done: Future[Result] = Future()
-        thread = threading.Thread(target=_call, args=(work, done), name="with-ray", daemon=True)
+        thread = threading.Thread(target=call, args=(work, done), name="with-ray", daemon=True)
         thread.start()
         try:
             either: list[Future[Any]] = [done, self._lost]
@@ -438,10 +438,11 @@ class Connection:
                 self._size.set_exception(error)
 
 
-def _call(work: Callable[[], Result], done: "Future[Result]") -> None:
+def call(work: Callable[[], Result], done: "Future[Result]") -> None:
+    """Call ``work`` and put what it returns or raises into ``done``: the target of a thread that the driver can leave."""
     try:
         done.set_result(work())
-    except BaseException as error:  # noqa: BLE001  # raised again in run()
+    except BaseException as error:  # noqa: BLE001  # raised again by who asks for the result
         done.set_exception(error)
 
 
@@ -476,6 +477,17 @@ def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
 
 def _size_of(machines: Sequence[Mapping[str, float]]) -> ClusterSize:
     return ClusterSize(tuple((int(resources.get("CPU", 0)), int(resources.get("GPU", 0))) for resources in machines))
+
+
+def num_side_by_side(task: TrialTask) -> int:
+    """Number of trainings of a task's size that the cluster's GPUs hold side by side with the CPUs that they take; 1 if they take no GPU.
+
+    On several machines a training of several workers counts as one that fits only by itself, see ``ClusterSize.holds``.
+    """
+    machines = _machines(task.accelerator_type)
+    if not task.num_gpus or (task.num_workers > 1 and len(machines) > 1):
+        return 1
+    return max(1, sum(int(min(each.get("GPU", 0) // task.num_gpus, each.get("CPU", 0) // task.num_cpus)) for each in machines))
 
 
 def _check_has(accelerator_type: str | None) -> None:

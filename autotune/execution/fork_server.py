@@ -28,6 +28,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,8 @@ class ForkServer:
                 process_group=0,  # Ctrl-C is for the driver
             )
         self._connection = Connection(ours.detach())
+        self._asking = threading.RLock()
+        """Held by the one thread at a time that asks the fork server's process: trainings side by side have a thread each."""
         self._is_ready = False
         self._fault: str | None = None
         self._checks: ForkedProcess | None = None
@@ -121,14 +124,15 @@ class ForkServer:
         """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` returns true."""
         if self._is_ready and self._process.poll() is not None:
             return f"it {_ended_by(self._process.returncode)}"
-        try:
-            while not self._is_ready and self._fault is None and not interrupt():
-                if self._connection.poll(POLL_SECONDS):
-                    self._fault = self._connection.recv()
-                    self._is_ready = self._fault is None
-        except (EOFError, OSError):
-            return f"it {_ended_by(self._process.wait())}"
-        return self._fault
+        with self._asking:
+            try:
+                while not self._is_ready and self._fault is None and not interrupt():
+                    if self._connection.poll(POLL_SECONDS):
+                        self._fault = self._connection.recv()
+                        self._is_ready = self._fault is None
+            except (EOFError, OSError):
+                return f"it {_ended_by(self._process.wait())}"
+            return self._fault
 
     def train(
         self, task: TrialTask, interrupt: Callable[[], bool] = lambda: False, *, devices: Sequence[str] | None = None
@@ -153,10 +157,11 @@ class ForkServer:
 
     def _import_libraries(self, interrupt: Callable[[], bool]) -> None:
         """Wait until the fork server has imported what earlier trainings imported."""
-        if self.fault(interrupt) is None and self._is_ready:
-            self._connection.send(None)
-            self._is_ready = False
-            self.fault(interrupt)
+        with self._asking:
+            if self.fault(interrupt) is None and self._is_ready:
+                self._connection.send(None)
+                self._is_ready = False
+                self.fault(interrupt)
 
     def capabilities(self) -> Capabilities:
         """Capabilities of this machine, found out in a forked process where possible: the driver then need not import torch.

@@ -3,6 +3,8 @@
 A fresh process, one that has never trained, need not import torch anew: for each size of task a Ray actor holds the resources, and its fork
 server (``execution/fork_server.py``) forks a process for each run. A training of several workers consists of Ray's own processes, so it
 starts in new actors each time; so does every training if the fork server cannot fork.
+
+Where trainings go side by side, each has ``FreshProcesses`` of its own, with GPUs that Ray reserves for them.
 """
 
 import logging
@@ -27,6 +29,7 @@ from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, import
 from autotune.execution.worker_group import WorkerGroup, bundles
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
+from autotune.training.capabilities import visible_devices
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -65,6 +68,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
             not repeated until one comes out unspoilt: the machine is always that busy.
         can_fork: whether to fork processes; otherwise every run gets new actors.
         fork_server: the driver's own fork server, used instead of actors; given only if Ray has no machine but this one.
+        reserved: a task that takes as much as any other. Its resources are reserved from the first run on, and all runs are on its GPUs;
+            None if nothing else is trained meanwhile.
     """
 
     def __init__(
@@ -75,9 +80,12 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         max_retakes: int = MAX_RETAKES,
         can_fork: bool = CAN_FORK,
         fork_server: ForkServer | None = None,
+        reserved: TrialTask | None = None,
     ) -> None:
         self._fork_server = fork_server
-        self._fit = fit
+        self._fit = fit if reserved is None else lambda tasks: len(tasks) == 1  # a second actor would wait for the first one's GPUs
+        self._reserved = reserved
+        self._reservation: PlacementGroup | None = None
         self._interrupt = interrupt
         self._workers: dict[_Size, _Worker | _DriverWorker] = {}
         """A worker for each size of task that is kept ready, the most recently used last."""
@@ -88,6 +96,8 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for size in list(self._workers):
             self._end(size)
+        if self._reservation is not None:
+            remove_placement_group(self._reservation)
 
     def train(self, run: FreshRun) -> TrialResult | None:
         """Train a run to its end, and repeat it if its times were spoilt or its process was killed; the last repeat's result is kept.
@@ -146,7 +156,7 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         worker = self._workers[size] = self._new_worker(task)
         try:
             fault = worker.fault(self._interrupt)
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+        except ray.exceptions.RayError as error:
             raise ClusterError(f"no new worker came up: {str(error).splitlines()[0]}") from error
         if self._interrupt.is_set():
             return None
@@ -158,11 +168,15 @@ class FreshProcesses(AbstractContextManager["FreshProcesses"]):
         return self._ready_worker(task)
 
     def _new_worker(self, task: TrialTask) -> "_Worker | _DriverWorker":
+        if self._reserved is not None and self._reservation is None:
+            self._reservation = _placement_group(self._reserved)
         if task.num_workers > 1 or not self._can_fork:
-            return _Worker(task, forks=False)
+            return _Worker(task, forks=False, reservation=self._reservation)
         if self._fork_server is not None and self._fork_server.fault(self._interrupt.is_set) is not None:
             self._fork_server = None
-        return _Worker(task, forks=True) if self._fork_server is None else _DriverWorker(task, self._fork_server)
+        if self._fork_server is None:
+            return _Worker(task, forks=True, reservation=self._reservation)
+        return _DriverWorker(task, self._fork_server, self._reservation)
 
     def _end(self, size: "_Size") -> None:
         worker = self._workers.pop(size, None)
@@ -192,33 +206,27 @@ class _Size:
 
 
 class _Worker:
-    """A Ray actor that runs tasks of one size, in a placement group of its own.
+    """A Ray actor that runs tasks of one size.
 
     Args:
         task: any task of that size.
         forks: whether the actor forks a process for each run, or is itself the process of a single run.
+        reservation: placement group that the actor is in; None for one of its own.
     """
 
-    def __init__(self, task: TrialTask, *, forks: bool) -> None:
+    def __init__(self, task: TrialTask, *, forks: bool, reservation: PlacementGroup | None) -> None:
         self.task, self.forks = task, forks
-        self._group = placement_group(bundles(task), strategy=task.placement)
-        self._actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(**_resources(task, self._group)).remote()
+        self._own_group = _placement_group(task) if reservation is None else None
+        resources = _resources(task, reservation or self._own_group)
+        self._actor = ray.remote(_ForkingWorker if forks else _NewWorker).options(max_restarts=0, **resources).remote()
 
     def fault(self, interrupt: threading.Event) -> str | None:
         """Wait until the actor is ready to train and return why it cannot fork; None if it can, or once ``interrupt`` is set.
 
         Raises:
-            ray.exceptions.GetTimeoutError: the actor is not ready in time.
-            ray.exceptions.RayActorError: the actor ended.
+            ray.exceptions.RayError: the actor ended, or is not ready in time.
         """
-        until = time.monotonic() + _START_SECONDS
-        pending = self._actor.fault.remote()
-        while not ray.wait([pending], timeout=POLL_SECONDS)[0]:
-            if interrupt.is_set():
-                return None
-            if time.monotonic() > until:
-                break
-        fault: str | None = ray.get(pending, timeout=0)
+        fault: str | None = _answer(self._actor.fault.remote(), interrupt)
         return fault
 
     def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
@@ -236,35 +244,75 @@ class _Worker:
     def end(self) -> None:
         """End the actor and any training that it still runs, and free its resources."""
         ray.kill(self._actor)
-        remove_placement_group(self._group)
+        if self._own_group is not None:
+            remove_placement_group(self._own_group)
 
 
 class _DriverWorker:
-    """The driver's own fork server in place of an actor; it reserves no resources, since nothing else is trained on this machine."""
+    """The driver's own fork server in place of an actor.
+
+    Args:
+        reservation: placement group whose GPUs the trainings see; None if nothing else is trained on this machine.
+    """
 
     forks = True
 
-    def __init__(self, task: TrialTask, server: ForkServer) -> None:
+    def __init__(self, task: TrialTask, server: ForkServer, reservation: PlacementGroup | None) -> None:
         self.task = task
         self._server = server
+        self._reservation = reservation
+        self._devices: list[str] | None = None
 
     def fault(self, interrupt: threading.Event) -> str | None:
-        """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` is set."""
-        return self._server.fault(interrupt.is_set)
+        """Wait until the fork server is ready and return why it cannot fork; None if it can, or once ``interrupt`` is set.
+
+        Raises:
+            ray.exceptions.RayError: Ray does not say in time which GPUs are reserved.
+        """
+        fault = self._server.fault(interrupt.is_set)
+        if fault is None and self._reservation is not None:
+            asked = ray.remote(_reserved_devices).options(**_resources(self.task, self._reservation)).remote(self.task.num_gpus)
+            self._devices = _answer(asked, interrupt)
+        return fault
 
     def reports(self, task: TrialTask, interrupt: threading.Event) -> Iterator[WorkerReport | Died]:
         """Train a task and yield its reports up to the one with the outcome, or ``Died``; ends early once ``interrupt`` is set."""
-        return self._server.train(task, interrupt.is_set)
+        return self._server.train(task, interrupt.is_set, devices=self._devices)
 
     def end(self) -> None:
         """Do nothing: trainings leave nothing behind, and the fork server has other users."""
 
 
-def _resources(task: TrialTask, group: PlacementGroup) -> dict[str, Any]:
+def _reserved_devices(num_gpus: int) -> list[str]:
+    """Ids of the GPUs that Ray gave to this process, a worker of its own."""
+    take_assigned_devices()
+    return visible_devices(num_gpus)
+
+
+def _answer(pending: Any, interrupt: threading.Event) -> Any:
+    """Wait for the answer of a process that Ray has yet to start, and return it; None once ``interrupt`` is set.
+
+    Raises:
+        ray.exceptions.RayError: the process ended, or does not answer in time.
+    """
+    until = time.monotonic() + _START_SECONDS
+    while not ray.wait([pending], timeout=POLL_SECONDS)[0]:
+        if interrupt.is_set():
+            return None
+        if time.monotonic() > until:
+            break
+    return ray.get(pending, timeout=0)
+
+
+def _placement_group(task: TrialTask) -> PlacementGroup:
+    return placement_group(bundles(task), strategy=task.placement)
+
+
+def _resources(task: TrialTask, group: PlacementGroup | None) -> dict[str, Any]:
     """Ray options of a task's first worker, which starts the others in the same placement group."""
     bundle = bundles(task)[0]
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True)
-    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "max_restarts": 0, "scheduling_strategy": strategy}
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
 
 
 def _train(run: FreshRun, incoming: Iterator[WorkerReport | Died]) -> tuple[TrialResult | None, int, bool]:

@@ -1,26 +1,35 @@
-"""Runs of several configurations in turns, one at a time, each in a fresh process: how confirmation, comparison and scaling measure.
+"""Runs of several configurations, each in a fresh process: how confirmation, comparison and scaling measure.
 
-The runs of a round share a seed and follow each other directly, so that disturbances of the machine affect them alike. Which run comes
-next may depend on the results of earlier runs.
+The runs of a round share a seed and follow each other directly, in turns, so that disturbances of the machine affect them alike. Where each
+has a GPU of its own, rounds go side by side, in lanes; runs that are compared as a pair share a lane and so its GPU. Trainings on the CPU
+always go one at a time. Which runs come next may depend on the results of earlier runs, but not on which lane was faster.
 """
 
+import contextlib
+import heapq
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from autotune.execution.cluster import ClusterSize
+from autotune.execution.cluster import ClusterSize, call, num_side_by_side
 from autotune.execution.confirmation import run_score
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.tracking.tracker import TrackedTrial
+from autotune.training.capabilities import Capabilities
 
 if TYPE_CHECKING:
     from autotune.execution.background_tracker import BackgroundTracker
     from autotune.execution.fork_server import ForkServer
+    from autotune.execution.fresh import FreshProcesses  # imports ray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +47,31 @@ class PairedRun:
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lanes:
+    """How many trainings go side by side, each on GPUs of its own."""
+
+    number: int = 1
+    task: TrialTask | None = None
+    """The task whose resources each lane has; None if there is one lane."""
+    are_alike: bool = True
+    """Whether times in different lanes compare: all GPUs are of one kind."""
+
+    @classmethod
+    def of(cls, tasks: Sequence[TrialTask], capabilities: Capabilities) -> "Lanes":
+        """The lanes for any of the given tasks: one if some train on the CPU, else as many as hold the largest."""
+        largest = max(tasks, key=attrgetter("num_gpus"))
+        number = num_side_by_side(largest) if all(task.num_gpus for task in tasks) else 1
+        if number == 1:
+            return cls()
+        are_alike = largest.accelerator_type is not None or len(capabilities.gpu_kinds) < 2
+        return cls(number=number, task=largest, are_alike=are_alike)
+
+
 def run_in_turns(
-    runs: Iterable[PairedRun],
+    batches: Iterable[Sequence[Sequence[PairedRun]]],
     *,
+    lanes: Lanes,
     size: ClusterSize,
     tracker: "BackgroundTracker",
     objective: Objective,
@@ -50,45 +81,95 @@ def run_in_turns(
     fork_server: "ForkServer | None" = None,
     on_end: Callable[[PairedRun, TrialResult], None],
 ) -> None:
-    """Make runs one after another until there are no more, or ``interrupt`` is set.
+    """Make runs until there are no more, or ``interrupt`` is set: the runs of a unit in turns, in a lane that is free.
 
     Args:
-        runs: the next run is taken from it only after ``on_end`` has returned for the previous one.
+        batches: units of runs that may go side by side. The next batch is taken only after ``on_end`` has returned for all of the last one.
         tracker: receives each run once all runs are over or a minute has passed: writing would take CPUs from runs that are timed.
+        interrupt: is also set here where an error ends the runs of other lanes.
         max_retakes: how often a run is repeated if its times were spoilt by something else on the machine.
         check_ray: raises if Ray is gone; called before the death of a worker is held against its run.
         fork_server: the driver's own fork server; given only if Ray has no machine but this one.
-        on_end: called with each run and its result, before the tracker receives the result.
+        on_end: called with each run and its result, before the tracker receives the result. It is never called by two threads at once; nor
+            are the functions of ``PairedRun`` then.
 
     Raises:
         ClusterError: a process did not start, or had trained before.
     """
-    from autotune.execution.fresh import FreshProcesses, FreshRun  # noqa: PLC0415  # imports ray
+    from autotune.execution.fresh import FreshProcesses  # noqa: PLC0415  # imports ray
 
-    with tracker.held(), FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server) as processes:
-        for run in runs:
-            tracked = run.tracked
+    telling = threading.Lock()
 
-            def on_start(run: PairedRun = run) -> None:
-                nonlocal tracked
-                run.on_start()
-                tracked = replace(tracked, started_at=time.time())
-                tracker.start(tracked)
-
-            result = processes.train(
-                FreshRun(
-                    task=run.task,
-                    trial=tracked.trial,
-                    values=tracked.values,
-                    overrides=tracked.overrides,
-                    on_start=on_start,
-                    on_evaluation=run.on_evaluation,
-                )
-            )
+    def train(processes: "FreshProcesses", unit: Sequence[PairedRun]) -> None:
+        for run in unit:
+            result = _train(processes, run, tracker, telling)
             if result is None:
                 return
-            if result.outcome in (Outcome.ERRORED, Outcome.LOST):
-                check_ray()
-            on_end(run, result)
-            scored = run_score(result, objective)
-            tracker.finish(tracked, result, scored.score if scored.reached else None)
+            with telling:
+                if result[1].outcome in (Outcome.ERRORED, Outcome.LOST):
+                    check_ray()
+                on_end(run, result[1])
+                scored = run_score(result[1], objective)
+                tracker.finish(*result, scored.score if scored.reached else None)
+
+    with tracker.held(), contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server, reserved=lanes.task)
+            )
+            for _ in range(lanes.number)
+        ]
+        idle, at_work = list(range(lanes.number)), dict[Future[None], int]()
+        try:
+            for batch in batches:
+                waiting = deque(batch)
+                while waiting or at_work:
+                    while waiting and idle:
+                        lane, done = heapq.heappop(idle), Future[None]()
+                        at_work[done] = lane
+                        work = partial(train, processes[lane], waiting.popleft())
+                        threading.Thread(target=call, args=(work, done), name=f"lane-{lane}", daemon=True).start()
+                    for done in wait(at_work, return_when=FIRST_COMPLETED).done:
+                        heapq.heappush(idle, at_work.pop(done))
+                        done.result()
+                    if interrupt.is_set():
+                        waiting.clear()
+                if interrupt.is_set():
+                    return
+        except BaseException:
+            interrupt.set()
+            raise
+        finally:
+            wait(at_work)
+
+
+def _train(
+    processes: "FreshProcesses", run: PairedRun, tracker: "BackgroundTracker", telling: threading.Lock
+) -> tuple[TrackedTrial, TrialResult] | None:
+    """Make a run, and return it as the tracker knows it with its result; None if it was interrupted."""
+    from autotune.execution.fresh import FreshRun  # noqa: PLC0415  # imports ray
+
+    tracked = run.tracked
+
+    def on_start() -> None:
+        nonlocal tracked
+        with telling:
+            run.on_start()
+            tracked = replace(tracked, started_at=time.time())
+            tracker.start(tracked)
+
+    def on_evaluation(evaluation: Evaluation) -> None:
+        with telling:
+            run.on_evaluation(evaluation)
+
+    result = processes.train(
+        FreshRun(
+            task=run.task,
+            trial=tracked.trial,
+            values=tracked.values,
+            overrides=tracked.overrides,
+            on_start=on_start,
+            on_evaluation=on_evaluation,
+        )
+    )
+    return None if result is None else (tracked, result)

@@ -1,13 +1,15 @@
-"""Runs of a comparison's or a scaling's sides in turns, one run at a time in fresh processes, then files, figures and tracker.
+"""Runs of a comparison's or a scaling's sides in turns, in fresh processes, then files, figures and tracker.
 
 All results are written to disk after each run, so an interrupted comparison keeps its runs so far.
 """
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from autotune.execution.cluster import Connection, check_can_start
 from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
 from autotune.execution.interrupt import interruptible
-from autotune.execution.paired_runs import PairedRun, run_in_turns
+from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.hiding import without_secrets
@@ -129,18 +131,25 @@ def make_runs(
             )
         )
 
-        def runs() -> Iterator[PairedRun]:
-            for index, number in in_turns(len(plan.sides), plan.num_seeds):
-                side = plan.sides[index]
-                yield PairedRun(
-                    arm=index,
-                    number=number,
-                    task=_task(plan, side, number, code_folders),
-                    tracked=_tracked(plan, side, number),
-                    on_start=partial(display.run_started, side.name, plan.seed(number)),
-                    on_evaluation=display.evaluated,
-                )
-                check_failures(plan, side, results)
+        def batches(num_lanes: int) -> Iterator[list[list[PairedRun]]]:
+            turns = in_turns(len(plan.sides), plan.num_seeds)
+            units = [[turn] for turn in turns] if num_lanes == 1 else [[*each] for _, each in itertools.groupby(turns, key=itemgetter(1))]
+            for first in range(0, len(units), num_lanes):
+                batch = units[first : first + num_lanes]
+                yield [[run(*turn) for turn in unit] for unit in batch]
+                for index, _ in itertools.chain.from_iterable(batch):
+                    check_failures(plan, plan.sides[index], results)
+
+        def run(index: int, number: int) -> PairedRun:
+            side = plan.sides[index]
+            return PairedRun(
+                arm=index,
+                number=number,
+                task=_task(plan, side, number, code_folders),
+                tracked=_tracked(plan, side, number),
+                on_start=partial(display.run_started, side.name, plan.seed(number)),
+                on_evaluation=display.evaluated,
+            )
 
         def on_end(run: PairedRun, result: TrialResult) -> None:
             side = plan.sides[run.arm]
@@ -149,8 +158,11 @@ def make_runs(
             write()
 
         def make() -> None:
+            tasks = [_task(plan, side, 0, code_folders) for side in plan.sides]
+            lanes = Lanes.of(tasks, plan.capabilities) if plan.kind == "comparison" else Lanes()
             run_in_turns(
-                runs(),
+                batches(lanes.number),
+                lanes=lanes,
                 size=size,
                 tracker=tracker,
                 objective=plan.objective,
@@ -221,7 +233,7 @@ def _task(plan: ComparisonPlan, side: Side, number: int, code_folders: Sequence[
 
 
 def _compared(plan: ComparisonPlan, side: Side, results: Results) -> ComparedSide:
-    runs = {number: result for (name, number), result in results.items() if name == side.name}
+    runs = {number: result for (name, number), result in sorted(results.items()) if name == side.name}
     scores: dict[int, RunScore] = {number: run_score(result, plan.objective) for number, result in runs.items()}
     return ComparedSide(
         name=side.name,

@@ -4,6 +4,7 @@ Everything that must outlive the process is in the study's storage, and every fi
 the same command resumes a study wherever an earlier process stopped.
 """
 
+import itertools
 import json
 import logging
 import math
@@ -22,19 +23,21 @@ from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Connection, Room, check_can_start
 from autotune.execution.conclusion import conclude_study
-from autotune.execution.confirmation import Confirmation, conclude
+from autotune.execution.confirmation import Arm, Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
-from autotune.execution.paired_runs import PairedRun, run_in_turns
+from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan
 from autotune.execution.task_run import TrialTask
 from autotune.execution.webhook import Webhook, told_end
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
+from autotune.race import Standing
 from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.study import confirmations, store_confirmation
+from autotune.tracking.tracker import confirmation_name
 
 logger = logging.getLogger(__name__)
 
@@ -246,29 +249,42 @@ def _confirm(
     arms = {arm.trial: arm for arm in race.arms}
     make_folder(run_path(plan.folder, "").parent)
 
-    def runs() -> Iterator[PairedRun]:
-        while (now := race.standing(stored := confirmations(live.study), limits, plan.objective)).pending:
-            trial, number = now.pending[0][0], now.pending[0][1] + race.first_round
-            arm, num_made = arms[trial], len(race.runs(stored))
-            tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
-            path = run_path(plan.folder, tracked.name)
-            config = confirmation_config(plan, arm.suggestion, number)
-            task = live.task(tracked.name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path)
-            phase = "choosing" if now.winner is None and len(arms) > 1 else "claim"
+    def task(arm: Arm, number: int) -> TrialTask:
+        name = confirmation_name(arm.trial, number)
+        config, path = confirmation_config(plan, arm.suggestion, number), run_path(plan.folder, name)
+        return live.task(name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path)
 
-            def on_start(label: str = f"{arm.label} ({phase})", number: int = num_made + 1, total: int = now.num_runs) -> None:
-                live.display.confirming(number, total, label)
+    lanes = Lanes.of([task(arm, race.first_round) for arm in race.arms], plan.capabilities) if plan.capabilities.num_gpus else Lanes()
+    num_ended = len(race.runs(confirmations(live.study)))
+    starts = itertools.count(num_ended + 1)
 
-            yield PairedRun(arm=trial, number=number, task=task, tracked=tracked, on_start=on_start)
+    def batches() -> Iterator[list[list[PairedRun]]]:
+        while (now := race.standing(confirmations(live.study), limits, plan.objective)).pending:
+            goes_side_by_side = lanes.number > 1 and (lanes.are_alike or now.claim_rounds)
+            yield [[run(now, *key) for key in unit] for unit in (now.batch if goes_side_by_side else [now.pending[:1]])]
+
+    def run(now: Standing, trial: int, race_round: int) -> PairedRun:
+        arm, number = arms[trial], race_round + race.first_round
+        phase = "choosing" if now.winner is None and len(arms) > 1 else "claim"
+
+        def on_start() -> None:
+            live.display.confirming(next(starts), now.num_runs, f"{arm.label} ({phase})", num_ended=num_ended)
+
+        tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
+        return PairedRun(arm=trial, number=number, task=task(arm, number), tracked=tracked, on_start=on_start)
 
     def on_end(run: PairedRun, result: TrialResult) -> None:
+        nonlocal num_ended
+        num_ended += 1
         store_confirmation(live.study, run.arm, run.number, result)
-        keep_first(plan.folder, run.tracked.name, result)
+        of_arm = {number: made for (trial, number), made in confirmations(live.study).items() if trial == run.arm}
+        keep_first(plan.folder, run.tracked.name, result, earlier=[made for number, made in of_arm.items() if number < run.number])
         if result.contention is not None:
             live.display.note(f"{run.tracked.name}  marked: {result.contention}")
 
     run_in_turns(
-        runs(),
+        batches(),
+        lanes=lanes,
         size=size,
         tracker=live.tracker,
         objective=plan.objective,

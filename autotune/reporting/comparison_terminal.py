@@ -32,7 +32,7 @@ class ComparisonDisplay:
         self._num_runs = num_runs
         self._console = console
         self._scale = scale
-        self._num_done = 0
+        self._num_started = self._num_done = 0
         self._running: str | None = None
         self._since = 0.0
         self._evaluation: Evaluation | None = None
@@ -56,7 +56,8 @@ class ComparisonDisplay:
     def run_started(self, side: str, seed: int) -> None:
         """Show that a run of a side begins."""
         self._evaluation, self._since = None, time.monotonic()
-        self._running = f"run {self._num_done + 1} of {self._num_runs}: {side}, seed {seed}"
+        self._num_started += 1
+        self._running = f"run {self._num_started} of {self._num_runs}: {side}, seed {seed}"
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Show the latest evaluation of the current run."""
@@ -65,7 +66,7 @@ class ComparisonDisplay:
     def run_finished(self, side: str, result: TrialResult, score: float | None) -> None:
         """Print the line of a run that ended; ``score`` is what it spent, whether it reached the target or not."""
         self._num_done += 1
-        self._running = None
+        self._running = None if self._num_done == self._num_started else self._running
         parts = [f"run {self._num_done} of {self._num_runs}", side, f"{result.outcome}"]
         nothing = "no time" if self._scale.is_time else "no score"
         parts.append(nothing if score is None else self._scale.format(score))

@@ -149,10 +149,10 @@ class StudyDisplay:
             self.note(f"trial {result.trial}  marked: {result.contention}")
         self._tell_progress()
 
-    def confirming(self, done: int, total: int, label: str) -> None:
-        """Show that confirmation run ``done`` of ``total`` starts; ``label`` names its arm."""
-        self._confirming = f"confirmation run {done} of {total}: {label}"
-        self._time_left.confirming(done, total)
+    def confirming(self, number: int, total: int, label: str, *, num_ended: int) -> None:
+        """Show that confirmation run ``number`` of ``total`` starts, after ``num_ended`` have ended; ``label`` names its arm."""
+        self._confirming = f"confirmation run {number} of {total}: {label}"
+        self._time_left.confirming(num_ended + 1, total)
         if self._live is None:
             self._print(self._confirming)
 

@@ -55,7 +55,7 @@ class TimeLeft:
         self._train_seconds += seconds
 
     def confirming(self, done: int, total: int) -> None:
-        """Note that confirmation run ``done`` of ``total``, as planned now, starts."""
+        """Note that a confirmation run starts after ``done - 1`` of ``total``, as planned now, have ended."""
         began = self._clock() if self._confirming is None else self._confirming[0]
         self._confirming = began, done, total
 

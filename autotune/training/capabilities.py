@@ -32,6 +32,8 @@ class Capabilities:
     """Name of the machine, for messages."""
     energy_faults: Mapping[str, str] = field(default_factory=dict)
     """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose energy can be read."""
+    gpu_kinds: tuple[str, ...] = ()
+    """Names of all kinds of GPU; empty if there is one kind at most."""
 
     @property
     def device_name(self) -> str:
