@@ -81,7 +81,7 @@ class RaceLimits:
 
 
 class Run(NamedTuple):
-    """Score and training seconds of one run."""
+    """Score of one run, and the seconds that count against ``RaceLimits.max_seconds``."""
 
     score: RunScore
     train_seconds: float

@@ -77,7 +77,7 @@ class PlannedRace:
     def standing(self, runs: Runs, limits: RaceLimits, objective: Objective) -> Standing:
         """State of the race after the study's confirmation runs so far; its rounds are numbered from the race's own first round."""
         known = {
-            (trial, number - self.first_round): Run(run_score(run, objective), _train_seconds(run))
+            (trial, number - self.first_round): Run(run_score(run, objective), _budget_seconds(run))
             for (trial, number), run in self.runs(runs).items()
         }
         baseline, *candidates = (arm.entrant for arm in self.arms)
@@ -123,10 +123,11 @@ def plan_race(
     first_round: int,
 ) -> PlannedRace:
     """Plan a race of the baseline and the distinct configurations with the best expected scores."""
-    train_seconds = {number: _train_seconds(result) for number, result in results.items()}
+    first_build_seconds = _build_seconds(results.get(baseline_trial))
+    run_seconds = {number: _fresh_seconds(result, first_build_seconds) for number, result in results.items()}
     best_first = sorted(expected_scores, key=lambda number: expected_scores[number])
     first = min((number for number in (baseline_trial, *best_first) if number in results), default=baseline_trial)
-    seconds = train_seconds.get(baseline_trial, train_seconds.get(first, 0.0))
+    seconds = run_seconds.get(baseline_trial, run_seconds.get(first, 0.0))
     least = run_score(results[baseline_trial], objective).score if baseline_trial in results else None
     expected = expected_scores.get(baseline_trial, math.inf)
     entrant = replace(_entrant(baseline_trial, expected, seconds), least_score=least or 0.0)
@@ -137,9 +138,9 @@ def plan_race(
     for number in best_first:
         if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced_keys:
             raced_keys.add(keys[number])
-            entrant = replace(_entrant(number, expected_scores[number], train_seconds[number]), num_runs=num_reached[keys[number]])
+            entrant = replace(_entrant(number, expected_scores[number], run_seconds[number]), num_runs=num_reached[keys[number]])
             arms.append(_arm(number, Suggestion(results[number].values), entrant, is_baseline=False))
-    total = math.fsum(train_seconds.values())
+    total = math.fsum(map(_train_seconds, results.values()))
     return PlannedRace(num_trials=len(results), first_round=first_round, arms=tuple(arms), train_seconds=total)
 
 
@@ -204,6 +205,34 @@ def _entrant(trial: int, expected_score: float, run_seconds: float) -> Entrant:
 
 def _train_seconds(run: TrialResult) -> float:
     return run.last.train_seconds if run.last is not None else 0.0
+
+
+def _build_seconds(run: TrialResult | None) -> float:
+    return run.last.build_seconds if run is not None and run.last is not None else 0.0
+
+
+def _budget_seconds(run: TrialResult) -> float:
+    """Seconds that a run takes from ``confirm.budget_fraction``: of training, or on a GPU all that it took.
+
+    A GPU's context and warm-up take seconds in each fresh process, and a training on a GPU may be shorter than these.
+    """
+    return max(_train_seconds(run), run.stopped_at - run.started_at) if _is_on_gpu(run) else _train_seconds(run)
+
+
+def _fresh_seconds(trial: TrialResult, first_build_seconds: float) -> float:
+    """Seconds that a run of a trial's configuration is expected to take from the budget.
+
+    Args:
+        first_build_seconds: what the baseline's trial took to build, as the first one of its process: a later one found the GPU warm. A
+            trial's wall seconds would include those for which it was paused.
+    """
+    if trial.last is None or not _is_on_gpu(trial):
+        return _train_seconds(trial)
+    return max(trial.last.build_seconds, first_build_seconds) + trial.last.warm_seconds + trial.last.evaluate_seconds
+
+
+def _is_on_gpu(run: TrialResult) -> bool:
+    return run.fingerprint.get("device_type", "cpu") != "cpu"
 
 
 def _reach_rate(scores: ArmScores) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from autotune.execution.confirmation import Confirmation, PlannedRace, conclude,
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Objective
 from autotune.outcome import Outcome
-from autotune.race import RaceLimits
+from autotune.race import MIN_PAIRS, RaceLimits
 from autotune.space import Suggestion
 
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -98,6 +99,34 @@ def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
     race = planned({0: 5.0, 1: 2.0, 2: 3.0}, first_round=7)
     results = {trial: make_result(trial, 1.0, lr=0.1 * (trial + 1)) for trial in range(3)}
     assert PlannedRace.from_dict(race.as_dict(), BASELINE, results) == race
+
+
+def on_device(device_type: str, trial: int, *, build_seconds: float = 0.0, wall_seconds: float = 9.0) -> TrialResult:
+    """A training of one second, which spent half a second on preparing and evaluating, too."""
+    made = make_result(trial, 1.0, lr=0.1 * (trial + 1))
+    phases = replace(made.evaluations[0], build_seconds=build_seconds, prepare_seconds=0.25, evaluate_seconds=0.25)
+    return replace(made, evaluations=(phases,), stopped_at=wall_seconds, fingerprint={"device_type": device_type})
+
+
+@pytest.mark.parametrize(("device_type", "wanted"), [("cpu", [1.0, 1.0, 1.0]), ("cuda", [6.5, 6.5, 8.5])])
+def test_on_a_gpu_a_run_is_expected_to_take_what_a_trial_took_in_a_fresh_process(device_type: str, wanted: list[float]) -> None:
+    build_seconds = [5.0, 0.1, 7.0]  # the first trial's process was a fresh one; the last one was also compiled
+    results = {trial: on_device(device_type, trial, build_seconds=each, wall_seconds=900.0) for trial, each in enumerate(build_seconds)}
+    race = plan_race(
+        baseline_trial=0, baseline=BASELINE, results=results, expected_scores={0: 3.0, 1: 1.0, 2: 2.0}, objective=OBJECTIVE,
+        num_candidates=8, first_round=0,
+    )  # fmt: skip
+    assert [arm.entrant.run_seconds for arm in race.arms] == wanted
+    assert race.train_seconds == 3.0
+
+
+@pytest.mark.parametrize(("device_type", "num_pairs"), [("cpu", 9), ("cuda", MIN_PAIRS)])
+def test_on_a_gpu_all_seconds_of_a_run_are_taken_from_the_budget(device_type: str, num_pairs: int) -> None:
+    race, limits = planned({0: 1.0, 1: 1.0, 2: 1.0}), RaceLimits(max_runs=100, max_seconds=40.0)
+    runs: dict[tuple[int, int], TrialResult] = {}
+    while not (now := race.standing(runs, limits, OBJECTIVE)).claim_rounds:
+        runs |= {key: on_device(device_type, key[0]) for key in now.pending}
+    assert len(now.claim_rounds) == num_pairs
 
 
 def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
