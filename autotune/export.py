@@ -86,7 +86,7 @@ def _export_program(own: ExportKeys, study_folder: Path, text: str) -> None:
 
     composed = compose_exported(text, *_config_dirs_and_targets(study_folder))
     if own.script:
-        num_threads = _best_json(study_folder).get("num_threads", composed.config.cluster.cpus_per_worker)
+        num_threads = _best_json(study_folder).get("num_threads", composed.config.cluster.cpus_per_worker or 1)
         path = user_path(own.script)
         _write(path, script_text(composed.trial, text, num_threads=num_threads), overwrite=own.overwrite)
         print(f"wrote {path}\nrun it: python {shlex.quote(str(path))}")

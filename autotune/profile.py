@@ -44,7 +44,8 @@ def profile_command(arguments: Sequence[str]) -> int:
     from autotune.reporting.profile import print_profile, write_profile_figure  # noqa: PLC0415  # imports matplotlib
     from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
-    from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # torch takes more than a second to import
+    from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
+    from autotune.training.device import is_out_of_memory, local_capabilities  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
@@ -56,7 +57,7 @@ def profile_command(arguments: Sequence[str]) -> int:
             folder / "trace.json",
             num_profiled=own.num_steps,
             progress=own.progress,
-            num_threads=composed.config.cluster.cpus_per_worker,
+            num_threads=cpus_per_worker(config, composed.config.cluster, local_capabilities()),
         )
     except Exception as error:
         if not is_out_of_memory(error):

@@ -36,18 +36,20 @@ def train_command(arguments: Sequence[str]) -> int:
     config = composed.trial
 
     from autotune.config.build import build  # noqa: PLC0415  # after --cfg
+    from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
     from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # imports torch
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
     _print_log()
-    settings: dict[str, Any] = {"num_threads": composed.config.cluster.cpus_per_worker, "score_test": True}
+    capabilities = local_capabilities()
+    settings: dict[str, Any] = {"num_threads": cpus_per_worker(config, composed.config.cluster, capabilities), "score_test": True}
     with _checkpoint(composed.config, config) as mirror:
         train_missing_sources(composer, lambda line: print(line, flush=True))
         check_training(config)
         objective = build(composed.config.objective, config.allowed_targets, "objective")
-        check_measured(objective, [local_capabilities().device_of(config)])
+        check_measured(objective, [capabilities.device_of(config)])
         if mirror is not None:
             settings |= _checkpoint_settings(mirror, arguments)
         with spawned(config, **settings) as ranks:

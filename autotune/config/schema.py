@@ -82,7 +82,7 @@ class ClusterConfig:
     """Schema of ``cluster``."""
 
     address: str | None = MISSING
-    cpus_per_worker: int = MISSING
+    cpus_per_worker: int | None = MISSING
     num_cpus: int | None = MISSING
     num_gpus: int | None = MISSING
     accelerator_type: str | None = MISSING

@@ -13,7 +13,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from autotune.training.capabilities import cpu_quota
 
 _MAX_CPUS = 4
 """No CPU is kept awake on a machine with more: busy CPUs share a power budget, so a lone training would be slower (not measured here)."""
@@ -71,22 +72,4 @@ def _cpus() -> list[int]:
     if sys.platform != "linux":
         return []
     cpus = sorted(os.sched_getaffinity(0))
-    return cpus if len(cpus) <= _MAX_CPUS and not _has_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) else []
-
-
-def _has_quota(root: Path, membership: Path) -> bool:
-    """Whether a control group of this process has a quota of CPU time, which processes that keep CPUs awake would use up.
-
-    Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control", cpu.cfs_quota_us.
-    """
-    control_group = next((line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), "")
-    folder = root / control_group.strip("/")
-    limits = [_text(level / "cpu.max").split()[:1] for level in (folder, *folder.parents) if level.is_relative_to(root)]
-    return any(limit not in ([], ["max"]) for limit in limits) or _text(root / "cpu" / "cpu.cfs_quota_us").strip() not in ("", "-1")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return cpus if len(cpus) <= _MAX_CPUS and cpu_quota() is None else []  # they would use a quota up

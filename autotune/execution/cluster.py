@@ -245,9 +245,9 @@ def _linked(config: ClusterConfig) -> Iterator[tuple[ClusterSize, _Ray]]:
             raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{_advice(error, address)}") from error
         _check_has(config.accelerator_type)
         size = _size_of(_machines(config.accelerator_type))
-        if size.num_cpus < config.cpus_per_worker:
+        if size.num_cpus < (config.cpus_per_worker or 1):
             raise ClusterError(
-                f"cluster.cpus_per_worker: found {config.cpus_per_worker}, accepted is at most the {size.num_cpus} CPUs of the cluster"
+                f"cluster.cpus_per_worker: found {config.cpus_per_worker or 1}, accepted is at most the {size.num_cpus} CPUs of the cluster"
             )
         if config.keep_cpus_awake and address is None and not size.num_gpus:
             stack.enter_context(kept_awake())

@@ -167,7 +167,7 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         write_json(folder / "best.json", "summary", summary)
         text, trial = best_yaml(plan, policy, confirmation)
         replace_file(folder / "best.yaml", text)
-        no_script = write_program(folder, trial, text, num_threads=plan.config.cluster.cpus_per_worker)
+        no_script = write_program(folder, trial, text, num_threads=plan.num_threads(trial))
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
@@ -237,7 +237,7 @@ def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str
         "limits": asdict(limits) if limits else None,
         "changes": _changes(plan, policy, confirmation),
         "objective": {"quantity": scale.quantity, "unit": scale.unit},
-        "num_threads": plan.config.cluster.cpus_per_worker,
+        "num_threads": plan.num_threads(plan.trial),
         "config_dirs": [str(Path(folder).absolute()) for folder in plan.composer.config_dirs],
         "allowed_targets": list(plan.composer.allowed_targets),
         **counts_json(list(policy.results.values()), list(runs.values())),

@@ -142,7 +142,7 @@ class LiveStudy:
             name=name,
             config=config,
             cap_seconds=cap_seconds,
-            num_threads=self.plan.config.cluster.cpus_per_worker,
+            num_threads=self.plan.num_threads(config),
             deadline_seconds=deadline_seconds,
             code_folders=self.code_folders,
             working_folder=str(Path.cwd()),

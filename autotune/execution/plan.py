@@ -21,7 +21,7 @@ from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
-from autotune.training.capabilities import Capabilities, unsupported, uses_cuda
+from autotune.training.capabilities import Capabilities, cpus_per_worker, unsupported, uses_cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,10 @@ class StudyPlan:
         """Whether the cluster may get machines when it is asked for more than it has, since so many trials at once were asked for."""
         return self.config.cluster.address not in (None, "local") and self.config.search.max_concurrent_trials is not None
 
+    def num_threads(self, config: TrialConfig) -> int:
+        """Number of CPU threads of each worker of a trial, unless the trial's configuration sets one."""
+        return cpus_per_worker(config, self.config.cluster, self.capabilities)
+
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same study, as plain JSON."""
         trial = {key: value for key, value in self.trial.as_dict().items() if key not in ("seed", "allowed_targets")}
@@ -131,7 +135,7 @@ def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capa
     """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
     num_workers = config.num_workers
     num_gpus = num_workers if uses_cuda(config, capabilities) else 0
-    return num_workers * cluster.cpus_per_worker, num_gpus
+    return num_workers * cpus_per_worker(config, cluster, capabilities), num_gpus
 
 
 def unsuitable(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> str | None:

@@ -219,7 +219,7 @@ def _task(plan: ComparisonPlan, side: Side, number: int, code_folders: Sequence[
         name=f"{side.name}-{number}",
         config=config,
         cap_seconds=side.cap_seconds,
-        num_threads=plan.config.cluster.cpus_per_worker,
+        num_threads=num_cpus // config.num_workers,
         deadline_seconds=plan.run_deadline_seconds,
         code_folders=tuple(code_folders),
         working_folder=str(Path.cwd()),

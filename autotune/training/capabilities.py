@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from autotune.config.schema import TrialConfig
+from autotune.config.schema import ClusterConfig, TrialConfig
 from autotune.measurement import Device
 
 
@@ -120,6 +120,42 @@ def _is_plain_tf32(config: TrialConfig) -> bool:
 def uses_cuda(config: TrialConfig, capabilities: Capabilities) -> bool:
     """Whether a training runs on GPUs on this machine; device ``auto`` takes a GPU if there is one."""
     return config.device == "cuda" or (config.device == "auto" and capabilities.num_gpus > 0)
+
+
+def cpus_per_worker(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> int:
+    """CPUs, and so threads, of each worker of a training: ``cluster.cpus_per_worker``, or else its GPU's share of this machine's CPUs.
+
+    It is one on the CPU, and on a cluster that was joined, whose machines may be of any sizes.
+    """
+    if cluster.cpus_per_worker is not None or cluster.address not in (None, "local") or not uses_cuda(config, capabilities):
+        return cluster.cpus_per_worker or 1
+    return max(1, (cluster.num_cpus or capabilities.num_cpus) // (cluster.num_gpus or capabilities.num_gpus or 1))
+
+
+def num_available_cpus() -> int:
+    """Number of CPUs that this process may use, as Ray counts them: a container's quota may allow less than its affinity."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return count if quota is None else max(1, min(count, int(quota)))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """CPUs' worth of time that the control groups of this process may use; None if they have no quota.
+
+    Source: the kernel's documentation, "Control Group v2", cpu.max; "CFS Bandwidth Control", cpu.cfs_quota_us.
+    """
+    control_group = next((line[3:] for line in _text(membership).splitlines() if line.startswith("0::")), "")
+    folder = root / control_group.strip("/")
+    limits = [_text(level / "cpu.max").split() for level in (folder, *folder.parents) if level.is_relative_to(root)]
+    limits.append([_text(root / "cpu" / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")])
+    return min((int(limit[0]) / int(limit[1]) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))), default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def cpu_name() -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError
-from autotune.training.capabilities import Capabilities
+from autotune.training.capabilities import Capabilities, num_available_cpus
 from autotune.training.energy import energy_fault
 from autotune.training.nvml import NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
@@ -25,7 +25,7 @@ def local_capabilities() -> Capabilities:
     """Capabilities of this machine, as this process sees it."""
     num_gpus = torch.cuda.device_count()
     return Capabilities(
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=num_available_cpus(),
         num_gpus=num_gpus,
         gpu_name=torch.cuda.get_device_name(0) if num_gpus else None,
         compute_capability=torch.cuda.get_device_capability(0) if num_gpus else None,

@@ -74,24 +74,3 @@ def test_they_are_kept_awake_while_ray_runs_on_a_machine_without_a_gpu(
     with cluster.connected(Composer(["experiment=cnn", *settings]).compose().config.cluster):
         wait_until(lambda: len(children(os.getpid())) == (len(cpus) if is_awake else 0))
     assert not children(os.getpid())
-
-
-@pytest.mark.parametrize(
-    ("files", "has_quota"),
-    [
-        ({}, False),
-        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "max 100000\n"}, False),
-        ({"a/b/cpu.max": "200000 100000\n"}, True),
-        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, True),
-        ({"other/cpu.max": "50000 100000\n"}, False),
-        ({"cpu/cpu.cfs_quota_us": "-1\n"}, False),
-        ({"cpu/cpu.cfs_quota_us": "150000\n"}, True),
-    ],
-)
-def test_a_quota_of_cpu_time_is_seen(tmp_path: Path, files: dict[str, str], has_quota: bool) -> None:
-    for name, content in files.items():
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    (tmp_path / "membership").write_text("0::/a/b\n")
-    assert awake._has_quota(tmp_path / "root", tmp_path / "membership") is has_quota

@@ -223,7 +223,12 @@ def test_a_baseline_that_cannot_run_here_is_refused(override: str, on: Capabilit
     [
         ([], _CPU, (1, 0)),
         (["cluster.cpus_per_worker=3"], _CPU, (3, 0)),
-        ([], _GPUS, (1, 1)),
+        ([], _GPUS, (16, 1)),
+        ([], replace(_GPUS, num_cpus=16, num_gpus=8), (2, 1)),
+        ([], replace(_GPUS, num_cpus=2), (1, 1)),
+        (["cluster.num_gpus=2", "cluster.num_cpus=8"], _GPUS, (4, 1)),
+        (["cluster.address=auto"], _GPUS, (1, 1)),
+        (["parallelism.num_workers=4"], _GPUS, (64, 4)),
         (["device=cpu"], _GPUS, (1, 0)),
         (["device=cuda", "cluster.cpus_per_worker=8"], _GPUS, (8, 1)),
         (["parallelism.num_workers=4", "cluster.cpus_per_worker=2"], _GPUS, (8, 4)),

@@ -5,6 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,15 @@ from torch.distributed import DistBackendError
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training import capabilities
-from autotune.training.capabilities import Capabilities, cpu_name, unsupported, uses_cuda, visible_devices, visible_devices_environment
+from autotune.training.capabilities import (
+    Capabilities,
+    cpu_name,
+    cpu_quota,
+    unsupported,
+    uses_cuda,
+    visible_devices,
+    visible_devices_environment,
+)
 from autotune.training.device import is_out_of_memory, local_capabilities, peak_memory_bytes, pick_device, reset_device, synchronizer
 
 CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=True)
@@ -224,3 +233,24 @@ def test_a_gpu_is_picked_and_measured() -> None:
     torch.zeros(1 << 20, device=device)
     synchronizer(device)()
     assert 1 << 20 <= peak_memory_bytes(device) < 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "max 100000\n"}, None),
+        ({"a/b/cpu.max": "200000 100000\n"}, 2.0),
+        ({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ({"other/cpu.max": "50000 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
+    ],
+)
+def test_a_quota_of_cpu_time_is_seen(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    for name, content in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    (tmp_path / "membership").write_text("0::/a/b\n")
+    assert cpu_quota(tmp_path / "root", tmp_path / "membership") == quota
