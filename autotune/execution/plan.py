@@ -168,13 +168,13 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
     def why_not(point: Suggestion) -> str | None:
         return unsuitable(composer.compose_suggestion(point, seed=0).trial, config.cluster, capabilities)
 
-    space, probes, gpu_only = settings.space, settings.probes, sorted(settings.space.gpu_only)
-    if gpu_only and not uses_cuda(trial, capabilities):
+    space, left_out = settings.space, []
+    if space.gpu_only and not uses_cuda(trial, capabilities):
+        left_out.append(f"{', '.join(sorted(space.gpu_only))}: for trainings on GPUs")
         space = space.for_cpus()
-        probes = list(space.probes())
-    else:
-        gpu_only = []
-    space, dropped = _without_unsuitable(space, probes, why_not)
+    space, uneven = _without_uneven(space, trial, *_devices(trial, config.cluster, capabilities))
+    left_out += uneven
+    space, dropped = _without_unsuitable(space, list(space.probes()) if left_out else settings.probes, why_not)
     objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
     if config.search.stop_when_not_worth and not SearchHistory(objective).has_costs:
         raise ConfigError(
@@ -191,7 +191,7 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
         composed=composed,
         space=space,
         probes=tuple((f"{option}={value}" if option else "", point) for option, value, point in space.probes()),
-        dropped=(*dropped, *([f"{', '.join(gpu_only)}: for trainings on GPUs"] if gpu_only else [])),
+        dropped=(*dropped, *left_out),
         baseline=space.point_of(composed.lookup),
         objective=objective,
         capabilities=capabilities,
@@ -265,6 +265,31 @@ def _describe_domain(domain: Any) -> str:
     low, high = settings.pop("low"), settings.pop("high")
     shown = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
     return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *shown])
+
+
+def _devices(trial: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, str]:
+    """How many workers of a training the devices hold that a study uses, and what they are."""
+    if uses_cuda(trial, capabilities):
+        return cluster.num_gpus or capabilities.num_gpus, "GPUs"
+    return (cluster.num_cpus or capabilities.num_cpus) // (cluster.cpus_per_worker or 1), "CPUs"
+
+
+def _without_uneven(space: SearchSpace, trial: TrialConfig, num_devices: int, devices: str) -> tuple[SearchSpace, list[str]]:
+    """The space without numbers of workers that leave devices idle: those that do not divide their number, where others do."""
+    offered: dict[str, list[int]] = {}
+    for name, value, _ in space.probes():
+        if name.rpartition("/")[2] == "parallelism.num_workers" and isinstance(value, int):
+            offered.setdefault(name, []).append(value)
+    left_out: dict[int, None] = {}
+    for name, values in offered.items():
+        fitting = [value for value in values if value <= num_devices] or [min(values)]
+        kept = [value for value in fitting if num_devices % value == 0] or fitting
+        for value in values:
+            if value not in kept and value != trial.num_workers:
+                space = space.without(name, value)
+                left_out[value] = None
+    numbers = ", ".join(map(str, sorted(left_out)))
+    return space, [f"parallelism.num_workers={numbers}: accepted are divisors of the {num_devices} {devices}"] if left_out else []
 
 
 def _without_unsuitable(

@@ -167,6 +167,29 @@ def test_an_option_that_opens_parameters_is_left_out_with_them() -> None:
     assert plan.dropped == ("parallelism=ddp: parallelism.num_workers=2 needs as many GPUs, and there are 1",)
 
 
+@pytest.mark.parametrize(
+    ("on", "offered", "left_out"),
+    [
+        (replace(_CPU, num_cpus=2), [2], "4, 8, 16, 32: accepted are divisors of the 2 CPUs"),
+        (replace(_GPUS, num_gpus=8), [2, 4, 8], "16, 32: accepted are divisors of the 8 GPUs"),
+        (replace(_GPUS, num_gpus=6), [2], "4, 8, 16, 32: accepted are divisors of the 6 GPUs"),
+        (replace(_GPUS, num_gpus=3), [2], "4, 8, 16, 32: accepted are divisors of the 3 GPUs"),
+        (replace(_GPUS, num_gpus=32), [2, 4, 8, 16, 32], None),
+    ],
+)
+def test_numbers_of_workers_divide_the_devices_that_are_there(on: Capabilities, offered: list[int], left_out: str | None) -> None:
+    plan = make_plan("search_space=[parallelism]", on=on)
+    for strategy in ("ddp", "fsdp", "pipeline"):
+        assert options_of(plan, f"parallelism={strategy}/parallelism.num_workers") == offered
+    assert plan.dropped == (() if left_out is None else (f"parallelism.num_workers={left_out}",))
+
+
+def test_a_number_of_workers_that_the_experiment_itself_has_stays() -> None:
+    space = "search_space=[{parallelism.num_workers:{type:choice,choices:[1,2,3]}}]"
+    assert options_of(make_plan("parallelism=ddp", "parallelism.num_workers=3", space, on=_GPUS), "parallelism.num_workers") == [1, 2, 3]
+    assert options_of(make_plan("parallelism=ddp", space, on=_GPUS), "parallelism.num_workers") == [1, 2]
+
+
 def test_what_the_machine_cannot_run_is_left_out_and_said() -> None:
     plan = make_plan(_SPACE)
     assert options_of(plan, "device") == ["cpu"]
