@@ -62,15 +62,18 @@ def compare(
     Raises:
         AutotuneError: the comparison cannot be run; its message is one line.
     """
-    from autotune.execution.comparison_plan import check_comparison, compose_sides, plan_comparison  # noqa: PLC0415  # imports torch
-    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # imports torch
+    from autotune.execution.comparison_plan import check_comparison, compose_sides, plan_comparison  # noqa: PLC0415  # after --help
+    from autotune.execution.fork_server import started_fork_server  # noqa: PLC0415  # after --help
+    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # after --help
 
     code_folders = import_user_code_from(config_dirs, [*common, *a, *b])
-    plan = plan_comparison(compose_sides(common, {"a": a, "b": b}, config_dirs), num_seeds=num_seeds)
     out = console or Console(quiet=True)
-    check_comparison(plan, lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True))
+    sides = compose_sides(common, {"a": a, "b": b}, config_dirs)
     command = [*common, f"a={list(a)}", f"b={list(b)}", f"num_seeds={num_seeds}"]
-    return run_comparison(plan, command=command, code_folders=code_folders, console=out)
+    with started_fork_server(sides[0].composed.config.cluster) as fork_server:
+        plan = plan_comparison(sides, num_seeds=num_seeds, fork_server=fork_server)
+        check_comparison(plan, lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True), fork_server)
+        return run_comparison(plan, command=command, code_folders=code_folders, console=out, fork_server=fork_server)
 
 
 def compare_command(arguments: Sequence[str]) -> int:
@@ -79,12 +82,13 @@ def compare_command(arguments: Sequence[str]) -> int:
     line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
     own, common = read_own_keys(CompareKeys, line.overrides)
     from autotune.config.overrides import read_override_list  # noqa: PLC0415  # imports Hydra
-    from autotune.execution.comparison_plan import (  # noqa: PLC0415  # after --help; imports torch
+    from autotune.execution.comparison_plan import (  # noqa: PLC0415  # after --help
         check_comparison,
         compose_sides,
         describe_comparison,
         plan_comparison,
     )
+    from autotune.execution.fork_server import started_fork_server  # noqa: PLC0415  # after --help
 
     a, b = read_override_list(own.a, "a"), read_override_list(own.b, "b")
     code_folders = import_user_code_from(line.config_dirs, [*common, *a, *b])
@@ -99,18 +103,19 @@ def compare_command(arguments: Sequence[str]) -> int:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with console.status("reading the configuration and checking both sides"):
-        plan = plan_comparison(sides, num_seeds=own.num_seeds)
-        is_dry_run = plan.config.dry_run
-        if not (is_dry_run and plan.missing_sources):  # the check would train them first
-            check_comparison(plan, say)
-    if is_dry_run:
-        for text in describe_comparison(plan):
-            say(text)
-        return 0
-    from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # after a dry run
+    config = sides[0].composed.config
+    with started_fork_server(config.cluster, is_wanted=not config.dry_run) as fork_server:
+        with console.status("reading the configuration and checking both sides"):
+            plan = plan_comparison(sides, num_seeds=own.num_seeds, fork_server=fork_server)
+            if not (config.dry_run and plan.missing_sources):  # the check would train them first
+                check_comparison(plan, say, fork_server)
+        if config.dry_run:
+            for text in describe_comparison(plan):
+                say(text)
+            return 0
+        from autotune.execution.run_comparison import run_comparison  # noqa: PLC0415  # after a dry run
 
-    comparison = run_comparison(plan, command=arguments, code_folders=code_folders, console=console)
+        comparison = run_comparison(plan, command=arguments, code_folders=code_folders, console=console, fork_server=fork_server)
     if not comparison.is_complete:
         return EXIT_INTERRUPTED
     return 0 if comparison.both_sides_reached else EXIT_NOT_REACHED

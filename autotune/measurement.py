@@ -10,7 +10,8 @@ synchronised when the phase changes and at no other time. The phases give three 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -238,6 +239,22 @@ class TrialResult:
                 "evaluations": tuple(Evaluation.from_dict(evaluation) for evaluation in known["evaluations"]),
             }
         )
+
+
+def differing_devices(runs: Iterable[TrialResult]) -> str | None:
+    """A note on runs whose times do not compare, as their devices of one type differ in kind, power limit or clocks; None if none do."""
+    counts: dict[str, Counter[str]] = {}
+    for run in runs:
+        if "device" in run.fingerprint:
+            counts.setdefault(run.fingerprint.get("device_type", ""), Counter())[_device_text(run.fingerprint)] += 1
+    different = [f"{text} ({count})" for kinds in counts.values() if len(kinds) > 1 for text, count in sorted(kinds.items())]
+    return f"runs were timed on devices that differ: {'; '.join(different)}" if different else None
+
+
+def _device_text(fingerprint: Mapping[str, Any]) -> str:
+    limits = (("power_limit_watts", "at most {:g} W"), ("max_clock_mhz", "at most {:g} MHz"), ("application_clock_mhz", "set to {:g} MHz"))
+    known = [text.format(gpu[name]) for gpu in fingerprint.get("gpus", ()) for name, text in limits if gpu.get(name) is not None]
+    return ", ".join([str(fingerprint["device"]), *known])
 
 
 class PhaseClock:

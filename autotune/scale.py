@@ -58,10 +58,14 @@ def scale_command(arguments: Sequence[str]) -> int:
     if len(workers) < 2:
         raise ConfigError(f"workers: found {own.workers}, accepted are at least two different numbers")
     require_experiment(names_experiment(overrides), line.config_dirs)
-    if print_config(line, composer_of(line, overrides)):
+    composer = composer_of(line, overrides)
+    if print_config(line, composer):
         return 0
+    composer.refuse_sweeps()
+    config = composer.compose().config
     code_folders = import_user_code_from(line.config_dirs, overrides)
-    from autotune.execution.comparison_plan import check_comparison, describe_comparison  # noqa: PLC0415  # imports torch
+    from autotune.execution.comparison_plan import check_comparison, describe_comparison  # noqa: PLC0415  # after --help
+    from autotune.execution.fork_server import started_fork_server  # noqa: PLC0415  # after --help
     from autotune.execution.run_scaling import plan_scaling, run_scaling  # noqa: PLC0415  # imports torch
     from autotune.reporting.scaling import Mode  # noqa: PLC0415  # after --help
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
@@ -71,22 +75,23 @@ def scale_command(arguments: Sequence[str]) -> int:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    with console.status("reading the configuration and checking every number of workers"):
-        plan = plan_scaling(
-            overrides,
-            workers=workers,
-            modes=[*Mode] if own.mode == "both" else [Mode(own.mode)],
-            num_seeds=own.num_seeds,
-            config_dirs=line.config_dirs,
-        )
-        is_dry_run = plan.runs.config.dry_run
-        if not (is_dry_run and plan.runs.missing_sources):  # the check would train them first
-            check_comparison(plan.runs, say)
-    if is_dry_run:
-        for text in describe_comparison(plan.runs):
-            say(text)
-        return 0
-    scaling = run_scaling(plan, command=arguments, code_folders=code_folders, console=console)
+    with started_fork_server(config.cluster, is_wanted=not config.dry_run) as fork_server:
+        with console.status("reading the configuration and checking every number of workers"):
+            plan = plan_scaling(
+                overrides,
+                workers=workers,
+                modes=[*Mode] if own.mode == "both" else [Mode(own.mode)],
+                num_seeds=own.num_seeds,
+                config_dirs=line.config_dirs,
+                fork_server=fork_server,
+            )
+            if not (config.dry_run and plan.runs.missing_sources):  # the check would train them first
+                check_comparison(plan.runs, say, fork_server)
+        if config.dry_run:
+            for text in describe_comparison(plan.runs):
+                say(text)
+            return 0
+        scaling = run_scaling(plan, command=arguments, code_folders=code_folders, console=console, fork_server=fork_server)
     if not scaling.is_complete:
         return EXIT_INTERRUPTED
     return 0 if scaling.all_points_reached else EXIT_NOT_REACHED

@@ -36,7 +36,7 @@ def train_command(arguments: Sequence[str]) -> int:
     config = composed.trial
 
     from autotune.config.build import build  # noqa: PLC0415  # after --cfg
-    from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
+    from autotune.training.capabilities import cpus_per_worker, describe_device  # noqa: PLC0415  # after --cfg
     from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
     from autotune.training.parallel.rendezvous import spawned  # noqa: PLC0415  # imports torch
     from autotune.training.run import check_training, start_training  # noqa: PLC0415  # torch takes more than a second to import
@@ -50,6 +50,7 @@ def train_command(arguments: Sequence[str]) -> int:
         check_training(config)
         objective = build(composed.config.objective, config.allowed_targets, "objective")
         check_measured(objective, [capabilities.device_of(config)])
+        print(f"device: {describe_device(config, capabilities)}", flush=True)
         if mirror is not None:
             settings |= _checkpoint_settings(mirror, arguments)
         with spawned(config, **settings) as ranks:

@@ -20,10 +20,8 @@ from autotune.hiding import without_secrets
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.config.schema import ClusterConfig, Config
+    from autotune.config.schema import Config
     from autotune.execution.background_tracker import TrackerProcess
-    from autotune.execution.fork_server import ForkServer
-    from autotune.training.capabilities import Capabilities
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
 
@@ -75,15 +73,17 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
     folder = _existing_folder(composed.config)
     if not trains and folder is None:
         raise ConfigError(f"study.name={composed.config.study.name}: no such study in {composed.config.study.folder}")
-    is_local, is_ended = cluster.address in (None, "local"), False
+    is_ended = False
     if folder is not None and not is_dry_run:
         from autotune.execution.study_folder import check_usable  # noqa: PLC0415  # after --help and --cfg
         from autotune.reporting.study_files import SUMMARY  # noqa: PLC0415  # after --help and --cfg
 
         check_usable(folder)  # before anything is started
         is_ended = (folder / SUMMARY).exists()
+    from autotune.execution.fork_server import check_in_this_process, started_fork_server  # noqa: PLC0415  # after --help and --cfg
+
     with contextlib.ExitStack() as stack:
-        fork_server = stack.enter_context(_fork_server()) if is_local and not is_dry_run and trains else None
+        fork_server = stack.enter_context(started_fork_server(cluster, is_wanted=trains and not is_dry_run))
         tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         if folder is not None and not is_dry_run and composed.config.search.storage is None:
             from autotune.search.journal import check_readable  # noqa: PLC0415  # while other processes start
@@ -92,20 +92,19 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)
-        from autotune.execution.cluster import Connection  # noqa: PLC0415  # after --help and --cfg
+        from autotune.execution.cluster import Connection, capabilities_of  # noqa: PLC0415  # after --help and --cfg
 
         connection = stack.enter_context(contextlib.closing(Connection(cluster)))
-        if is_local and trains and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
+        if cluster.is_local and trains and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
             connection.start()
-        from autotune.execution.fork_server import check_in_this_process  # noqa: PLC0415  # after --help and --cfg
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # after --help and --cfg
         from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --help and --cfg
 
         with console.status("reading the configuration and checking every branch of the search space"):
-            plan = plan_study(composer, _capabilities(cluster, fork_server), settings)
+            plan = plan_study(composer, capabilities_of(cluster, fork_server), settings)
             if not is_dry_run and trains:
                 train_missing_sources(composer, say)
-            if trains and is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
+            if trains and cluster.is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
                 check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
         if tracker_process is None:  # a dry run
             for text in describe_plan(plan):
@@ -128,23 +127,6 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
 def push_command(arguments: Sequence[str]) -> int:
     """Run ``autotune record --push``: give the tracker of the study with these arguments what it lacks; return the exit code."""
     return tune_command(arguments, trains=False)
-
-
-def _fork_server() -> "AbstractContextManager[ForkServer | None]":
-    """Start this process's fork server, which imports what trainings need while Ray starts; None if this system cannot fork one."""
-    from autotune.execution.fork_server import CAN_FORK, ForkServer  # noqa: PLC0415  # after --help and --cfg
-
-    return contextlib.closing(ForkServer(is_quiet=True)) if CAN_FORK else contextlib.nullcontext()
-
-
-def _capabilities(cluster: "ClusterConfig", fork_server: "ForkServer | None") -> "Capabilities":
-    """What the machines that a study runs on can run, found out by another process where possible."""
-    from autotune.execution.cluster import cluster_capabilities  # noqa: PLC0415  # after --help and --cfg
-    from autotune.execution.fork_server import capabilities_in_this_process  # noqa: PLC0415  # after --help and --cfg
-
-    if cluster.address not in (None, "local"):
-        return cluster_capabilities(cluster)
-    return capabilities_in_this_process() if fork_server is None else fork_server.capabilities()
 
 
 def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[TrackerProcess]":

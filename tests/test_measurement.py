@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialResult
+from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialResult, differing_devices
 from autotune.outcome import Outcome
 
 ANY_FLOAT = st.floats(allow_nan=True)
@@ -215,3 +215,20 @@ def test_only_a_trial_that_reached_has_a_time_to_target_and_it_is_the_warm_one()
     without = dataclasses.replace(reached, evaluations=())
     assert without.last is None
     assert without.time_to_target_seconds is None
+
+
+def test_runs_on_cards_that_differ_are_told_and_those_on_cards_of_one_kind_are_not() -> None:
+    def run(device: str, watts: float | None, kind: str = "cuda", uuid: str = "GPU-a") -> TrialResult:
+        gpu = {"uuid": uuid, "power_limit_watts": watts, "default_power_limit_watts": 700.0, "max_clock_mhz": 1980}
+        facts = {"device": device, "device_type": kind, **({"gpus": [gpu]} if kind == "cuda" else {})}
+        return TrialResult(
+            trial=0, values={}, overrides=(), seed=0, outcome=Outcome.MISSED, evaluations=(), started_at=0.0, stopped_at=0.0,
+            fingerprint=facts,
+        )  # fmt: skip
+
+    alike = [run("H100", 700.0), run("H100", 700.0, uuid="GPU-b"), run("a processor", None, kind="cpu")]
+    assert differing_devices(alike) is None
+    assert differing_devices([*alike, run("H100", 350.0), run("A100", None)]) == (
+        "runs were timed on devices that differ: A100, at most 1980 MHz (1); H100, at most 350 W, at most 1980 MHz (1); "
+        "H100, at most 700 W, at most 1980 MHz (2)"
+    )

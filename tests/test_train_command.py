@@ -54,7 +54,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_target_that_is_reached_exits_with_zero(toy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train_command([*toy, "target.value=0.5", "epochs=4"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    device, *said = capsys.readouterr().out.splitlines()
+    assert device.startswith("device: ")
     assert re.fullmatch(r"step +\d+  epoch +1\.00  train +\d+\.\d{3} s  accuracy [01]\.\d{4}  loss .* samples/s", said[0])
     assert said[-4] == "outcome REACHED: accuracy >= 0.5"
     assert re.fullmatch(r"phases: build .* s, prepare .* s, train .* s, evaluate .* s", said[-3])
@@ -129,7 +130,7 @@ def test_a_training_kept_at_a_url_goes_on_from_there(toy: list[str], memory: str
     assert f"weights: {memory}/run/weights.safetensors" in first
     assert train_command(command) == EXIT_NOT_REACHED
     again = capsys.readouterr().out
-    assert again.splitlines()[0] == first.splitlines()[1], "it had ended, and says so again"
+    assert again.splitlines()[1] == first.splitlines()[2], "it had ended, and says so again"
 
 
 def test_a_state_of_another_training_is_refused_by_its_url(toy: list[str], memory: str) -> None:
@@ -205,11 +206,13 @@ def test_a_training_that_was_ended_goes_on_at_its_url_in_another_process(server:
     with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as begun:
         assert begun.stdout is not None
         assert begun.stderr is not None
+        assert begun.stdout.readline().startswith("device: ")
         seen = [int(begun.stdout.readline().split()[1]) for _ in range(3)]
         begun.kill()
         assert begun.stderr.read().startswith(f"fetching {server.url}/table.csv to {tmp_path}/cache/")
     with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as again:
         assert again.stdout is not None
+        assert again.stdout.readline().startswith("device: ")
         first = int(again.stdout.readline().split()[1])
         again.kill()
     assert first >= seen[1] + (seen[1] - seen[0]), "it goes on after the last state that was written"

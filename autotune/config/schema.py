@@ -92,6 +92,11 @@ class ClusterConfig:
     price_per_hour: dict[str, float] | None = MISSING
     currency: str = MISSING
 
+    @property
+    def is_local(self) -> bool:
+        """Whether trainings run on this machine, on a Ray of the driver's own."""
+        return self.address in (None, "local")
+
 
 @dataclass(kw_only=True)
 class ConfirmConfig:
@@ -225,7 +230,7 @@ class TrialConfig:
             if value is not None:
                 _check_at_least(key, value, 1)
         for key, found, accepted in (
-            ("device", self.device, ("auto", "cpu", "cuda")),
+            ("device", self.device, ("auto", "cpu", "cuda", "mps", "xpu")),
             ("target.mode", self.target.mode, ("max", "min")),
             ("precision.autocast_dtype", self.precision.autocast_dtype, (None, "bfloat16", "float16")),
             ("precision.weights_dtype", self.precision.weights_dtype, ("float32", "bfloat16", "float16")),
@@ -250,6 +255,8 @@ class TrialConfig:
         """Refuse combinations of settings that exclude each other."""
         if self.training is not None and self.num_workers > 1:
             raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted with a training function of one's own is 1")
+        if self.device in ("mps", "xpu") and self.num_workers > 1:
+            raise ConfigError(f"parallelism.num_workers: found {self.num_workers}, accepted with device={self.device} is 1")
         if self.precision.autocast_dtype is not None and self.precision.weights_dtype != "float32":
             raise ConfigError("precision.weights_dtype: autocast keeps float32 weights; accepted beside autocast_dtype is float32")
         if self.runtime.cuda_graph and self.runtime.compile not in (None, "default"):

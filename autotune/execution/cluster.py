@@ -25,9 +25,10 @@ from typing import Any, Protocol, TypeVar
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.awake import kept_awake
+from autotune.execution.fork_server import ForkServer, capabilities_in_this_process
 from autotune.execution.local_ray import LocalRay
 from autotune.execution.task_run import ACCELERATOR, TrialTask
-from autotune.training.capabilities import Capabilities, visible_devices_environment
+from autotune.training.capabilities import Capabilities, num_visible_slices, together, visible_devices_environment
 
 logger = logging.getLogger(__name__)
 
@@ -150,24 +151,39 @@ _ANSWER_SECONDS = 5.0
 """Longest wait for one answer of a running cluster's head."""
 
 
+def capabilities_of(config: ClusterConfig, fork_server: ForkServer | None) -> Capabilities:
+    """What the machines that trainings run on can run, found out by another process where possible.
+
+    Raises:
+        ClusterError: the cluster does not answer, or no worker started on it.
+        ConfigError: the process that was to find it out ended.
+    """
+    if not config.is_local:
+        return cluster_capabilities(config)
+    return capabilities_in_this_process() if fork_server is None else fork_server.capabilities()
+
+
 def cluster_capabilities(config: ClusterConfig) -> Capabilities:
-    """What the machines of a running cluster can run, measured by a worker on one of its nodes: a GPU node if it has any.
+    """What the machines of a running cluster can run, measured by a worker on a node of each kind of GPU, or on any without GPUs.
 
     Raises:
         ClusterError: the cluster does not answer, or no worker started on it.
     """
-    from autotune.training.device import local_capabilities  # noqa: PLC0415  # imports torch
-
     with connected(config) as size:
         import ray  # noqa: PLC0415  # only after connected() has set the environment
 
-        resources = {"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": config.accelerator_type}
-        probe = ray.remote(local_capabilities).options(**resources).remote()
+        probe = ray.remote(capabilities_in_this_process)
+        kinds: list[str | None] = [config.accelerator_type]
+        if config.accelerator_type is None:
+            kinds = [*_accelerator_types()] or kinds
+        resources = [{"num_cpus": 0, "num_gpus": 1 if size.num_gpus else 0, "accelerator_type": kind} for kind in kinds]
+        probes = [probe.options(**options).remote() for options in resources]
         try:
-            node_capabilities: Capabilities = ray.get(probe, timeout=_PROBE_SECONDS)
+            answered, _ = ray.wait(probes, num_returns=len(probes), timeout=_PROBE_SECONDS)  # all GPUs of a kind may be taken
+            nodes: list[Capabilities] = ray.get(answered or probes, timeout=0)
         except (ray.exceptions.RayError, ImportError) as error:
             raise ClusterError(f"cluster.address: {config.address}: no worker came up ({_first_line(error)})") from error
-        return replace(node_capabilities, num_cpus=size.num_cpus, num_gpus=size.num_gpus)
+        return replace(together(nodes), num_cpus=size.num_cpus, num_gpus=size.num_gpus)
 
 
 _PROBE_SECONDS = 60.0
@@ -234,7 +250,8 @@ def _linked(config: ClusterConfig) -> Iterator[tuple[ClusterSize, _Ray]]:
                     running = local = LocalRay()
                     stack.callback(local.end)
                     stack.callback(_shut_down, local)
-                    local.start(num_cpus=config.num_cpus, num_gpus=config.num_gpus, **options)
+                    num_gpus = (num_visible_slices() or None) if config.num_gpus is None else config.num_gpus
+                    local.start(num_cpus=config.num_cpus, num_gpus=num_gpus, **options)
                 else:
                     stack.callback(_shut_down, None)
                     ray.init(address=address, **options)
@@ -490,10 +507,15 @@ def num_side_by_side(task: TrialTask) -> int:
     return max(1, sum(int(min(each.get("GPU", 0) // task.num_gpus, each.get("CPU", 0) // task.num_cpus)) for each in machines))
 
 
+def _accelerator_types() -> list[str]:
+    """Kinds of GPU of the machines that are alive, as Ray names them."""
+    return sorted({name.removeprefix(ACCELERATOR) for machine in _machines(None) for name in machine if name.startswith(ACCELERATOR)})
+
+
 def _check_has(accelerator_type: str | None) -> None:
     if accelerator_type is None or _machines(accelerator_type):
         return
-    kinds = sorted({name.removeprefix(ACCELERATOR) for machine in _machines(None) for name in machine if name.startswith(ACCELERATOR)})
+    kinds = _accelerator_types()
     accepted = f"accepted are null and {', '.join(kinds)}" if kinds else "accepted is null, since Ray knows of no GPU's kind there"
     raise ClusterError(f"cluster.accelerator_type: found {accelerator_type}, {accepted}")
 

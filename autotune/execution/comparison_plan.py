@@ -9,11 +9,12 @@ from typing import Any
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, split_overrides
 from autotune.config.overrides import override_key
-from autotune.config.schema import FIXED_KEYS, ClusterConfig, Config, TrialConfig
+from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ConfigError
-from autotune.execution.cluster import cluster_capabilities
-from autotune.execution.plan import deadline_seconds, resources_of, unsuitable, workload_of
+from autotune.execution.cluster import capabilities_of
+from autotune.execution.fork_server import ForkServer, check_in_this_process
+from autotune.execution.plan import deadline_seconds, device_lines, resources_of, unsuitable, workload_of
 from autotune.execution.settings import check_cluster, study_name
 from autotune.hiding import without_secrets
 from autotune.measurement import Target
@@ -21,8 +22,6 @@ from autotune.objective import Objective, check_measured
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 from autotune.training.capabilities import Capabilities
-from autotune.training.device import local_capabilities
-from autotune.training.run import check_training
 from autotune.training.sources import train_missing_sources
 
 SIDE_NAMES = ("a", "b")
@@ -109,6 +108,11 @@ class ComparisonPlan:
         """Experiments that must be trained first: a side starts from their checkpoints, which do not exist yet."""
         return tuple(dict.fromkeys(source for side in self.sides for source in side.composer.missing_sources))
 
+    @property
+    def device_lines(self) -> list[str]:
+        """What the sides run on, see ``plan.device_lines``; a line each where they differ."""
+        return list(dict.fromkeys(line for side in self.sides for line in device_lines(side.trial, self.capabilities)))
+
     def resources(self, config: TrialConfig) -> tuple[int, int]:
         """Numbers of CPUs and GPUs that one run takes: whole GPUs, since the run is timed."""
         return resources_of(config, self.config.cluster, self.capabilities)
@@ -174,14 +178,19 @@ def _side_or_error(name: str, common: Sequence[str], overrides: Sequence[str], c
         return error
 
 
-def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "comparison") -> ComparisonPlan:
+def plan_comparison(
+    sides: tuple[Side, ...], *, num_seeds: int, kind: str = "comparison", fork_server: ForkServer | None = None
+) -> ComparisonPlan:
     """Plan the runs of the sides and check the settings and machines that they need.
+
+    Args:
+        fork_server: what finds out what this machine has, in place of this process, which would then hold memory of its GPU.
 
     Raises:
         AutotuneError: these machines cannot run a side, or a setting has a value that is not accepted.
     """
     cluster = sides[0].composed.config.cluster
-    capabilities = local_capabilities() if _is_local(cluster) else cluster_capabilities(cluster)
+    capabilities = capabilities_of(cluster, fork_server)
     config, allowed = sides[0].composed.config, sides[0].trial.allowed_targets
     for key, value in (
         ("search.trial_deadline_seconds", config.search.trial_deadline_seconds),
@@ -207,20 +216,22 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, kind: str = "com
     )
 
 
-def check_comparison(plan: ComparisonPlan, say: Callable[[str], None]) -> None:
+def check_comparison(plan: ComparisonPlan, say: Callable[[str], None], fork_server: ForkServer | None = None) -> None:
     """Train the checkpoints that a side starts from and that do not exist yet; then make the components of every side once, as a check.
 
     Args:
         say: called with a line of text when a checkpoint is trained.
+        fork_server: what makes the components, in place of this process.
 
     Raises:
         AutotuneError: a component cannot be made, the data set is missing, or a checkpoint cannot be trained.
     """
+    check = check_in_this_process if fork_server is None else fork_server.check
     for side in plan.sides:
         try:
             train_missing_sources(side.composer, say)
-            if _is_local(plan.config.cluster):  # with a remote cluster, this machine need not have the data set
-                check_training(side.trial)
+            if plan.config.cluster.is_local:  # with a remote cluster, this machine need not have the data set
+                check(side.trial)
         except AutotuneError as error:
             raise type(error)(f"{side.name}: {error}") from error
 
@@ -238,11 +249,7 @@ def describe_comparison(plan: ComparisonPlan) -> list[str]:
     lines.append(f"runs       {plan.num_seeds} of each side, in turns, each in a fresh process; those of a round share their seed")
     lines += [f"first      {source.experiment} is trained, once, for {source.path}" for source in plan.missing_sources]
     lines.append(f"machines   {capabilities.num_cpus} CPU and {capabilities.num_gpus} GPU ({capabilities.device_name})")
-    return lines
-
-
-def _is_local(cluster: ClusterConfig) -> bool:
-    return cluster.address in (None, "local")
+    return [*lines, *(f"device     {line}" for line in plan.device_lines)]
 
 
 def _shown(side: Side) -> str:

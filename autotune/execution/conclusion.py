@@ -25,7 +25,7 @@ from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import shown_path
 from autotune.files import FORMATS, replace_file
 from autotune.hiding import MARK, without_secrets, without_secrets_in
-from autotune.measurement import Target, TrialResult
+from autotune.measurement import Target, TrialResult, differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
@@ -426,6 +426,8 @@ def _notes(runs: Sequence[TrialResult]) -> list[tuple[str, str]]:
     """Notes for the summary: how a user's training function was first called, and how many runs are marked because of spoilt times."""
     first_calls = Counter(str(run.fingerprint["first_call"]) for run in runs if "first_call" in run.fingerprint)
     notes = [("calls", f"{count} {text}") for text, count in first_calls.most_common()]
+    if (differences := differing_devices(runs)) is not None:
+        notes.append(("devices", differences))
     contentions = [run.contention for run in runs if run.contention is not None]
     if contentions:
         notes.append(("marked", f"{len(contentions)} of {len(runs)} runs, such as: {contentions[-1]}"))

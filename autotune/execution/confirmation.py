@@ -232,7 +232,7 @@ def _fresh_seconds(trial: TrialResult, first_build_seconds: float) -> float:
 
 
 def _is_on_gpu(run: TrialResult) -> bool:
-    return run.fingerprint.get("device_type", "cpu") != "cpu"
+    return bool(run.fingerprint.get("device_type", "cpu") != "cpu")
 
 
 def _reach_rate(scores: ArmScores) -> float:

@@ -37,7 +37,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
-from autotune.config.schema import TrialConfig
+from autotune.config.schema import ClusterConfig, TrialConfig
 from autotune.errors import ConfigError
 from autotune.execution.death import LOW_ON_MEMORY, PAST_DEADLINE, SERVER_ENDED, is_low_on_memory, num_killed_for_memory
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
@@ -317,6 +317,11 @@ class ForkedRun:
     def close(self) -> None:
         """End the training where it stands and free its resources."""
         self._process.call("close")
+
+
+def started_fork_server(cluster: ClusterConfig, *, is_wanted: bool = True) -> contextlib.AbstractContextManager[ForkServer | None]:
+    """Start a driver's fork server, which imports what trainings need meanwhile; None if they run elsewhere, or this system cannot fork."""
+    return contextlib.closing(ForkServer(is_quiet=True)) if is_wanted and CAN_FORK and cluster.is_local else contextlib.nullcontext()
 
 
 def resource_environment(task: TrialTask, devices: Sequence[str] | None = None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
-from autotune.training.capabilities import Capabilities, cpus_per_worker, unsupported, uses_cuda
+from autotune.training.capabilities import Capabilities, cpus_per_worker, describe_device, several_kinds, unsupported, uses_cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,11 @@ class StudyPlan:
         """Whether the cluster may get machines when it is asked for more than it has, since so many trials at once were asked for."""
         return self.config.cluster.address not in (None, "local") and self.config.search.max_concurrent_trials is not None
 
+    @property
+    def max_concurrent_trials(self) -> int | None:
+        """Upper limit on trials at a time; None means as many as fit. Apple's GPU is one, and Ray counts none."""
+        return 1 if self.trial.device == "mps" else self.config.search.max_concurrent_trials
+
     def num_threads(self, config: TrialConfig) -> int:
         """Number of CPU threads of each worker of a trial, unless the trial's configuration sets one."""
         return cpus_per_worker(config, self.config.cluster, self.capabilities)
@@ -134,7 +139,7 @@ def deadline_seconds(composed: Composed) -> float:
 def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, int]:
     """Numbers of CPUs and GPUs that one training takes: whole GPUs, since the training is timed."""
     num_workers = config.num_workers
-    num_gpus = num_workers if uses_cuda(config, capabilities) else 0
+    num_gpus = num_workers if uses_cuda(config, capabilities) or config.device == "xpu" else 0  # Ray counts Intel's GPUs, too
     return num_workers * cpus_per_worker(config, cluster, capabilities), num_gpus
 
 
@@ -143,10 +148,17 @@ def unsuitable(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabi
     reason = unsupported(config, capabilities)
     if reason is not None or cluster.address not in (None, "local"):
         return reason
-    limits = (cluster.num_cpus, capabilities.num_cpus), (cluster.num_gpus, capabilities.num_gpus)
+    num_gpus = capabilities.other_devices.get("xpu", 0) if config.device == "xpu" else capabilities.num_gpus
+    limits = (cluster.num_cpus, capabilities.num_cpus), (cluster.num_gpus, num_gpus)
     cpus, gpus = (found if limit is None else limit for limit, found in limits)
     shortage = ClusterSize(((cpus, gpus),)).shortage(config.num_workers, *resources_of(config, cluster, capabilities), cluster.placement)
     return None if shortage is None else f"{shortage} (cluster.num_cpus, cluster.num_gpus)"
+
+
+def device_lines(config: TrialConfig, capabilities: Capabilities) -> list[str]:
+    """What a training runs on and why on nothing better, and a warning of what makes the times of trainings incomparable."""
+    warning = several_kinds(config, capabilities)
+    return [describe_device(config, capabilities), *([warning] if warning else [])]
 
 
 def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySettings | None = None) -> StudyPlan:
@@ -254,7 +266,9 @@ def describe_plan(plan: StudyPlan) -> list[str]:
     have = plan.capabilities
     kind = config.cluster.accelerator_type
     only = "" if kind is None else f", on machines with {kind} only"
-    lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {have.num_gpus} GPU ({have.device_name}){only}")
+    num_gpus = have.other_devices.get(plan.trial.device, have.num_gpus)
+    lines += [f"device    {line}" for line in device_lines(plan.trial, have)]
+    lines.append(f"resources {cpus} CPU and {gpus} GPU a trial, of {have.num_cpus} CPU and {num_gpus} GPU ({have.device_name}){only}")
     return lines
 
 

@@ -21,6 +21,7 @@ from autotune.execution.background_tracker import BackgroundTracker, TrackerOpen
 from autotune.execution.cluster import Connection, check_can_start
 from autotune.execution.comparison_plan import VERB_OF_KIND, ComparisonPlan, Side
 from autotune.execution.confirmation import run_score
+from autotune.execution.fork_server import ForkServer
 from autotune.execution.interrupt import interruptible
 from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.study_folder import log_file, shown_path, sole_user
@@ -38,7 +39,14 @@ Results = dict[tuple[str, int], TrialResult]
 """Results of the runs that have ended, by (name of the side, number of the round)."""
 
 
-def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Comparison:
+def run_comparison(
+    plan: ComparisonPlan,
+    *,
+    command: Sequence[str],
+    code_folders: Sequence[str],
+    console: Console,
+    fork_server: ForkServer | None = None,
+) -> Comparison:
     """Run a planned comparison, then write, track and print its result.
 
     The first Ctrl-C ends the comparison without a further run, and the runs so far are reported; see ``Comparison.is_complete``.
@@ -46,6 +54,7 @@ def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders
     Args:
         command: command-line arguments that started the comparison, kept in its files.
         code_folders: folders that may hold Python modules of the user's own.
+        fork_server: the driver's own fork server, for runs on this machine.
 
     Raises:
         AutotuneError: the comparison cannot be run; the message is one line.
@@ -58,7 +67,7 @@ def run_comparison(plan: ComparisonPlan, *, command: Sequence[str], code_folders
         write_comparison(plan.folder, _comparison(plan, results), {**facts, "device": device_of(results)})
 
     with interruptible() as interrupt, opened(plan, console) as tracker:
-        make_runs(plan, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
+        make_runs(plan, results, tracker, interrupt, write=write, code_folders=code_folders, console=console, fork_server=fork_server)
         comparison = _comparison(plan, results)
         _conclude(comparison, plan, {**facts, "device": device_of(results)}, tracker)
     print_comparison(console, comparison, folder=shown_path(plan.folder))
@@ -100,6 +109,7 @@ def make_runs(
     write: Callable[[], object],
     code_folders: Sequence[str],
     console: Console,
+    fork_server: ForkServer | None = None,
 ) -> None:
     """Make the runs of all sides in turns; the first Ctrl-C ends this without a further run.
 
@@ -107,6 +117,7 @@ def make_runs(
         results: the result of each run is added to it as soon as the run has ended.
         write: called after each run, to write the results to disk.
         code_folders: folders that may hold Python modules of the user's own.
+        fork_server: the driver's own fork server, for runs on this machine.
 
     Raises:
         AutotuneError: the runs cannot be made; the message is one line.
@@ -130,6 +141,8 @@ def make_runs(
                 scale=score_format_of(plan.objective),
             )
         )
+        for line in plan.device_lines:
+            console.print(f"  device: {line}", markup=False, highlight=False, soft_wrap=True)
 
         def batches(num_lanes: int) -> Iterator[list[list[PairedRun]]]:
             turns = in_turns(len(plan.sides), plan.num_seeds)
@@ -169,6 +182,7 @@ def make_runs(
                 interrupt=interrupt,
                 max_retakes=plan.config.search.max_retakes,
                 check_ray=connection.check,
+                fork_server=fork_server,
                 on_end=on_end,
             )
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from autotune.errors import ConfigError
 from autotune.execution.comparison_plan import ComparisonPlan, Side, compose_side, plan_comparison
+from autotune.execution.fork_server import ForkServer
 from autotune.execution.interrupt import interruptible
 from autotune.execution.run_comparison import Results, compared_sides, device_of, facts_of, make_runs, opened
 from autotune.execution.study_folder import shown_path
@@ -45,7 +46,13 @@ class ScalingPlan:
 
 
 def plan_scaling(
-    overrides: Sequence[str], *, workers: Sequence[int], modes: Sequence[Mode], num_seeds: int, config_dirs: Sequence[str]
+    overrides: Sequence[str],
+    *,
+    workers: Sequence[int],
+    modes: Sequence[Mode],
+    num_seeds: int,
+    config_dirs: Sequence[str],
+    fork_server: ForkServer | None = None,
 ) -> ScalingPlan:
     """Compose and check the configuration of every number of workers.
 
@@ -53,6 +60,7 @@ def plan_scaling(
         overrides: overrides of the configuration; its ``parallelism`` option is the strategy, or ``ddp`` if that is ``single``.
         workers: distinct numbers of workers, in rising order.
         modes: kinds of scaling to measure.
+        fork_server: what finds out what this machine has, see ``plan_comparison``.
 
     Raises:
         AutotuneError: a configuration cannot be composed, or this machine cannot run it.
@@ -85,7 +93,7 @@ def plan_scaling(
                 sides[name] = composed(name, num_workers, size)
             part, share = _part(sides, name, common, config_dirs) if workers[0] == 1 else (None, 1.0)
             points.append(_Point(mode=mode, num_workers=num_workers, side=sides[name], part=part, worker_share=share))
-    runs = plan_comparison(tuple(sides.values()), num_seeds=num_seeds, kind="scaling")
+    runs = plan_comparison(tuple(sides.values()), num_seeds=num_seeds, kind="scaling", fork_server=fork_server)
     return ScalingPlan(runs=runs, strategy=strategy, points=tuple(points))
 
 
@@ -107,7 +115,14 @@ def _part(sides: dict[str, Side], name: str, common: Sequence[str], config_dirs:
     return part, num_parts / strategy.num_workers
 
 
-def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequence[str], console: Console) -> Scaling:
+def run_scaling(
+    plan: ScalingPlan,
+    *,
+    command: Sequence[str],
+    code_folders: Sequence[str],
+    console: Console,
+    fork_server: ForkServer | None = None,
+) -> Scaling:
     """Make the runs of a planned scaling measurement, then write, track and print the result.
 
     The first Ctrl-C ends the measurement without a further run, and the runs so far are reported.
@@ -123,7 +138,7 @@ def run_scaling(plan: ScalingPlan, *, command: Sequence[str], code_folders: Sequ
         write_scaling(plan.runs.folder, _scaling(plan, results), {**facts, "device": device_of(results)})
 
     with interruptible() as interrupt, opened(plan.runs, console) as tracker:
-        make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console)
+        make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console, fork_server=fork_server)
         scaling = _scaling(plan, results)
         from autotune.reporting.comparison_figures import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
 

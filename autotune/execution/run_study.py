@@ -28,7 +28,7 @@ from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
 from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
-from autotune.execution.plan import StudyPlan
+from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task_run import TrialTask
 from autotune.execution.webhook import Webhook, told_end
 from autotune.files import make_folder
@@ -158,6 +158,8 @@ def _search_and_confirm(
             status.update("opening the tracker, which gets what it lacks of earlier trials")
             live.tracker.wait()  # raises the tracker's errors before anything is trained
         with live.display:
+            for line in device_lines(plan.trial, plan.capabilities):
+                live.display.note(f"device: {line}")
             for line in plan.dropped:
                 live.display.note(f"left out of the search space: {line}")
             for study in plan.earlier:
@@ -197,7 +199,7 @@ def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, conn
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         accelerator_type=plan.config.cluster.accelerator_type,
-        most=plan.config.search.max_concurrent_trials,
+        most=plan.max_concurrent_trials,
         can_grow=plan.may_grow,
     )
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.comparison import Ratio
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Evaluation, Target, TrialResult, differing_devices
 from autotune.reporting.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
 from autotune.reporting.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_ratio, format_seconds
 from autotune.reporting.terminal import REFRESHES_PER_SECOND, format_metric, printable
@@ -149,6 +149,8 @@ def _notes(comparison: Comparison) -> list[str]:
         scoreless = [run for number, run in side.runs.items() if side.scores[number].score is None]
         if scoreless:
             notes.append(f"{side.name}: {len(scoreless)} {nothing}: {scoreless[0].outcome} {scoreless[0].error_line}".rstrip())
+    if (differences := differing_devices(run for side in comparison.sides for run in side.runs.values())) is not None:
+        notes.append(differences)
     both_reached = comparison.score_ratio_where_both_reached
     if both_reached is not None and comparison.both_sides_reached:
         pairs = "1 pair" if both_reached.num_pairs == 1 else f"{both_reached.num_pairs} pairs"

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.comparison import Ratio, RunScore, expected_score, ratio_of_expected_scores, ratio_of_means
-from autotune.measurement import Target
+from autotune.measurement import Target, differing_devices
 from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide, format_step
 from autotune.reporting.scores import format_ratio, format_seconds
@@ -195,6 +195,8 @@ def print_scaling(console: Console, scaling: Scaling, *, folder: str) -> None:
         )
     if not scaling.is_complete:
         lines.insert(0, "interrupted: not every run was made")
+    if (differences := differing_devices(run for point in scaling.points for run in point.side.runs.values())) is not None:
+        lines.insert(0, differences)
     for line in lines:
         console.print(Text(printable(line)), soft_wrap=True)
 

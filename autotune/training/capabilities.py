@@ -4,7 +4,7 @@ import os
 import platform
 import runpy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,9 +21,11 @@ class Capabilities:
 
     num_cpus: int
     num_gpus: int
+    """Number of GPUs, or of slices of them (MIG), that torch calls CUDA: NVIDIA's, or AMD's with ROCm."""
     gpu_name: str | None
+    """Name of the GPUs; of several kinds that of the one which supports the fewest number formats."""
     compute_capability: tuple[int, int] | None
-    """CUDA compute capability of the GPUs, such as (8, 0), which bfloat16 needs; None without a GPU."""
+    """CUDA compute capability of that kind, such as (8, 0), which bfloat16 needs; None without a GPU of NVIDIA's."""
     has_compiler: bool
     """Whether there is a C++ compiler, which torch.compile needs."""
     has_torchao: bool
@@ -32,8 +34,14 @@ class Capabilities:
     """Name of the machine, for messages."""
     energy_faults: Mapping[str, str] = field(default_factory=dict)
     """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose energy can be read."""
+    architecture: str | None = None
+    """Architecture of that kind of GPU, such as ``gfx942``; None without a GPU of AMD's."""
     gpu_kinds: tuple[str, ...] = ()
     """Names of all kinds of GPU; empty if there is one kind at most."""
+    other_devices: Mapping[str, int] = field(default_factory=dict)
+    """Number of devices that are used only where they are asked for, by type: ``mps`` (Apple) or ``xpu`` (Intel)."""
+    no_gpu_reason: str | None = None
+    """Why torch sees none of the GPUs that this machine seems to have, in words; None if it seems to have none."""
 
     @property
     def device_name(self) -> str:
@@ -43,20 +51,76 @@ class Capabilities:
     def device_of(self, config: TrialConfig) -> Device:
         """The device that each worker of a training has on this machine."""
         is_gpu = uses_cuda(config, self)
-        return Device(
-            kind=self.gpu_name if is_gpu else "cpu", where=self.host, energy_fault=self.energy_faults.get("cuda" if is_gpu else "cpu")
-        )
+        kind = config.device if config.device in OTHER_DEVICES else "cuda" if is_gpu else "cpu"
+        return Device(kind=self.gpu_name if is_gpu else kind, where=self.host, energy_fault=self.energy_faults.get(kind))
 
+
+OTHER_DEVICES = {"mps": "Apple's GPU", "xpu": "Intel's GPU"}
+"""Device types of ``torch.accelerator`` that a training may ask for and ``device=auto`` does not take, with what they are."""
 
 MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
 """Least CUDA compute capability of a GPU whose tensor cores support a number format, by the format's name."""
+AMD_ARCHITECTURES = {
+    "float8": ("gfx942", "gfx950", "gfx12"),
+    "bfloat16": ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12"),
+    "TensorFloat-32": ("gfx942",),
+}
+"""What the architectures of AMD's GPUs begin with whose matrix cores support a number format, by the format's name.
+
+Source: torch, aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm_allowed_device (float8); the table "Data types and precision support"
+of the ROCm documentation, https://rocm.docs.amd.com/en/latest/reference/precision-support.html (the others).
+"""
+
+
+def missing_for(number_format: str, compute_capability: tuple[int, int] | None, architecture: str | None) -> tuple[str, str] | None:
+    """What a GPU needs to compute fast in a number format, and what it has, in words; None if it has what it needs, or is no GPU."""
+    if architecture is not None and not architecture.startswith(accepted := AMD_ARCHITECTURES[number_format]):
+        return f"an AMD GPU of {', '.join(accepted)}", architecture
+    if compute_capability is not None and compute_capability < (least := MIN_COMPUTE_CAPABILITY[number_format]):
+        needed, available = (f"{major}.{minor}" for major, minor in (least, compute_capability))
+        return f"CUDA compute capability {needed}", available
+    return None
+
+
+def together(machines: Sequence[Capabilities]) -> Capabilities:
+    """The capabilities of machines of several kinds: those of the one whose GPUs support the fewest number formats, and all kinds."""
+
+    def num_formats(machine: Capabilities) -> int:
+        return sum(missing_for(name, machine.compute_capability, machine.architecture) is None for name in MIN_COMPUTE_CAPABILITY)
+
+    names = dict.fromkeys(name for machine in machines for name in (machine.gpu_kinds or (machine.gpu_name,)) if name is not None)
+    return replace(min(machines, key=num_formats), gpu_kinds=tuple(names) if len(names) > 1 else ())
+
+
+def describe_device(config: TrialConfig, capabilities: Capabilities) -> str:
+    """The device that a training runs on, in words, and why it is no better one."""
+    if config.device in OTHER_DEVICES:
+        return f"{OTHER_DEVICES[config.device]} ({config.device})"
+    if uses_cuda(config, capabilities):
+        return capabilities.gpu_name or "a GPU"
+    others = [f"{name} is used with device={kind} only" for kind, name in OTHER_DEVICES.items() if kind in capabilities.other_devices]
+    unused = "device=cpu leaves the GPU idle" if capabilities.num_gpus else capabilities.no_gpu_reason
+    reasons = [*([unused] if unused else []), *others] or ["torch sees no GPU"]
+    return f"the CPU: {'; '.join(reasons)}"
+
+
+def several_kinds(config: TrialConfig, capabilities: Capabilities) -> str | None:
+    """A warning that trials are timed on GPUs of several kinds, and how to choose; None if they are not."""
+    if len(capabilities.gpu_kinds) < 2 or not uses_cuda(config, capabilities):
+        return None
+    return (
+        f"trainings are timed on GPUs of several kinds, whose times do not compare: {', '.join(capabilities.gpu_kinds)}; "
+        f"{visible_devices_variable()} chooses some of a machine's, cluster.accelerator_type the machines of a cluster that have one kind"
+    )
 
 
 def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
     """Why this machine cannot run a training; None if it can."""
-    wants_gpu = config.device == "cuda"
-    if wants_gpu and capabilities.num_gpus == 0:
-        return "device=cuda needs a GPU, and there is none"
+    if config.device == "cuda" and capabilities.num_gpus == 0:
+        reason = capabilities.no_gpu_reason
+        return f"device=cuda needs a GPU, and {'there is none' if reason is None else f'torch sees none: {reason}'}"
+    if config.device in OTHER_DEVICES and config.device not in capabilities.other_devices:
+        return f"device={config.device} needs {OTHER_DEVICES[config.device]}, and torch sees none"
     uses_gpu = uses_cuda(config, capabilities)
     if (reason := _unsupported_parallelism(config.parallelism, capabilities, uses_gpu=uses_gpu)) is not None:
         return reason
@@ -64,7 +128,7 @@ def unsupported(config: TrialConfig, capabilities: Capabilities) -> str | None:
         return f"runtime.compile={config.runtime.compile} needs a C++ compiler, and there is none"
     if config.precision.float8 and not capabilities.has_torchao:
         return "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
-    return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect_on_cpu(config)
+    return _unsupported_by_gpu(config, capabilities) if uses_gpu else _without_effect(config)
 
 
 def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capabilities, *, uses_gpu: bool) -> str | None:
@@ -81,21 +145,21 @@ def _unsupported_parallelism(parallelism: Mapping[str, Any], capabilities: Capab
 
 def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str | None:
     """Which number format of the configuration the GPUs are too old for, as a message; None if they support all."""
-    capability, precision = capabilities.compute_capability, config.precision
+    precision = config.precision
     wanted = {
         "float8": precision.float8,
         "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
         "TensorFloat-32": _is_plain_tf32(config),
     }
-    for name, least in MIN_COMPUTE_CAPABILITY.items():
-        if wanted[name] and capability is not None and capability < least:
-            needed, available = (f"{major}.{minor}" for major, minor in (least, capability))
-            return f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has {available}"
+    for name, is_wanted in wanted.items():
+        if is_wanted and (missing := missing_for(name, capabilities.compute_capability, capabilities.architecture)) is not None:
+            needed, found = missing
+            return f"{name} needs {needed}, and {capabilities.gpu_name} has {found}"
     return None
 
 
-def _without_effect_on_cpu(config: TrialConfig) -> str | None:
-    """A setting that has no effect on the CPU, as a message; None if the configuration has no such setting."""
+def _without_effect(config: TrialConfig) -> str | None:
+    """A setting that has no effect but with CUDA, as a message; None if the configuration has no such setting."""
     runtime = config.runtime
     for setting, is_set in (
         ("precision.float8", config.precision.float8),
@@ -106,7 +170,8 @@ def _without_effect_on_cpu(config: TrialConfig) -> str | None:
         ("runtime.expandable_segments", runtime.expandable_segments),
     ):
         if is_set:
-            return f"{setting} is for GPUs, and this training runs on the CPU"
+            where = f"with device={config.device}" if config.device in OTHER_DEVICES else "on the CPU"
+            return f"{setting} is for {'CUDA ' if config.device in OTHER_DEVICES else ''}GPUs, and this training runs {where}"
     return None
 
 
@@ -190,6 +255,11 @@ def visible_devices_variable() -> str:
     """
     build = torch_build()
     return "HIP_VISIBLE_DEVICES" if "hip" in build else "ZE_AFFINITY_MASK" if "xpu" in build else "CUDA_VISIBLE_DEVICES"
+
+
+def num_visible_slices() -> int:
+    """Number of slices (MIG) that CUDA_VISIBLE_DEVICES lists: torch sees only the first one in a process, and Ray counts cards."""
+    return sum(device.startswith("MIG-") for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
 
 
 def visible_devices(num_gpus: int) -> list[str]:

@@ -214,7 +214,7 @@ def sample_order(
         order = torch.randperm(num_samples, generator=generator)
         last = min(steps_per_epoch, total_steps - step)
         if first_step < step + last:
-            moved = order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order
+            moved = order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order.to(device)
             batches = torch.split(moved, batch_size)
             yield from batches[max(0, first_step - step) : last]
 

@@ -1,4 +1,10 @@
-"""The device that a training runs on: its selection, state and capabilities, and what disturbs it."""
+"""The device that a training runs on: its selection, state and capabilities, and what disturbs it.
+
+What torch calls CUDA (NVIDIA's GPUs, and AMD's with ROCm) is taken by itself. Apple's GPU (``mps``) and Intel's (``xpu``) are used where
+they are asked for, by trainings of one process; none has been run on yet. XLA devices (TPUs) are left out: they are none of
+``torch.accelerator``, and their operations are only recorded until the program marks a step, which the loop never does, so that a clock
+on the host would time no work.
+"""
 
 import errno
 import gc
@@ -10,59 +16,123 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from autotune.errors import ConfigError
-from autotune.training.capabilities import Capabilities, num_available_cpus
+from autotune.training.capabilities import (
+    OTHER_DEVICES,
+    Capabilities,
+    num_available_cpus,
+    num_visible_slices,
+    together,
+    torch_build,
+    visible_devices_variable,
+)
 from autotune.training.energy import energy_fault
 from autotune.training.nvml import NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
 
 def local_capabilities() -> Capabilities:
     """Capabilities of this machine, as this process sees it."""
-    num_gpus = torch.cuda.device_count()
-    return Capabilities(
+    gpus = [gpu_formats(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    modules = {kind: torch.get_device_module(kind) for kind in OTHER_DEVICES}
+    others = {kind: module.device_count() for kind, module in modules.items() if module.is_available()}
+    machine = Capabilities(
         num_cpus=num_available_cpus(),
-        num_gpus=num_gpus,
-        gpu_name=torch.cuda.get_device_name(0) if num_gpus else None,
-        compute_capability=torch.cuda.get_device_capability(0) if num_gpus else None,
+        num_gpus=max(len(gpus), num_visible_slices()) if gpus else 0,
+        gpu_name=None,
+        compute_capability=None,
         has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
         has_torchao=importlib.util.find_spec("torchao") is not None,
         host=platform.node(),
-        energy_faults={kind: fault for kind in ["cpu", *(["cuda"] if num_gpus else [])] if (fault := energy_fault(kind))},
+        energy_faults={kind: fault for kind in ["cpu", *(["cuda"] if gpus else []), *others] if (fault := energy_fault(kind))},
+        other_devices=others,
+        no_gpu_reason=None if gpus else no_gpu_reason(),
     )
+    each = [
+        replace(machine, gpu_name=name, compute_capability=capability, architecture=architecture) for name, capability, architecture in gpus
+    ]
+    return together(each or [machine])
+
+
+def gpu_formats(device: torch.device | int) -> tuple[str, tuple[int, int] | None, str | None]:
+    """Name of a GPU, and what says which number formats it supports: its compute capability, or AMD's architecture."""
+    properties = torch.cuda.get_device_properties(device)
+    if "hip" in torch_build():  # whose compute capability is the architecture's number
+        return properties.name, None, properties.gcnArchName.partition(":")[0]
+    return properties.name, (properties.major, properties.minor), None
+
+
+def no_gpu_reason() -> str | None:
+    """Why torch sees none of the GPUs that this machine seems to have, in words; None if it seems to have none."""
+    there = [(build, name) for build, (name, paths) in _DRIVERS.items() if any(map(os.path.exists, paths))]
+    if not there:
+        return None
+    names = " and ".join(name for _, name in there)
+    if not any(build in torch_build() for build, _ in there):
+        return f"torch {torch.__version__} is built for {next(iter(torch_build()), 'the CPU')}, and here is the driver of {names} GPUs"
+    variable = visible_devices_variable()
+    if os.environ.get(variable, "0") in ("", "-1", "NoDevFiles"):
+        return f"{variable}={os.environ[variable]} hides the {names} GPUs"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # missing in torch's stubs
+    except (RuntimeError, AssertionError) as error:  # is_available() tells this once in a process, and as a warning only
+        return str(error).partition("\n")[0].partition(". ")[0]
+    return f"torch {torch.__version__} does not say why it sees no {names} GPU"
+
+
+_DRIVERS = {
+    "cuda": ("NVIDIA", ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")),
+    "hip": ("AMD", ("/dev/kfd",)),
+}
+"""Vendors of GPUs by what torch has to be built for, each with files that are there where the driver of such GPUs is."""
 
 
 def pick_device(name: str) -> torch.device:
     """The torch device that the configuration's ``device`` means in this process.
 
     Raises:
-        ConfigError: the device is cuda, and this process sees no GPU.
+        ConfigError: the device is none of the CPU's, and this process sees no such device.
     """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: found cuda, and there is no GPU here; accepted are auto, cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name != "cpu" and not torch.get_device_module(name).is_available():
+        reason = no_gpu_reason() if name == "cuda" else None
+        why = "there is no GPU here" if name == "cuda" else f"torch sees no such device here ({OTHER_DEVICES[name]})"
+        raise ConfigError(f"device: found {name}, and {f'torch sees no GPU: {reason}' if reason else why}; accepted are auto, cpu")
+    return torch.device(name)
 
 
 def device_kind(device: torch.device) -> str:
-    """Kind of a device, by which prices are given: ``cpu`` or the GPU's name."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    """Kind of a device, by which prices are given: ``cpu``, ``mps``, ``xpu`` or the GPU's name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """A function that waits until the device has finished all work queued on it; it does nothing for the CPU."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
+    if device.type == "cpu":
+        return lambda: None
+    return lambda: torch.accelerator.synchronize(device)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The widest floating-point dtype that a device sums in; MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak device memory in bytes since the last reset; on the CPU, the process's peak resident size."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    """Peak device memory in bytes since the last reset; on the CPU, the process's peak resident size.
+
+    MPS counts no peak: what its driver has given this process stands for it, which falls only where the cache is emptied.
+    """
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -126,7 +196,7 @@ _NEARLY_FULL_FRACTION = 0.05
 def _is_nearly_full() -> bool:
     """Whether hardly any memory of this process's GPU is free, the allocator's cache counted as used."""
     try:
-        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (1, 1)
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (1, 1)  # type: ignore[no-untyped-call]  # missing in torch's stubs
     except RuntimeError:  # CUDA itself has failed
         return False
     return free < _NEARLY_FULL_FRACTION * total
@@ -163,7 +233,7 @@ def gpu_facts(started: Collection[int]) -> dict[str, Any]:
 
 def _nvml_gpus(started: Collection[int]) -> tuple[list[NvmlGpu], str | None]:
     """The GPUs that are trained on, without making a CUDA context in this process; and why NVML cannot tell of them, None if it can."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # missing in torch's stubs
         return (gpus_used_by(started) if started else []), None
     try:
         return [gpu_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))], None

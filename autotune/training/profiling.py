@@ -24,9 +24,9 @@ from autotune.errors import ConfigError, ExecutionError
 from autotune.files import make_folder, replacing
 from autotune.measurement import PhaseClock
 from autotune.step_profile import StepProfile, StepTimes
-from autotune.training.capabilities import cpu_name
+from autotune.training.capabilities import OTHER_DEVICES, cpu_name
 from autotune.training.data import Batch, fits_on, load_data
-from autotune.training.device import peak_memory_bytes, pick_device, synchronizer
+from autotune.training.device import gpu_formats, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.set_up import Run, num_steps, set_up
 from autotune.training.step import TrainingStep, labelled
 from autotune.training.trace import STEP, WAIT, read_events, step_times
@@ -59,6 +59,10 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         raise ConfigError("training: a function of one's own has no steps that autotune could tell apart; accepted is null")
     collect_as_usual()
     device = pick_device(config.device)
+    if device.type in OTHER_DEVICES:
+        raise ConfigError(
+            f"device: found {device.type}, whose work torch's profiler does not tell apart here; accepted are auto, cpu, cuda"
+        )
     wait = synchronizer(device)
     config = _lengthened(config, num_needed := _NUM_WARM_UPS + _NUM_PROFILER_WARM_UPS + 2 * num_profiled + _NUM_STACK_STEPS)
     if config.num_workers > 1:
@@ -159,10 +163,10 @@ def _settings(config: TrialConfig) -> dict[str, Any]:
 def _device_facts(run: Run) -> dict[str, Any]:
     if run.device.type != "cuda":
         return {"device": "cpu", "device_name": cpu_name(), "compute_capability": None, "memory_limit_bytes": None}
-    properties = torch.cuda.get_device_properties(run.device)
+    name, capability, _ = gpu_formats(run.device)
     return {
         "device": "cuda",
-        "device_name": properties.name,
-        "compute_capability": (properties.major, properties.minor),
-        "memory_limit_bytes": properties.total_memory,
+        "device_name": name,
+        "compute_capability": capability,
+        "memory_limit_bytes": torch.cuda.get_device_properties(run.device).total_memory,
     }

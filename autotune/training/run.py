@@ -19,7 +19,7 @@ from autotune.measurement import Evaluation
 from autotune.training.capabilities import cpu_name, driver_version, versions
 from autotune.training.components import make_components
 from autotune.training.data import load_data
-from autotune.training.device import gpu_facts, pick_device, seed_everything
+from autotune.training.device import device_kind, gpu_facts, pick_device, seed_everything
 from autotune.training.first_call import how_called
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks
@@ -83,7 +83,7 @@ def fingerprint(config: TrialConfig, num_threads: int, started: Collection[int] 
     device = pick_device(config.device)
     is_gpu = device.type == "cuda"
     facts = {
-        "device": torch.cuda.get_device_name(device) if is_gpu else cpu_name(),
+        "device": cpu_name() if device.type == "cpu" else device_kind(device),
         "device_type": device.type,
         "driver": driver_version() if is_gpu else None,
         **(gpu_facts(started) if is_gpu else {}),

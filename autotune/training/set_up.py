@@ -16,13 +16,13 @@ from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock, as_measured
 from autotune.training.components import Augmentation, Components, make_components, make_strategy, without_training_state
 from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
-from autotune.training.device import reset_device, reset_peak_memory, seed_everything
+from autotune.training.device import reset_device, reset_peak_memory, seed_everything, sum_dtype
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
-EVALUATION_BATCH = {"cpu": 256, "cuda": 2048}
+EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
 """Batch size of evaluations, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
 _NUM_PROBED_STEPS = 16
 """Steps of the schedule that are probed for shapes to warm up, if the augmentation has no ``new_shapes_at``."""
@@ -141,7 +141,8 @@ class Run:
     def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
         """Mean metric and mean loss over a split, which may be in host memory; every rank must call this and scores a part."""
         model = parts.evaluated_model
-        sums = torch.zeros(2, device=self.device, dtype=torch.float64)
+        dtype = sum_dtype(self.device)
+        sums = torch.zeros(2, device=self.device, dtype=dtype)
         size, (index, num_parts) = EVALUATION_BATCH[self.device.type], self.part
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.no_grad if self.ranks.is_joined else torch.inference_mode
@@ -158,7 +159,7 @@ class Run:
                     if outputs is None:
                         continue  # another rank has the outputs
                     outputs = self.precision.outputs(outputs)
-                    scores = torch.stack([parts.metric(outputs, targets).double(), parts.loss(outputs, targets).double()])
+                    scores = torch.stack([parts.metric(outputs, targets).to(dtype), parts.loss(outputs, targets).to(dtype)])
                 if parts.shared.counts:
                     sums += scores * counted
         metric, loss = (self.ranks.summed(sums) / len(split)).tolist()

@@ -75,6 +75,7 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
         "num_threads": config.runtime.num_threads or num_threads,
         "device": '"cuda" if torch.cuda.is_available() else "cpu"' if config.device == "auto" else repr(config.device),
         "evaluation_batch": EVALUATION_BATCH,
+        "sum_dtype": "float32" if config.device == "mps" else "float64",  # which MPS has not
         "autocast": config.precision.autocast_dtype,
         "weights_dtype": config.precision.weights_dtype,
         "micro_batch_size": config.runtime.micro_batch_size,

@@ -101,7 +101,7 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("epochs=${nope}", "epochs: Interpolation key 'nope' not found"),
         ("target=3", "target: found 3, accepted is a mapping"),
         ("batch_size=0", "batch_size: found 0, accepted is a whole number from 1"),
-        ("device=gpu", "device: found 'gpu', accepted are auto, cpu, cuda"),
+        ("device=gpu", "device: found 'gpu', accepted are auto, cpu, cuda, mps, xpu"),
         ("target.mode=up", "target.mode: found 'up', accepted are max, min"),
         ("model=3", "model=3: accepted is GROUP=NAME with the name of one of the group's files"),
         ("=3", "'=3': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
@@ -384,3 +384,9 @@ def test_a_point_is_composed_once_for_all_who_ask_for_it() -> None:
     for seed in range(3, 80):
         composer.compose_suggestion(Suggestion({"batch_size": 32}), seed=seed)
     assert len(composer._composed_points) == 64
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_a_gpu_of_apple_or_intel_trains_by_itself(device: str) -> None:
+    said = refusal("experiment=cnn", "parallelism=ddp", f"device={device}")
+    assert said == f"parallelism.num_workers: found 2, accepted with device={device} is 1"

@@ -248,6 +248,17 @@ def test_what_cannot_be_compared_is_one_line(arguments: str, parts: list[str], r
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("compare", *_SIDES), ("scale", "workers=[1,2]")], ids=lambda arguments: arguments[0])
+def test_the_driver_does_not_itself_ask_torch_for_gpus(commands: Any, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Asking would make a context on the first GPU, which keeps its memory from the runs."""
+    asks = "import sys, torch\nfor name in ('is_available', 'device_count'):\n    setattr(torch.cuda, name, lambda: sys.exit('asked'))\n"
+    command = ["autotune", *arguments, "experiment=cnn_smoke", _STOP]
+    ran = commands.python("-c", f"{asks}sys.argv = {command}\nfrom autotune.__main__ import main\nmain()", folder=tmp_path)
+    assert "asked" not in ran.stderr
+    assert "/dev/null/outputs" in ran.stderr
+
+
 def test_a_side_that_this_machine_cannot_run_is_named(refusal: Refusal) -> None:
     said = refusal("experiment=cnn", "a=[device=cpu]", "b=[device=cuda]", _STOP, command=compare_command)
     assert said.startswith("b: cannot run here: device=cuda needs a GPU")

@@ -22,6 +22,8 @@ _CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=No
 _GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
 _OLD_GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="Tesla V100", compute_capability=(7, 0), has_compiler=True, has_torchao=True)
 
+_MAC = replace(_CPU, other_devices={"mps": 1})
+
 _SPACE = "search_space=[{device:[cpu,cuda]},{precision:[fp32,bf16]}]"
 
 
@@ -255,12 +257,30 @@ def test_a_baseline_that_cannot_run_here_is_refused(override: str, on: Capabilit
         (["device=cpu"], _GPUS, (1, 0)),
         (["device=cuda", "cluster.cpus_per_worker=8"], _GPUS, (8, 1)),
         (["parallelism.num_workers=4", "cluster.cpus_per_worker=2"], _GPUS, (8, 4)),
+        (["device=mps"], _MAC, (1, 0)),  # Ray counts none, and one trial at a time has it
+        (["device=xpu"], replace(_CPU, other_devices={"xpu": 2}), (1, 1)),
     ],
 )
 def test_a_trial_gets_whole_gpus_and_its_workers_cpus(overrides: list[str], on: Capabilities, wanted: tuple[int, int]) -> None:
     plan = make_plan(*overrides, on=on)
     assert plan.resources(plan.trial) == wanted
     assert any(f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line for line in describe_plan(plan))
+
+
+def test_apples_gpu_takes_one_trial_at_a_time() -> None:
+    assert make_plan("device=mps", on=_MAC).max_concurrent_trials == 1
+    assert make_plan("device=auto", on=_MAC).max_concurrent_trials is None
+    assert make_plan("search.max_concurrent_trials=2", on=_GPUS).max_concurrent_trials == 2
+
+
+def test_a_plan_says_what_is_trained_on_why_on_nothing_better_and_that_cards_differ() -> None:
+    old_driver, mixed = replace(_CPU, no_gpu_reason="the driver is too old"), replace(_GPUS, gpu_kinds=("NVIDIA H200", "NVIDIA A100"))
+    assert "device    the CPU: the driver is too old" in describe_plan(make_plan(on=old_driver))
+    lines = [line for line in describe_plan(make_plan(on=mixed)) if line.startswith("device ")]
+    assert lines[0] == "device    NVIDIA H200"
+    assert lines[1].startswith(
+        "device    trainings are timed on GPUs of several kinds, whose times do not compare: NVIDIA H200, NVIDIA A100;"
+    )
 
 
 @pytest.mark.parametrize("key", ["num_cpus", "num_gpus"])

@@ -325,3 +325,14 @@ def test_a_gpus_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     torch.rand(7, device=device)
     set_random_state(read_state(tmp_path), device)
     assert torch.equal(torch.rand(3, device=device), wanted)
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_the_random_state_of_a_gpu_of_apple_or_intel_is_kept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, device = torch.get_device_module(kind), torch.device(kind)
+    restored: list[torch.Tensor] = []
+    monkeypatch.setattr(module, "get_rng_state", lambda device: torch.tensor([3, 4], dtype=torch.uint8))
+    monkeypatch.setattr(module, "set_rng_state", lambda state, device: restored.append(state))
+    save_state(tmp_path, {"random": random_state(device)})
+    set_random_state(read_state(tmp_path)["random"], device)
+    assert [state.tolist() for state in restored] == [[3, 4]]

@@ -326,3 +326,9 @@ def test_a_split_mapped_from_a_read_only_file_is_gathered(tmp_path) -> None:  # 
     split = Split(torch.from_numpy(mapped), SPLIT.targets)
     (batch,) = host_batches(split, iter([torch.tensor([7, 2])]), num_workers=0, prefetch_batches=1, device=CPU)
     assert torch.equal(batch.inputs, SPLIT.inputs[[7, 2]])
+
+
+def test_the_order_is_where_the_samples_are() -> None:
+    """As resident data on a GPU that is not CUDA's needs it; ``meta`` stands for one."""
+    order = sample_order(20, 6, 7, 5, first_step=0, device=torch.device("meta"))
+    assert {samples.device.type for samples in order} == {"meta"}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,21 +17,37 @@ from torch.distributed import DistBackendError
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training import capabilities
+from autotune.training import device as device_module
 from autotune.training.capabilities import (
     Capabilities,
     cpu_name,
     cpu_quota,
+    describe_device,
+    several_kinds,
+    together,
     unsupported,
     uses_cuda,
     visible_devices,
     visible_devices_environment,
 )
-from autotune.training.device import is_out_of_memory, local_capabilities, peak_memory_bytes, pick_device, reset_device, synchronizer
+from autotune.training.device import (
+    device_kind,
+    is_out_of_memory,
+    local_capabilities,
+    no_gpu_reason,
+    peak_memory_bytes,
+    pick_device,
+    reset_device,
+    synchronizer,
+)
 
 CPU_ONLY = Capabilities(num_cpus=4, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=True)
 BARE = replace(CPU_ONLY, has_compiler=False, has_torchao=False)
 OLD_GPU = Capabilities(num_cpus=4, num_gpus=1, gpu_name="NVIDIA T4", compute_capability=(7, 5), has_compiler=True, has_torchao=True)
 NEW_GPUS = Capabilities(num_cpus=4, num_gpus=2, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
+MAC = replace(CPU_ONLY, other_devices={"mps": 1})
+RADEON = replace(NEW_GPUS, gpu_name="AMD Radeon RX 7900 XTX", compute_capability=None, architecture="gfx1100")
+INSTINCT = replace(NEW_GPUS, gpu_name="AMD Instinct MI300X", compute_capability=None, architecture="gfx942")
 NO_TORCHAO = "precision.float8 needs torchao, which is not installed (pip install 'autotune[fp8]')"
 FOR_GPUS = "{} is for GPUs, and this training runs on the CPU"
 
@@ -58,6 +75,29 @@ MakeConfig = Callable[..., TrialConfig]
     ("overrides", "device", "capabilities", "reason"),
     [
         ((), "cuda", CPU_ONLY, "device=cuda needs a GPU, and there is none"),
+        ((), "cuda", replace(CPU_ONLY, no_gpu_reason="too old"), "device=cuda needs a GPU, and torch sees none: too old"),
+        ((), "mps", NEW_GPUS, "device=mps needs Apple's GPU, and torch sees none"),
+        ((), "xpu", CPU_ONLY, "device=xpu needs Intel's GPU, and torch sees none"),
+        ((), "mps", MAC, None),
+        (("precision=bf16",), "mps", MAC, None),
+        (("runtime.cuda_graph=true",), "mps", MAC, "runtime.cuda_graph is for CUDA GPUs, and this training runs with device=mps"),
+        (("precision=fp8",), "cuda", RADEON, "float8 needs an AMD GPU of gfx942, gfx950, gfx12, and AMD Radeon RX 7900 XTX has gfx1100"),
+        (("precision=tf32",), "cuda", RADEON, "TensorFloat-32 needs an AMD GPU of gfx942, and AMD Radeon RX 7900 XTX has gfx1100"),
+        (("precision=bf16",), "auto", RADEON, None),
+        (
+            ("precision=bf16",),
+            "auto",
+            replace(RADEON, architecture="gfx1030"),
+            "bfloat16 needs an AMD GPU of gfx908, gfx90a, gfx94, gfx95, gfx11, gfx12, and AMD Radeon RX 7900 XTX has gfx1030",
+        ),
+        (("precision=fp8",), "cuda", INSTINCT, None),
+        (("precision=tf32",), "cuda", INSTINCT, None),
+        (
+            ("precision=tf32",),
+            "cuda",
+            replace(INSTINCT, architecture="gfx950"),
+            "TensorFloat-32 needs an AMD GPU of gfx942, and AMD Instinct MI300X has gfx950",
+        ),
         (("precision=bf16",), "auto", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
         (("precision=bf16",), "cuda", OLD_GPU, "bfloat16 needs CUDA compute capability 8.0, and NVIDIA T4 has 7.5"),
         (("parallelism.num_workers=3",), "auto", NEW_GPUS, "parallelism.num_workers=3 needs as many GPUs, and there are 2"),
@@ -189,6 +229,116 @@ def test_the_peak_of_resident_memory_is_in_bytes_on_every_system(platform: str, 
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7_000_000))
     assert peak_memory_bytes(torch.device("cpu")) == 7_000_000 * num_bytes
+
+
+@pytest.mark.parametrize(
+    ("device", "capabilities", "text"),
+    [
+        ("auto", NEW_GPUS, "NVIDIA H200"),
+        ("auto", CPU_ONLY, "the CPU: torch sees no GPU"),
+        ("auto", replace(CPU_ONLY, no_gpu_reason="the driver is too old"), "the CPU: the driver is too old"),
+        ("cpu", OLD_GPU, "the CPU: device=cpu leaves the GPU idle"),
+        ("auto", MAC, "the CPU: Apple's GPU is used with device=mps only"),
+        ("mps", MAC, "Apple's GPU (mps)"),
+    ],
+)
+def test_the_device_and_why_it_is_no_better_one_are_a_line(
+    trial_config: MakeConfig, device: str, capabilities: Capabilities, text: str
+) -> None:
+    assert describe_device(trial_config(device=device), capabilities) == text
+
+
+@pytest.fixture
+def torch_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Has torch be built for something, on a machine with the driver of a vendor's GPUs, where CUDA begins or fails with an error."""
+
+    def make(build: dict[str, str], driver: str | None, error: str | None = None) -> None:
+        there = {"cuda": (), "hip": (), **({driver: (str(tmp_path),)} if driver else {})}
+        monkeypatch.setattr(device_module, "_DRIVERS", {"cuda": ("NVIDIA", there["cuda"]), "hip": ("AMD", there["hip"])})
+        for module in (device_module, capabilities):
+            monkeypatch.setattr(module, "torch_build", lambda: build)
+
+        def init() -> None:
+            raise RuntimeError(error)
+
+        monkeypatch.setattr(torch.cuda, "init", init)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    return make
+
+
+_TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading ..."
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "visible", "reason"),
+    [
+        ({"cuda": "13.0"}, None, None, None),
+        ({}, "cuda", None, f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA GPUs"),
+        ({"cuda": "13.0"}, "hip", None, f"torch {torch.__version__} is built for cuda, and here is the driver of AMD GPUs"),
+        ({"cuda": "13.0"}, "cuda", "", "CUDA_VISIBLE_DEVICES= hides the NVIDIA GPUs"),
+        ({"cuda": "13.0"}, "cuda", "-1", "CUDA_VISIBLE_DEVICES=-1 hides the NVIDIA GPUs"),
+        ({"cuda": "13.0"}, "cuda", None, "The NVIDIA driver on your system is too old (found version 11040)"),
+    ],
+)
+def test_why_torch_sees_none_of_the_gpus_that_are_there_is_said(
+    torch_of: Callable[..., None], build: dict[str, str], driver: str | None, visible: str | None, reason: str | None, monkeypatch: Any
+) -> None:
+    torch_of(build, driver, _TOO_OLD)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert no_gpu_reason() == reason
+    assert local_capabilities().no_gpu_reason == reason
+    why = "there is no GPU here" if reason is None else f"torch sees no GPU: {reason}"
+    with pytest.raises(ConfigError) as raised:
+        pick_device("cuda")
+    assert str(raised.value) == f"device: found cuda, and {why}; accepted are auto, cpu"
+
+
+def test_gpus_of_several_kinds_count_as_the_weakest_and_are_warned_of(trial_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [SimpleNamespace(name=name, major=major, minor=minor, uuid="a") for name, major, minor in (("H200", 9, 0), ("T4", 7, 5))]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device if isinstance(device, int) else 0])
+    here = local_capabilities()
+    assert (here.num_gpus, here.gpu_name, here.gpu_kinds) == (2, "T4", ("H200", "T4"))
+    assert unsupported(trial_config("precision=bf16", device="auto"), here) == "bfloat16 needs CUDA compute capability 8.0, and T4 has 7.5"
+    assert several_kinds(trial_config(device="auto"), here) == (
+        "trainings are timed on GPUs of several kinds, whose times do not compare: H200, T4; CUDA_VISIBLE_DEVICES chooses some of a "
+        "machine's, cluster.accelerator_type the machines of a cluster that have one kind"
+    )
+    assert several_kinds(trial_config(device="cpu"), here) is None
+    assert several_kinds(trial_config(device="auto"), NEW_GPUS) is None
+    cluster = together([NEW_GPUS, OLD_GPU, NEW_GPUS])
+    assert (cluster.gpu_name, cluster.gpu_kinds) == ("NVIDIA T4", ("NVIDIA H200", "NVIDIA T4"))
+
+
+def test_slices_that_torch_sees_one_at_a_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    slice_of_card = SimpleNamespace(name="NVIDIA A100 MIG 1g.5gb", major=8, minor=0, uuid="a")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: slice_of_card)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c")
+    assert local_capabilities().num_gpus == 3
+
+
+@pytest.mark.parametrize(("kind", "build"), [("mps", {}), ("xpu", {"xpu": "20250101"})])
+def test_a_gpu_of_apple_or_intel_is_used_where_it_is_asked_for(kind: str, build: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.get_device_module(kind)
+    with pytest.raises(ConfigError, match=f"device: found {kind}, and torch sees no such device here"):
+        pick_device(kind)
+    monkeypatch.setattr(module, "is_available", lambda: True)
+    monkeypatch.setattr(module, "device_count", lambda: 1)
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 7)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    device = pick_device(kind)
+    synchronizer(device)()
+    assert (device.type, waited, peak_memory_bytes(device), device_kind(device)) == (kind, [device], 7, kind)
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert local_capabilities().other_devices == {kind: 1}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

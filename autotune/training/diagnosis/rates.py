@@ -18,8 +18,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from torch.nn.functional import ScalingType, scaled_mm
 
 from autotune.machine import AllReduceRate, CopyRate, Machine, MatrixRate, NotMeasured, Rate
-from autotune.training.capabilities import MIN_COMPUTE_CAPABILITY
-from autotune.training.device import synchronizer
+from autotune.training.capabilities import missing_for
+from autotune.training.device import gpu_formats, synchronizer
 from autotune.training.parallel.ranks import ALONE, Ranks, joined, open_store
 
 _NUM_CPU_RANKS = 2
@@ -33,7 +33,7 @@ _LONG_ENOUGH_SECONDS = 0.02
 _FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 """Number format of the matrices that are multiplied, by option of ``precision=``."""
 _NAMES = {"tf32": "TensorFloat-32", "bf16": "bfloat16", "fp8": "float8"}
-"""Keys of ``MIN_COMPUTE_CAPABILITY``, by option of ``precision=``."""
+"""Names of number formats, see ``missing_for``, by option of ``precision=``."""
 ALL_REDUCE_SIZES = {"cpu": (2**16, 2**20, 2**24), "cuda": (2**20, 2**24, 2**28)}
 """Bytes of each rank's tensor, by device type: from a size whose time is all latency to one whose time is all bandwidth."""
 _HOST = "127.0.0.1"
@@ -129,9 +129,8 @@ def _why_unsupported(precision: str, device: torch.device) -> str | None:
     """Why a device cannot multiply in a precision or would ignore that it was asked for; None if the device supports it."""
     if device.type == "cpu":
         return "for GPUs" if precision in ("tf32", "fp8") else None
-    needed = MIN_COMPUTE_CAPABILITY.get(_NAMES.get(precision, ""))
-    found = torch.cuda.get_device_capability(device)
-    return f"needs compute capability {needed[0]}.{needed[1]}" if needed is not None and found < needed else None
+    missing = missing_for(_NAMES[precision], *gpu_formats(device)[1:]) if precision in _NAMES else None
+    return None if missing is None else f"needs {missing[0]}"
 
 
 def _matrix_rate(precision: str, device: torch.device, limit_seconds: float) -> MatrixRate:

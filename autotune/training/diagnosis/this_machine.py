@@ -20,7 +20,7 @@ from torch import distributed
 
 from autotune.machine import Gpu, InfiniBandPort, Link, Machine, NetworkInterface, Processor
 from autotune.training.capabilities import cpu_name, driver_version, versions
-from autotune.training.device import local_capabilities
+from autotune.training.device import local_capabilities, no_gpu_reason
 
 NOT_INSTALLED = "nvidia-smi is not installed"
 
@@ -78,6 +78,8 @@ def _complaints(num_gpus: int, num_slots: int, failures: tuple[str | None, ...])
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
         hidden = "" if visible is None else f", CUDA_VISIBLE_DEVICES={visible}"
         yield f"nvidia-smi lists {num_slots} GPUs, and torch sees none (torch {torch.__version__} for {built}{hidden})"
+    elif not num_gpus and (reason := no_gpu_reason()) is not None:
+        yield f"torch sees no GPU: {reason}"
     for failure in dict.fromkeys(failures):
         if failure is not None and (num_gpus or failure != NOT_INSTALLED):
             yield failure
