@@ -149,6 +149,7 @@ class Config:
     device: str = MISSING
     seed: int = MISSING
     evaluate_every_samples: int | None = MISSING
+    evaluation_batch_size: int | None = MISSING
     training: dict[str, Any] | None = MISSING
     target: TargetConfig = field(default_factory=TargetConfig)
 
@@ -216,6 +217,8 @@ class TrialConfig:
     """Packages that ``_target_`` may name besides autotune's own list."""
     max_grad_norm: float | None = None
     """Limit of the Euclidean norm of all gradients together, to which larger ones are scaled down before each step; None for no limit."""
+    evaluation_batch_size: int | None = None
+    """Samples that a worker scores at once; None for the usual number, halved until it fits into memory."""
 
     def __post_init__(self) -> None:
         _check_at_least("batch_size", self.batch_size, 1)
@@ -224,6 +227,7 @@ class TrialConfig:
         _check_at_least("data_path.prefetch_batches", self.data_path.prefetch_batches, 1)
         for key, value in (
             ("evaluate_every_samples", self.evaluate_every_samples),
+            ("evaluation_batch_size", self.evaluation_batch_size),
             ("runtime.num_threads", self.runtime.num_threads),
             ("runtime.micro_batch_size", self.runtime.micro_batch_size),
         ):

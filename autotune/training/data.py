@@ -32,7 +32,7 @@ from autotune.errors import AutotuneError, DataError
 from autotune.training.device import free_memory_bytes
 
 _FITS_FRACTION = 0.5
-"""Largest fraction of the device's free memory that a data set kept on the device may take."""
+"""Largest fraction of the device's free memory that data kept on the device may take."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,12 @@ def _checksum(splits: Mapping[str, Split]) -> str:
     return digest.hexdigest()[:16]
 
 
-def fits_on(device: torch.device, data: LoadedData) -> bool:
-    """Whether the data set can be kept on the device; for the CPU, whether it is in host memory and not mapped from a file."""
+def fits_on(device: torch.device, data: LoadedData | Split) -> bool:
+    """Whether the data set, or a split, can be kept on the device; for the CPU, whether it is not mapped from a file."""
     free = free_memory_bytes(device)
-    return not data.is_mapped if free is None else data.num_bytes <= free * _FITS_FRACTION
+    if free is None:
+        return isinstance(data, Split) or not data.is_mapped
+    return data.num_bytes <= free * _FITS_FRACTION
 
 
 class Batch(NamedTuple):

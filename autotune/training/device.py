@@ -146,15 +146,23 @@ def reset_device(device: torch.device) -> None:
     """Undo what an earlier training may have changed or kept in this process: default dtype, gradient mode, memory, memory peak."""
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
-    gc.collect()  # reference cycles, such as Lightning's, hold the tensors of a training that has ended
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_unused_memory(device)
     reset_peak_memory(device)
 
 
+def free_unused_memory(device: torch.device) -> None:
+    """Free what nothing refers to, on the device and in the host's memory."""
+    gc.collect()  # reference cycles, such as Lightning's, hold the tensors of a training that has ended
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def free_memory_bytes(device: torch.device) -> int | None:
-    """Free memory of a GPU in bytes; None for the CPU."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    """Memory of a GPU in bytes that was free even at this process's peak since the last reset; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -195,8 +203,10 @@ _NEARLY_FULL_FRACTION = 0.05
 
 def _is_nearly_full() -> bool:
     """Whether hardly any memory of this process's GPU is free, the allocator's cache counted as used."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # missing in torch's stubs
+        return False
     try:
-        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (1, 1)  # type: ignore[no-untyped-call]  # missing in torch's stubs
+        free, total = torch.cuda.mem_get_info()
     except RuntimeError:  # CUDA itself has failed
         return False
     return free < _NEARLY_FULL_FRACTION * total

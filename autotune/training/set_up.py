@@ -4,10 +4,10 @@ import bisect
 import contextlib
 import gc
 import json
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -16,14 +16,14 @@ from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock, as_measured
 from autotune.training.components import Augmentation, Components, make_components, make_strategy, without_training_state
 from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
-from autotune.training.device import reset_device, reset_peak_memory, seed_everything, sum_dtype
+from autotune.training.device import free_unused_memory, is_out_of_memory, reset_device, reset_peak_memory, seed_everything, sum_dtype
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.runtime import Precision, apply_runtime
 from autotune.training.step import TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
-"""Batch size of evaluations, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
+"""Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
 _NUM_PROBED_STEPS = 16
 """Steps of the schedule that are probed for shapes to warm up, if the augmentation has no ``new_shapes_at``."""
 _NUM_BOUND_WARM_UPS = 3
@@ -44,31 +44,38 @@ class Run:
     """Samples per step, over all ranks: the configured batch size, or the size of the training split if that is smaller."""
     total_steps: int
     evaluate_every_samples: int
+    evaluation_batch_size: int
+    """Samples of an evaluation that this rank scores at once."""
     ranks: Ranks
     part: tuple[int, int]
     """Index of the part of each batch that this rank takes, and the number of parts."""
 
     @classmethod
     def start(cls, config: TrialConfig, data: LoadedData, device: torch.device, ranks: Ranks) -> "Run":
-        """Make the run of one training: choose where its data stays, move it there, and set the precision of this process."""
+        """Make the run of one training: move the training split to where it stays, and set the precision of this process."""
         on_device = config.data_path.on_device
         is_resident = fits_on(device, data) if on_device is None else on_device
         precision = Precision(config.precision, device)
         precision.apply()
-        form: dict[str, Any] = {"channels_last": config.runtime.channels_last, "dtype": precision.weights_dtype}
-        return cls(
+        run = cls(
             config,
             data,
             device,
             precision,
-            data.train.to(device, **form) if is_resident else data.train,
-            data.validation.to(device, **form),
+            data.train,
+            data.validation,
             min(config.batch_size, len(data.train)),
             num_steps(config, data),
             config.evaluate_every_samples or len(data.train),
+            config.evaluation_batch_size or min(EVALUATION_BATCH[device.type], len(data.validation)),
             ranks,
             make_strategy(config).part_of_batch(ranks.rank),
         )
+        return replace(run, train=run._moved(data.train)) if is_resident else run
+
+    def _moved(self, split: Split) -> Split:
+        """A split on the device, in the model's memory format and dtype."""
+        return split.to(self.device, channels_last=self.config.runtime.channels_last, dtype=self.precision.weights_dtype)
 
     @property
     def is_resident(self) -> bool:
@@ -85,30 +92,35 @@ class Run:
         parts = make_components(self.config, self.data, self.device, self.total_steps, ranks=self.ranks)
         return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps)
 
-    def warmed_up(self) -> TrainingStep | None:
+    def warmed_up(self) -> "tuple[Run, TrainingStep | None]":
         """Make a step and warm it up on one training batch of every shape to come and one evaluation batch.
 
         Lazy set-up, compiling and capturing are over afterwards.
 
         Returns:
+            The run with an evaluation batch that fits, and with the validation split on the device if it fits beside the training.
             The step if it is bound to its model; its components must be replaced, because the warm-up trained them. Else None: the
             training makes another, and needs the memory of this one.
         """
         seed_everything(self.config.seed)
         step = self.training_step()
-        size = self.batch_size // self.part[1]
-        batch = self._on_device(Batch(self.train.inputs[:size], self.train.targets[:size], torch.arange(size)))
-        shapes: dict[torch.Size, int] = {}
-        for first_step in _steps_of_new_shapes(step.parts.augment, self.total_steps):
-            shapes.setdefault(step.augmented(batch, first_step).shape, first_step)
-        for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
-            step.warm_up(batch, list(shapes.values()))
-        size = EVALUATION_BATCH[self.device.type]
-        self.evaluate(step.parts, Split(self.validation.inputs[:size], self.validation.targets[:size]))
-        return step if step.is_bound else None
+        with closing(self.batches(0, max_workers=1)) as batches:
+            batch = next(batches)
+            shapes: dict[torch.Size, int] = {}
+            for first_step in _steps_of_new_shapes(step.parts.augment, self.total_steps):
+                shapes.setdefault(step.augmented(batch, first_step).shape, first_step)
+            for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
+                step.warm_up(batch, list(shapes.values()))
+            run = replace(self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts))
+        if fits_on(self.device, self.data.validation):
+            run = replace(run, validation=self._moved(self.data.validation))
+        return run, step if step.is_bound else None
 
-    def batches(self, first_step: int) -> Generator[Batch]:
-        """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device."""
+    def batches(self, first_step: int, *, max_workers: int = sys.maxsize) -> Generator[Batch]:
+        """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device.
+
+        At most ``max_workers`` processes gather them: one is enough to warm up, and the training starts its own.
+        """
         config, size = self.config, self.batch_size
         order_device = self.train.inputs.device
         order = sample_order(len(self.train), size, self.total_steps, config.seed, first_step=first_step, device=order_device)
@@ -119,9 +131,8 @@ class Run:
             gathered = resident_batches(self.train, order)
         else:
             path = config.data_path
-            gathered = host_batches(
-                self.train, order, num_workers=path.num_workers, prefetch_batches=path.prefetch_batches, device=self.device
-            )
+            num_workers = min(path.num_workers, max_workers)
+            gathered = host_batches(self.train, order, num_workers=num_workers, prefetch_batches=path.prefetch_batches, device=self.device)
         with closing(gathered):
             for batch in gathered:
                 yield self._on_device(batch)
@@ -140,30 +151,74 @@ class Run:
 
     def evaluate(self, parts: Components, split: Split) -> tuple[float, float]:
         """Mean metric and mean loss over a split, which may be in host memory; every rank must call this and scores a part."""
+        with self._scoring(parts):
+            sums = self._sums(parts, split, self.evaluation_batch_size)
+        metric, loss = (self.ranks.summed(sums) / len(split)).tolist()
+        return as_measured(metric), loss
+
+    @contextlib.contextmanager
+    def _scoring(self, parts: Components) -> Iterator[None]:
+        """Context in which all ranks score the same model."""
         model = parts.evaluated_model
-        dtype = sum_dtype(self.device)
-        sums = torch.zeros(2, device=self.device, dtype=dtype)
-        size, (index, num_parts) = EVALUATION_BATCH[self.device.type], self.part
         # Sharded weights gathered in inference mode could not take part in a later backward pass.
         without_gradients = torch.no_grad if self.ranks.is_joined else torch.inference_mode
         with _evaluating(model, parts.optimizer), parts.shared.scoring(model), without_gradients():
-            for first in range(0, len(split), size * num_parts):
-                start = first + index * size
-                counted = max(0, min(size, len(split) - start))
-                if not counted:
-                    start = 0  # every rank must call the model equally often
-                inputs, targets = (tensor[start : start + max(counted, 1)].to(self.device) for tensor in (split.inputs, split.targets))
-                inputs = self._model_inputs(inputs)
-                with self.precision.autocast():
-                    outputs = parts.shared.outputs(model, parts.views, inputs)
-                    if outputs is None:
-                        continue  # another rank has the outputs
-                    outputs = self.precision.outputs(outputs)
-                    scores = torch.stack([parts.metric(outputs, targets).to(dtype), parts.loss(outputs, targets).to(dtype)])
-                if parts.shared.counts:
-                    sums += scores * counted
-        metric, loss = (self.ranks.summed(sums) / len(split)).tolist()
-        return as_measured(metric), loss
+            yield
+
+    def _sums(self, parts: Components, split: Split, size: int) -> torch.Tensor:
+        """Sums of metric and loss over the samples of a split that this rank scores, ``size`` at once."""
+        sums = torch.zeros(2, device=self.device, dtype=sum_dtype(self.device))
+        index, num_parts = self.part
+        for first in range(0, len(split), size * num_parts):
+            start = first + index * size
+            counted = max(0, min(size, len(split) - start))
+            if not counted:
+                start = 0  # every rank must call the model equally often
+            scores = self._scores(parts, *(tensor[start : start + max(counted, 1)] for tensor in (split.inputs, split.targets)))
+            if scores is not None and parts.shared.counts:
+                sums += scores * counted
+        return sums
+
+    def _scores(self, parts: Components, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Mean metric and loss of a batch, whose outputs are freed afterwards; None if another rank has the outputs."""
+        inputs, targets = self._model_inputs(inputs.to(self.device)), targets.to(self.device)
+        with self.precision.autocast():
+            outputs = parts.shared.outputs(parts.evaluated_model, parts.views, inputs)
+            if outputs is None:
+                return None
+            outputs = self.precision.outputs(outputs)
+            dtype = sum_dtype(self.device)
+            return torch.stack([parts.metric(outputs, targets).to(dtype), parts.loss(outputs, targets).to(dtype)])
+
+    def _fitting_evaluation_batch_size(self, parts: Components) -> int:
+        """The configured evaluation batch size, or the usual one, halved until every rank's memory holds such a batch.
+
+        A rank that fails within the model leaves others waiting there, if they exchange tensors in it. Such ranks evaluate as many
+        samples as they train at once, which has just fitted.
+
+        Raises:
+            torch.OutOfMemoryError: a rank's memory does not hold one sample.
+        """
+        config, size, num_parts = self.config, self.evaluation_batch_size, self.part[1]
+        is_halved = config.evaluation_batch_size is None and (self.ranks.size == 1 or parts.shared.scores_alone)
+        if config.evaluation_batch_size is None and not is_halved:
+            trained = self.batch_size // num_parts // config.parallelism.get("num_micro_batches", 1)
+            size = min(size, trained, config.runtime.micro_batch_size or trained)
+        with self._scoring(parts):
+            while True:
+                count, fault = size * num_parts, ""
+                try:
+                    self._sums(parts, Split(self.validation.inputs[:count], self.validation.targets[:count]), size)
+                except Exception as error:
+                    if not is_halved or not is_out_of_memory(error):
+                        raise
+                    fault = str(error) or type(error).__name__
+                if not self.ranks.summed(torch.tensor(float(bool(fault)))):
+                    return size
+                if size == 1:
+                    raise torch.OutOfMemoryError(fault or "another worker ran out of memory as it evaluated one sample")
+                free_unused_memory(self.device)
+                size //= 2
 
 
 def set_up(
@@ -185,8 +240,7 @@ def set_up(
         _built = None  # frees its memory before more is taken
         reset_device(device)
         apply_runtime(config, device, num_threads)
-        run = Run.start(config, load_data(config), device, ranks)
-        bound = run.warmed_up()
+        run, bound = Run.start(config, load_data(config), device, ranks).warmed_up()
         gc.collect()  # optimizers with schedules, and checkpointed blocks, are in reference cycles
     else:
         run, bound = replace(_built.run, config=config), _built.step

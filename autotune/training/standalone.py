@@ -32,7 +32,7 @@ from autotune.workloads.memory_mapped import memory_mapped
 from autotune.workloads.splits import scikit_learn_file
 
 _TEMPLATE = Path(__file__).with_suffix(".py.jinja")
-_IMPORTS = ("argparse", "math", "sys", "time", "torch", "warnings")
+_IMPORTS = ("argparse", "gc", "math", "sys", "time", "torch", "warnings")
 _GLOBALS = (
     "SEED", "DEVICE", "BATCH_SIZE", "EPOCHS", "TARGET", "MAX_TRAIN_SECONDS", "EVALUATION_BATCH", "LOSS", "METRIC", "Training", "now",
     "read_data", "make_model", "main", "Tensor", "nn", "np", "partial", "Any", *_IMPORTS,
@@ -74,7 +74,7 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
         "data_path": config.data_path,
         "num_threads": config.runtime.num_threads or num_threads,
         "device": '"cuda" if torch.cuda.is_available() else "cpu"' if config.device == "auto" else repr(config.device),
-        "evaluation_batch": EVALUATION_BATCH,
+        "evaluation_batch": config.evaluation_batch_size or f"{EVALUATION_BATCH}[DEVICE.type]",
         "sum_dtype": "float32" if config.device == "mps" else "float64",  # which MPS has not
         "autocast": config.precision.autocast_dtype,
         "weights_dtype": config.precision.weights_dtype,

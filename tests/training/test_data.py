@@ -181,6 +181,17 @@ def test_every_data_set_fits_on_the_cpu(load: Load) -> None:
     assert fits_on(torch.device("cpu"), load(tensors))
 
 
+@pytest.mark.parametrize(("num_samples", "fits"), [(100, True), (101, False)])
+def test_data_fit_on_a_gpu_in_half_of_what_is_free_while_the_most_is_taken(
+    monkeypatch: pytest.MonkeyPatch, num_samples: int, fits: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 10_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5_000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 4_000)
+    split = Split(torch.zeros(num_samples, 4, dtype=torch.uint8), torch.zeros(num_samples, 4, dtype=torch.uint8))
+    assert fits_on(torch.device("cuda"), split) is fits
+
+
 def mapped(root: str) -> dict[str, Any]:
     """The splits of ``tensors``, their training inputs mapped from a file that may not be written."""
     splits = tensors()

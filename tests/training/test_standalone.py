@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ruff.__main__ import find_ruff_bin
 
 from autotune.config.compose import Composer
@@ -198,6 +200,32 @@ def test_what_only_a_gpu_runs_is_in_the_script_too(overrides: str, said: list[st
     path.write_text(text, encoding="utf-8")
     ran = subprocess.run([find_ruff_bin(), "check", "--isolated", path], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
+
+
+def test_a_script_evaluates_as_many_samples_at_once_as_fit_into_memory(
+    scripts: dict[str, str],
+    folder: Path,
+    printed: dict[str, tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script: dict[str, Any] = {"__name__": "script"}
+    exec(scripts["cnn"], script)
+    metric = script["METRIC"]
+
+    def bounded(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(targets) > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        scores: torch.Tensor = metric(outputs, targets)
+        return scores
+
+    monkeypatch.setitem(script, "METRIC", bounded)
+    monkeypatch.setattr(sys, "argv", ["cnn.py"])
+    monkeypatch.chdir(folder)
+    assert script["main"]() is True
+    assert script["Training"].evaluation_batch == 64
+    steps = [re.findall(r"step +(\d+) .* (\S+)  loss", said) for said in (capsys.readouterr().out, printed["cnn"][1])]
+    assert steps[0] == steps[1]
 
 
 @pytest.mark.slow

@@ -243,6 +243,10 @@ class _Replicated(SharedModel):
         return list(self._parameters.values() if model is self.model else model.parameters())
 
     @property
+    def scores_alone(self) -> bool:
+        return self._mesh.size(1) == 1  # no layer is divided
+
+    @property
     def counts(self) -> bool:
         return self._mesh.get_local_rank("tensor") == 0
 

@@ -91,6 +91,11 @@ class SharedModel:
         return views(model, inputs)
 
     @property
+    def scores_alone(self) -> bool:
+        """Whether ranks exchange nothing in ``outputs``, so that one that fails there leaves none waiting."""
+        return False
+
+    @property
     def counts(self) -> bool:
         """Whether this rank's scores are to be summed; False on a rank whose scores another rank has too."""
         return True

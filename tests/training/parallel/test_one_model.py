@@ -134,3 +134,52 @@ def test_what_is_kept_is_what_was_scored(ranks: Ranks, tmp_path: Path) -> None:
     expected, _ = ranks.call(2, scored, overrides)
     ranks.train(2, overrides, weights_path=path)
     assert numbers_of(path) == expected
+
+
+class SmallSecondRank(nn.Module):
+    """A model whose evaluations run out of memory above 20 samples, on the second rank only."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(images) > 20 and torch.distributed.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 400.00 GiB")
+        outputs: torch.Tensor = self.linear(images.flatten(1))
+        return outputs
+
+
+def evaluated(overrides: list[str], ranks: Any) -> tuple[int, tuple[float, float]]:
+    """A run's evaluation batch size, and how it scores the first weights."""
+    run, step = set_up(Composer(overrides).compose().trial, torch.device("cpu"), PhaseClock(), 1, ranks)
+    return run.evaluation_batch_size, run.evaluate(step.parts, run.validation)
+
+
+def test_ranks_agree_on_an_evaluation_batch_that_all_of_them_hold(ranks: Ranks) -> None:
+    model = [f"model._target_={__name__}.SmallSecondRank", f"allowed_targets=[{__name__}]"]
+    common = ["experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32"]
+    overrides = [*common, *model, "parallelism=ddp", "parallelism.num_workers=2"]
+    first, second = ranks.call(2, evaluated, overrides)
+    assert first == second
+    assert isinstance(first, tuple), first
+    size, scores = first
+    assert size == 16, "256, halved until the second rank holds it"
+    whole, _ = ranks.call(2, evaluated, [*overrides, "evaluation_batch_size=20"])
+    assert scores == pytest.approx(whole[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        (["parallelism=fsdp"], 16),
+        (["parallelism=fsdp", "runtime.micro_batch_size=4"], 4),
+        (["parallelism=pipeline", "parallelism.num_micro_batches=4"], 8),
+        (["parallelism=pipeline", "evaluation_batch_size=100"], 100),
+        (["parallelism=ddp"], 256),
+    ],
+)
+def test_ranks_that_exchange_tensors_in_the_model_evaluate_what_they_train_at_once(ranks: Ranks, settings: list[str], size: int) -> None:
+    first, second = ranks.call(2, evaluated, [*settings[:1], *SHORT, "model.norm=group", *settings[1:]])
+    assert first == second
+    assert first[0] == size
