@@ -20,6 +20,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.averaging import WeightAverage
 from autotune.training.data import LoadedData
+from autotune.training.parallel.initial_weights import InitialWeights, on_meta_device
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.runtime import FLOAT8_ROWS, Precision, checkpoint_activations
@@ -98,9 +99,10 @@ def make_components(
     offered = {"device": device, "input_shape": data.input_shape, "num_classes": data.num_classes, "allowed_targets": allowed}
     technique = make_part(config.technique, allowed, "technique", **offered)
     # Only the state of a model for a bound one is needed, so it takes no memory of the device, unless it computes on the data there.
-    on_device = reuse is None or hasattr(reuse.model, "initialise_from")
-    model = _make_model(config, data, device if on_device else torch.device("cpu"), precision, offered)
+    place = device if reuse is None or hasattr(reuse.model, "initialise_from") else torch.device("cpu")
     strategy = make_strategy(config)
+    is_divided = strategy.divides_model and (ranks is None or ranks.is_joined)
+    model, weights = _make_model(config, data, place, precision, offered, is_divided=is_divided)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
     if reuse is None:
         _check_float8_rows(config, data, model, precision, strategy.part_of_batch(0)[1])
@@ -111,6 +113,8 @@ def make_components(
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
         if ranks is not None and ranks.is_joined:
+            if weights is not None:
+                strategy.divide(model, weights, ranks, precision)
             shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
     else:
         reset_model(reuse.model, model)
@@ -148,19 +152,34 @@ def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
 
 
 def _make_model(
-    config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any]
-) -> torch.nn.Module:
+    config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any], *, is_divided: bool
+) -> tuple[torch.nn.Module, InitialWeights | None]:
+    """The model with its initial weights on a device; one that ranks will divide is on the meta device, its weights apart."""
     factory = build_partial(config.model, config.allowed_targets, "model")
-    model = call(factory, "model", **accepted_arguments(factory, {key: offered[key] for key in ("input_shape", "num_classes")}))
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
-    model = precision.convert(model.to(device))
-    if config.runtime.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-    if callable(initialise_from := getattr(model, "initialise_from", None)):
-        inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][:INITIALISE_SAMPLES].to(device)
-        initialise_from(data.transform(inputs))
-    return model
+    model_arguments = accepted_arguments(factory, {key: offered[key] for key in ("input_shape", "num_classes")})
+
+    def construct() -> torch.nn.Module:
+        model = call(factory, "model", **model_arguments)
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
+        return model if is_divided else model.to(device)
+
+    def convert(model: torch.nn.Module) -> torch.nn.Module:
+        model = precision.convert(model)
+        if config.runtime.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+        return model
+
+    def initialise(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        if callable(initialise_from := getattr(model, "initialise_from", None)):
+            inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][:INITIALISE_SAMPLES].to(device)
+            initialise_from(data.transform(inputs))
+        return model
+
+    if is_divided:
+        model, weights = on_meta_device(lambda: initialise(construct(), torch.device("cpu")))
+        return convert(model), weights
+    return initialise(convert(construct()), device), None
 
 
 def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Module, precision: Precision, num_parts: int) -> None:
@@ -172,7 +191,7 @@ def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Mo
     forward_size = min(part_size, config.runtime.micro_batch_size or part_size)
     key, configured = ("batch_size", config.batch_size) if forward_size == part_size else ("runtime.micro_batch_size", forward_size)
     available = f" ({batch_size} are there)" if key == "batch_size" and batch_size < configured else ""
-    inputs = data.transform(data.train.inputs[:1].to(precision.device))
+    inputs = data.transform(data.train.inputs[:1].to(precision.device)).to(next(model.parameters()).device)
     for rows in precision.float8_rows(model, inputs):
         for samples in (forward_size, part_size % forward_size):
             if samples * rows % FLOAT8_ROWS:
@@ -204,7 +223,7 @@ def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, 
     arguments = accepted_arguments(factory, offered) | kernel_arguments(config, factory)
     if shared.mixes_tensors and "foreach" in inspect.signature(factory.func).parameters:
         arguments["foreach"] = False
-    positional = () if "model" in arguments else ([parameter for parameter in shared.model.parameters() if not parameter.is_meta],)
+    positional = () if "model" in arguments else (list(shared.trained_parameters()),)
     optimizer = call(factory, "optimizer", *positional, **arguments)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer: {config.optimizer['_target_']} returned {type(optimizer).__name__}, accepted is a torch Optimizer")

@@ -16,9 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, global_norm, refuse_whole_weight_settings
 from autotune.training.parallel.tensor_parallel import check_plan, share_layers
+from autotune.training.runtime import Precision
 
 _COMPRESSIONS = (None, "bf16", "fp16", "powersgd")
 _POWERSGD_WARM_UP = 2
@@ -49,6 +51,20 @@ class _DataParallel(Strategy):
         super().check(config, model, batch_size=batch_size)
         if self.tensor_size > 1:
             check_plan(config, model, self.tensor_size)
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether ranks in a row of the mesh share the layers."""
+        return self.tensor_size > 1
+
+    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
+        """Split the layers that the model's plan names over the ranks in a row of the mesh."""
+        self._share_layers(model, ranks, precision.device)
+        weights.load(model, precision.device)
+
+    def _share_layers(self, model: nn.Module, ranks: Ranks, device: torch.device) -> None:
+        if self.tensor_size > 1:
+            share_layers(model, self._mesh(ranks, device)["tensor"])
 
     def _mesh(self, ranks: Ranks, device: torch.device) -> DeviceMesh:
         return ranks.mesh(device, data=self.num_workers // self.tensor_size, tensor=self.tensor_size)
@@ -123,7 +139,6 @@ class DDP(_DataParallel):
         if self.tensor_size > 1:
             from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform  # noqa: PLC0415  # as torch's tutorial has it
 
-            share_layers(model, mesh["tensor"])
             dtensors = {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
             _pre_dp_module_transform(model)
         group = mesh["data"].get_group()
@@ -326,18 +341,53 @@ class FSDP(_DataParallel):
         super().check(config, model, batch_size=batch_size)
         refuse_whole_weight_settings(config, "fsdp")
 
-    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """Shard every weight over the ranks; the blocks that the model's ``blocks()`` returns are gathered one at a time."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415  # DDP does without
+    @property
+    def divides_model(self) -> bool:
+        """Always."""
+        return True
 
-        mesh = self._mesh(ranks, device)
-        if self.tensor_size > 1:
-            share_layers(model, mesh["tensor"])
-        offload = CPUOffloadPolicy() if self._cpu_offload and device.type == "cuda" else OffloadPolicy()
+    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
+        """Shard every weight over the ranks; the blocks that the model's ``blocks()`` returns are gathered one at a time.
+
+        Under bfloat16 autocast weights are gathered in bfloat16, to which autocast would round them anyway; norms, which it computes in
+        float32, are gathered by themselves. Gradients are reduced in float32, in which weights and optimizer state are kept.
+        """
+        from torch.distributed.fsdp import (  # noqa: PLC0415  # DDP does without
+            CPUOffloadPolicy,
+            MixedPrecisionPolicy,
+            OffloadPolicy,
+            fully_shard,
+        )
+
+        device = precision.device
+        self._share_layers(model, ranks, device)
+        offloads = self._cpu_offload and device.type == "cuda"
+        settings: dict[str, Any] = {
+            "mesh": self._mesh(ranks, device)["data"],
+            "reshard_after_forward": self._reshard_after_forward,
+            "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+        }
+        if precision.settings.autocast_dtype == "bfloat16":
+            for module in [module for module in model.modules() if _is_computed_in_float32(module)]:
+                fully_shard(module, **settings)
+            for embedding in [module for module in model.modules() if isinstance(module, nn.Embedding)]:
+                embedding.register_forward_hook(lambda module, inputs, outputs: outputs.float())  # sums with it stay in float32
+            settings["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         blocks = list(model.blocks()) if callable(getattr(model, "blocks", None)) else []  # type: ignore[operator]  # a module may be called
         for module in [*blocks, model]:
-            fully_shard(module, mesh=mesh["data"], reshard_after_forward=self._reshard_after_forward, offload_policy=offload)
-        return _Sharded(model, mesh)
+            fully_shard(module, **settings)
+        weights.load(model, device, parameters_on=torch.device("cpu") if offloads else None)
+
+    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+        """The divided model, whose state is gathered from all ranks."""
+        return _Sharded(model, self._mesh(ranks, device))
+
+
+def _is_computed_in_float32(module: nn.Module) -> bool:
+    """Whether a module is a norm, or another layer whose parameters are all vectors."""
+    parameters = list(module.parameters(recurse=False))
+    is_vectors = hasattr(module, "normalized_shape") or all(parameter.ndim < 2 for parameter in parameters)
+    return bool(parameters) and is_vectors and not any(module.children())
 
 
 class _Sharded(SharedModel):

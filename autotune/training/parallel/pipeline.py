@@ -4,8 +4,9 @@ A model names its layers in order: ``pipeline_layers()`` returns modules that, a
 are divided into stages of about equally many parameters.
 """
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, Views, refuse_whole_weight_settings
+from autotune.training.runtime import Precision
 
 _SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -68,14 +71,21 @@ class Pipeline(Strategy):
             if found != accepted:
                 raise ConfigError(f"{key}: found {found}, accepted with parallelism=pipeline is {json.dumps(accepted)}")
 
+    @property
+    def divides_model(self) -> bool:
+        """Always."""
+        return True
+
+    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
+        """Load this rank's layers onto the device, and leave all other layers on the meta device."""
+        stages = [nn.Sequential(*stage) for stage in _evenly(_layers_of(model), ranks.size)]
+        own = stages.pop(ranks.rank)
+        elsewhere = {tensor for stage in stages for tensor in _tensors(stage)} - {*_tensors(own)}
+        weights.load(model, precision.device, elsewhere=elsewhere)
+
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """Keep this rank's layers on the device, and move all other layers to the meta device."""
-        stages = _evenly(_layers_of(model), ranks.size)
-        for rank, stage in enumerate(stages):
-            if rank != ranks.rank:
-                for layer in stage:
-                    layer.to("meta")
-        own = nn.Sequential(*stages[ranks.rank])
+        """Make this rank's layers a stage of the pipeline."""
+        own = nn.Sequential(*_evenly(_layers_of(model), ranks.size)[ranks.rank])
         schedule = _SCHEDULES[self._schedule](PipelineStage(own, ranks.rank, ranks.size, device), self._num_micro_batches, loss_fn=loss)
         return PipelinedModel(model, own, schedule, ranks, device)
 
@@ -100,6 +110,10 @@ class PipelinedModel(SharedModel):
             self._schedule.step(inputs, target=targets, return_outputs=False)
         else:
             self._schedule.step(target=targets, return_outputs=False)
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters of this rank's layers."""
+        return [parameter for parameter in self.model.parameters() if not parameter.is_meta]
 
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of the gradients of all ranks' layers."""
@@ -128,6 +142,10 @@ class PipelinedModel(SharedModel):
         distributed.gather_object(own_state, gathered)
         whole_state = {name: value for state in gathered or [own_state] for name, value in state.items()}
         return {name: whole_state[name] for name in model.state_dict() if name in whole_state}
+
+
+def _tensors(module: nn.Module) -> Iterable[Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
 
 
 def _layers_of(model: nn.Module) -> Sequence[nn.Module]:

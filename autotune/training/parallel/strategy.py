@@ -15,7 +15,9 @@ from torch.nn.utils import get_total_norm
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
+from autotune.training.runtime import Precision
 
 _NORM_EPSILON = 1e-6
 """Added to the gradient norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``."""
@@ -160,8 +162,17 @@ class Strategy:
         if config.runtime.cuda_graph:
             raise ConfigError("runtime.cuda_graph: found true, accepted with several workers is false")
 
+    @property
+    def divides_model(self) -> bool:
+        """Whether each rank holds a part of the model only: then the model is given to ``divide`` before ``share``."""
+        return False
+
+    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
+        """Divide a model on the meta device, in place, and load this rank's part of its initial weights onto the precision's device."""
+        raise NotImplementedError
+
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
-        """The model as one rank holds it; parameters that are split over ranks are changed in place."""
+        """The model as one rank holds it: the whole model on the device, or the part that ``divide`` left of it."""
         raise NotImplementedError
 
 

@@ -15,8 +15,10 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, refuse_whole_weight_settings
+from autotune.training.runtime import Precision
 
 
 class TensorParallel(Strategy):
@@ -37,9 +39,18 @@ class TensorParallel(Strategy):
         super().check(config, model, batch_size=batch_size)
         check_plan(config, model, self.num_workers)
 
-    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+    @property
+    def divides_model(self) -> bool:
+        """Always."""
+        return True
+
+    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
         """Split the layers that the model's plan names over the ranks."""
-        share_layers(model, ranks.mesh(device, tensor=self.num_workers))
+        share_layers(model, ranks.mesh(precision.device, tensor=self.num_workers))
+        weights.load(model, precision.device)
+
+    def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
+        """The divided model, whose state is gathered from all ranks."""
         return _Split(model, ranks)
 
 
