@@ -42,6 +42,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Begin the next trial in the same process."""
         self._end()
+        self._exit_if_stuck()
         self._run = self._new_run(new_config["task"])
         return True
 
@@ -62,15 +63,14 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
             RuntimeError: called again after an outcome that makes this process unfit for further trials; Ray then replaces the process.
         """
         if self._is_unfit:
-            if self._group.is_stuck:
-                os._exit(1)  # nothing else ends the training's thread, which waits for a lost worker
             self._end()
+            self._exit_if_stuck()
             raise RuntimeError("this worker is replaced")
         report = self._group.next_report(self._run)
         if report.outcome is not None:
             self._end()
         needs_new = report.outcome is not None and report.outcome.needs_new_worker
-        self._is_unfit = needs_new and isinstance(self._run, TaskRun)
+        self._is_unfit = self._group.is_stuck or (needs_new and isinstance(self._run, TaskRun))
         if needs_new or (self._forked is not None and self._forked.is_gone):
             self._end_forked()
         return {"report": report, "is_unfit": self._is_unfit}
@@ -83,6 +83,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
     def cleanup(self) -> None:
         """End the training, and the forked process if there is one."""
         self._end()
+        self._exit_if_stuck()
         self._end_forked()
 
     def _end_forked(self) -> None:
@@ -92,3 +93,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]  # ray has no types
 
     def _end(self) -> None:
         self._group.end(self._run)
+
+    def _exit_if_stuck(self) -> None:
+        if self._group.is_stuck:
+            os._exit(1)  # nothing else ends the training's thread, which waits for a lost worker; Ray replaces this process

@@ -7,9 +7,10 @@ The first worker trains in a separate thread, while its calling thread watches t
 machine was cut off), the training would otherwise wait for it until the trial's deadline.
 """
 
+import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
@@ -26,8 +27,10 @@ from autotune.outcome import Outcome
 if TYPE_CHECKING:
     from autotune.training.parallel.rendezvous import Failure, Rendezvous  # imports torch
 
+logger = logging.getLogger(__name__)
+
 _END_SECONDS = 10.0
-"""Seconds that the other workers may take to end after the first worker has ended."""
+"""Seconds that the first worker may take to end a training, and then the other workers; longer than leaving the process group takes."""
 _EXPLAIN_SECONDS = 5.0
 """Seconds that the other workers may take to report an error after the first worker met one, and the first one after another did."""
 _LOOK_EVERY_SECONDS = 1.0
@@ -57,7 +60,7 @@ class WorkerGroup:
         self._store: Any = None
         self._thread: _Thread | None = None
         self.is_stuck = False
-        """Whether the training waits for a lost worker: then only the end of this process ends it."""
+        """Whether the training, or its end, waits for a lost worker: then only the end of this process ends it."""
 
     def meet(self, task: TrialTask) -> "Rendezvous | None":
         """Start the other workers on a task and return where this process meets them; None for a task of one worker."""
@@ -103,15 +106,36 @@ class WorkerGroup:
         """End the training where it stands and wait until the other workers have ended; those that failed or do not end are killed."""
         if self.is_stuck:
             return
+        self._kill_failed(self._ended(0))  # this worker's end would wait for them
         if self._thread is None:
             run.close()
         else:
-            self._thread.call(run.close).result()
+            self._close_in_time(self._thread.call(run.close))
         ended = self._ended(_END_SECONDS)
-        for rank, reference in self._running.items():
-            if reference not in ended or _failure(reference) is not None:
-                ray.kill(self._others.pop(rank))
+        self._kill_failed(ended)
+        self._kill(rank for rank, reference in self._running.items() if reference not in ended)
         self._running, self._store = {}, None
+
+    def _close_in_time(self, closed: "Future[None]") -> None:
+        """Wait until a training is closed; if it waits for another worker, kill the others, and give it up if that doesn't help."""
+        from autotune.training.parallel.ranks import abort  # noqa: PLC0415  # imports torch
+
+        if not wait_for([closed], _END_SECONDS).done:
+            self._kill(self._running)
+            abort()
+            wait_for([closed], _END_SECONDS)
+        if not closed.done() or closed.exception() is not None:
+            logger.warning("the training does not end, so its worker is replaced: %s", closed.exception() if closed.done() else "it hangs")
+            self.is_stuck = True
+
+    def _kill_failed(self, ended: Sequence[Any]) -> None:
+        """Kill the workers that have ended with a failure: they may not be fit for another training."""
+        self._kill(rank for rank, reference in self._running.items() if reference in ended and _failure(reference) is not None)
+
+    def _kill(self, ranks: Iterable[int]) -> None:
+        for rank in list(ranks):
+            if (other := self._others.pop(rank, None)) is not None:
+                ray.kill(other)
 
     def _explained(self, report: WorkerReport) -> WorkerReport:
         """Replace a report of an error by that of the worker that met it first: all others only fail because they cannot reach it."""

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 import ray
 
 from autotune.config.compose import Composer
+from autotune.execution import worker_group
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.execution.worker_group import bundles
@@ -162,3 +164,48 @@ def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
         report = last_report(worker)
         assert report.outcome is Outcome.LOST
         assert report.error.startswith("a worker was lost: ")
+
+
+_NEVER_LEAVES = """
+import threading
+from torch import distributed
+from torch.nn.functional import cross_entropy
+
+def loss(outputs, targets):
+    if distributed.get_rank() == 1:
+        raise ValueError("the second worker failed")
+    distributed.destroy_process_group = threading.Event().wait  # as NCCL, for an exchange that the other one never joins
+    return cross_entropy(outputs, targets)
+"""
+
+
+def test_a_worker_that_cannot_end_its_training_is_replaced(cluster: None, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(_NEVER_LEAVES)
+    stuck = replace(task("parallelism=ddp", "loss._target_=stuck.loss", "allowed_targets=[stuck]"), code_folders=(str(tmp_path),))
+    with training(stuck) as worker:
+        step = answer(worker.step.remote())
+        assert step["report"].outcome is Outcome.ERRORED
+        assert "the second worker failed" in step["report"].error
+        assert step["is_unfit"]
+        with pytest.raises(ray.exceptions.RayActorError):
+            answer(worker.step.remote())
+
+
+def test_a_training_whose_end_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs:
+        num_workers = 2
+        closes = threading.Event()
+
+        def next_report(self) -> WorkerReport:
+            return WorkerReport(evaluation=None, outcome=Outcome.MISSED)
+
+        def close(self) -> None:
+            self.closes.wait()
+
+    monkeypatch.setattr(worker_group, "_END_SECONDS", 0.2)
+    run: Any = Hangs()
+    group = worker_group.WorkerGroup()
+    assert group.next_report(run).outcome is Outcome.MISSED
+    group.end(run)
+    assert group.is_stuck
+    run.closes.set()

@@ -5,7 +5,9 @@ evaluation, its clock counts, and the other ranks are told what its caller wants
 """
 
 import contextlib
+import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +18,16 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in torch's stubs
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store, _abort_process_group
 
 from autotune.measurement import Phase, PhaseClock
 
+_log = logging.getLogger(__name__)
+
 TIMEOUT = timedelta(minutes=30)
 """Time limit of one exchange between ranks; a hung training is ended long before, by the trial's own deadline."""
+_LEAVE_SECONDS = 5.0
+"""Seconds that leaving the process group may take before it is aborted: NCCL waits for exchanges that a failed rank never joins."""
 _SHARE_LEFT = 0.5
 """Share of the steps that fit into the time left, after which the first rank's clock is read again."""
 _MAX_STEPS = 1000
@@ -99,6 +105,9 @@ def open_store(host: str = "127.0.0.1") -> TCPStore:
 def joined(store: Store, *, rank: int, size: int, device: torch.device, backend: str | None = None) -> Iterator[Ranks]:
     """Join the process group as one of ``size`` ranks that meet at a store, until the context ends.
 
+    Raises:
+        RuntimeError: the process group does not end, although it was aborted.
+
     A GPU without an index is this process's current one. The group isn't bound to it (``device_id``): meshes would then be split from
     NCCL's group alone, and could not exchange what ``cpu_offload`` keeps in host memory.
 
@@ -110,8 +119,39 @@ def joined(store: Store, *, rank: int, size: int, device: torch.device, backend:
     distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield Ranks(rank=rank, size=size, is_joined=True)
-    finally:
+    except BaseException:
+        _leave()
+        raise
+    if not _leave():
+        raise RuntimeError("the process group does not end")
+
+
+def _leave() -> bool:
+    """Leave the process group, and abort it if that takes too long; return whether it has ended: else this process can join no other."""
+    leaving = threading.Thread(target=_destroy, name="leave-ranks", daemon=True)
+    leaving.start()
+    leaving.join(_LEAVE_SECONDS)
+    if leaving.is_alive():
+        abort()
+        leaving.join(_LEAVE_SECONDS)
+    return not leaving.is_alive()
+
+
+def _destroy() -> None:
+    try:
         distributed.destroy_process_group()
+    except Exception as error:  # noqa: BLE001  # the group is gone in any case: a rank failed, or it was aborted
+        _log.warning("leaving the process group: %s", error)
+
+
+def abort() -> None:
+    """Abort this process's exchanges with other ranks, in a thread: what waits for one on a GPU then goes on or fails."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):  # there is no group any more
+            _abort_process_group()
+
+    threading.Thread(target=work, name="abort-ranks", daemon=True).start()
 
 
 class TimeLimit:

@@ -7,11 +7,12 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import psutil
@@ -175,21 +176,39 @@ def spawned(config: TrialConfig, **settings: Any) -> Iterator[Ranks]:
         context.Process(target=_run_rank, args=(sender, config, _rendezvous(store.port, rank, size), settings), daemon=True)
         for rank, (_, sender) in enumerate(pipes, start=1)
     ]
-    for other in others:
+    for other, (_, sender) in zip(others, pipes, strict=True):
         other.start()
+        sender.close()  # so that the pipe closes when the process ends
     try:
         with joined_at(_rendezvous(store.port, 0, size), config) as ranks:
-            yield ranks
-    except RuntimeError as error:
-        failures = [receiver.recv() for receiver, _ in pipes if receiver.poll(_END_SECONDS)]
-        cause = next((failure for failure in failures if failure is not None and not failure.is_lost_connection), None)
-        if cause is None:
-            raise
-        raise RankFailedError(cause.error) from error
+            try:
+                yield ranks
+            except RuntimeError as error:
+                cause = _first_failure([receiver for receiver, _ in pipes])
+                for other in others:
+                    other.kill()  # leaving the process group would wait for them
+                if cause is None:
+                    raise
+                raise RankFailedError(cause.error) from error
     finally:
+        until = time.monotonic() + _END_SECONDS
         for other in others:
-            other.join(_END_SECONDS)
+            other.join(max(0.0, until - time.monotonic()))
             other.kill()
+
+
+def _first_failure(receivers: list[Connection]) -> Failure | None:
+    """The first failure of another rank that is no mere consequence of this one's, told within ``_END_SECONDS``; None if there is none."""
+    until = time.monotonic() + _END_SECONDS
+    while receivers and (ready := wait(receivers, max(0.0, until - time.monotonic()))):
+        for receiver in ready:
+            assert isinstance(receiver, Connection)
+            receivers.remove(receiver)
+            with contextlib.suppress(EOFError):  # killed
+                failure: Failure | None = receiver.recv()
+                if failure is not None and not failure.is_lost_connection:
+                    return failure
+    return None
 
 
 def _rendezvous(port: int, rank: int, size: int) -> Rendezvous:
