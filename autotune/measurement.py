@@ -120,11 +120,18 @@ class Evaluation:
     """What else used the machine since the process began to train; None if it was not observed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics that a training function of the user's reported, by name; a target may bound them."""
+    reused_build_seconds: float = 0.0
+    """Part of ``build_seconds`` that this training did not spend: it found code compiled, and is charged what compiling had taken."""
 
     @property
     def warm_seconds(self) -> float:
         """Seconds of prepare and train so far."""
         return self.prepare_seconds + self.train_seconds
+
+    @property
+    def spent_build_seconds(self) -> float:
+        """Seconds that building really took."""
+        return self.build_seconds - self.reused_build_seconds
 
     def shortfall(self, target: Target) -> float:
         """Distance from the target, in the metric's unit."""
@@ -271,6 +278,8 @@ class PhaseClock:
         self._counter_joules = 0.0
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._joules = dict.fromkeys(Phase, math.nan)
+        self.reused_build_seconds = 0.0
+        """Seconds of the build phase that were charged, not spent."""
         self._phase: Phase | None = None
         self._since = 0.0
 
@@ -313,6 +322,12 @@ class PhaseClock:
         """Set all counts to zero: a resumed training is not charged for the time that making it again took."""
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._joules = dict.fromkeys(Phase, 0.0 if self._read_joules else math.nan)
+        self.reused_build_seconds = 0.0
+
+    def charge(self, seconds: float, joules: float | None) -> None:
+        """Add to the build phase what an earlier training spent to build, and this training uses again."""
+        self.add(Phase.BUILD, seconds, joules)
+        self.reused_build_seconds += seconds
 
     def add(self, phase: Phase, seconds: float, joules: float | None = None) -> None:
         """Add counts measured elsewhere, such as by the process that trained before a pause; joules None makes the energy unknown."""

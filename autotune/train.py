@@ -69,8 +69,9 @@ def train_command(arguments: Sequence[str]) -> int:
     )
     print(f"outcome {outcome}: {config.target}")
     if last is not None:
+        reused = f" ({last.reused_build_seconds:.3f} s of it spent earlier, to compile)" if last.reused_build_seconds else ""
         print(
-            f"phases: build {last.build_seconds:.3f} s, prepare {last.prepare_seconds:.3f} s, "
+            f"phases: build {last.build_seconds:.3f} s{reused}, prepare {last.prepare_seconds:.3f} s, "
             f"train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
         )
     if mirror is not None:

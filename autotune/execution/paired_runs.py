@@ -7,19 +7,22 @@ always go one at a time. Which runs come next may depend on the results of earli
 
 import contextlib
 import heapq
+import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.execution.cluster import ClusterSize, call, num_side_by_side
 from autotune.execution.confirmation import run_score
 from autotune.execution.task_run import TrialTask
+from autotune.files import make_folder
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
@@ -112,7 +115,7 @@ def run_in_turns(
                 scored = run_score(result[1], objective)
                 tracker.finish(*result, scored.score if scored.reached else None)
 
-    with tracker.held(), contextlib.ExitStack() as stack:
+    with tracker.held(), compiled_anew() as anew, contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(
                 FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server, reserved=lanes.task)
@@ -127,7 +130,7 @@ def run_in_turns(
                     while waiting and idle:
                         lane, done = heapq.heappop(idle), Future[None]()
                         at_work[done] = lane
-                        work = partial(train, processes[lane], waiting.popleft())
+                        work = partial(train, processes[lane], [replace(run, task=anew(run.task)) for run in waiting.popleft()])
                         threading.Thread(target=call, args=(work, done), name=f"lane-{lane}", daemon=True).start()
                     for done in wait(at_work, return_when=FIRST_COMPLETED).done:
                         heapq.heappush(idle, at_work.pop(done))
@@ -173,3 +176,29 @@ def _train(
         )
     )
     return None if result is None else (tracked, result)
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[Callable[[TrialTask], TrialTask]]:
+    """Context of runs that use no code compiled before; it yields what gives a task the folder for compiled code.
+
+    The folder is in that of the study or comparison, and gone afterwards. The first run of each graph compiles it, in a fresh process;
+    later runs are charged what that took.
+    """
+    folders: set[Path] = set()
+
+    def anew(task: TrialTask) -> TrialTask:
+        if task.config.training is not None or task.config.runtime.compile is None:
+            return task
+        folder = Path(task.hang_folder) / "compiled"
+        if folder not in folders:
+            shutil.rmtree(folder, ignore_errors=True)  # that of a driver that was killed
+            folders.add(make_folder(folder))
+            folder.chmod(0o700)  # what is in it is run
+        return replace(task, compiled_folder=str(folder))
+
+    try:
+        yield anew
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)

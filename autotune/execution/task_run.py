@@ -59,6 +59,8 @@ class TrialTask:
     """Number of CPUs of all workers together."""
     num_gpus: int
     """Number of GPUs of all workers together."""
+    compiled_folder: str | None = None
+    """Folder for compiled code in place of the machine's own, if the worker's machine has it."""
     score_test: bool = False
     weights_path: str | None = None
     """File for the weights at the end, if the worker's machine has its folder; a training function of the user's writes those it saved."""
@@ -221,6 +223,7 @@ class TaskRun:
         say_what_is_fetched()  # to the worker's own log
         take_niceness(task)
         enter_code_folders(task)
+        use_compiled_folder(task)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
         kept: dict[str, Any] = {}
@@ -267,6 +270,7 @@ def follow_task(task: TrialTask, rendezvous: "Rendezvous") -> "Failure | None":
     """Train a task as one of its other workers until the first worker ends; returns this worker's failure, None if there was none."""
     take_niceness(task)
     enter_code_folders(task)
+    use_compiled_folder(task)
     from autotune.training.parallel.rendezvous import StopNotes, follow  # noqa: PLC0415  # torch is imported by the first training
 
     with tempfile.TemporaryFile("w") as nowhere:  # the first worker ends what hangs
@@ -285,6 +289,12 @@ def enter_code_folders(task: TrialTask) -> None:
     if Path(task.working_folder).is_dir():
         os.chdir(task.working_folder)
     sys.path.extend(folder for folder in task.code_folders if folder not in sys.path)
+
+
+def use_compiled_folder(task: TrialTask) -> None:
+    """Let torch's compiler keep its files in the task's folder for compiled code, if there is one here."""
+    if task.compiled_folder is not None and Path(task.compiled_folder).is_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.compiled_folder
 
 
 def take_niceness(task: TrialTask) -> None:

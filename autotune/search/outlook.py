@@ -58,7 +58,7 @@ class SearchHistory:
         """Take what a trial has spent up to an evaluation."""
         if self._objective is not None:
             spent = self._objective.lower_bound(evaluation)
-            self._spent[trial] = spent, (evaluation.warm_seconds + evaluation.build_seconds) * evaluation.num_workers
+            self._spent[trial] = spent, (evaluation.warm_seconds + evaluation.spent_build_seconds) * evaluation.num_workers
 
     def reached(self, trial: int, score: float) -> None:
         """Take the score of a trial that reached the target."""

@@ -182,7 +182,7 @@ class TrialHistory:
         trial = self.trials[number]
         relative_cost = self.relative_cost(evaluation)
         if not trial.curve:
-            trial.resume_seconds = (evaluation.build_seconds + evaluation.prepare_seconds) * relative_cost
+            trial.resume_seconds = (evaluation.spent_build_seconds + evaluation.prepare_seconds) * relative_cost
         seconds = max(self._objective.lower_bound(evaluation) / self.unit, 1e-6)
         if math.isfinite(evaluation.metric):
             if len(trial.curve) == 1:

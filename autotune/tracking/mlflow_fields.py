@@ -116,7 +116,7 @@ def metric_name_of(trial: TrackedTrial) -> str | None:
 
 def evaluated_at(result: TrialResult, evaluation: Evaluation) -> float:
     """Estimated Unix time of an evaluation that was not received live: the run's start plus the seconds of all phases until then."""
-    spent = evaluation.build_seconds + evaluation.warm_seconds + evaluation.evaluate_seconds
+    spent = evaluation.spent_build_seconds + evaluation.warm_seconds + evaluation.evaluate_seconds
     return min(result.started_at + spent, result.stopped_at)
 
 
@@ -132,6 +132,7 @@ def result_points(result: TrialResult, score: float | None) -> list[Point]:
         values |= {
             "warm_seconds": last.warm_seconds,
             "cold_seconds": last.build_seconds + last.warm_seconds,
+            "reused_build_seconds": last.reused_build_seconds or None,
         }
     return list(_points(values.items(), result.stopped_at, last.step if last else 0))
 

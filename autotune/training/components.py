@@ -8,7 +8,7 @@ An optimizer whose signature does not name ``model`` receives the model's parame
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -48,18 +48,24 @@ class Augmentation(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Components:
-    """The components that one training is made of."""
+class BoundParts:
+    """The components that compiled code and CUDA graphs are bound to: later trainings that use those use these."""
 
     model: torch.nn.Module
     shared: SharedModel
     """The model as this rank trains and scores it."""
+    technique: Technique
+    loss: Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components(BoundParts):
+    """The components that one training is made of."""
+
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
     average: WeightAverage | None
     augment: Augmentation
-    technique: Technique
-    loss: Score
     metric: Score
     """Metric that the target is stated in; the contract is in ``autotune.training.metrics``."""
     views: Views
@@ -77,7 +83,7 @@ def make_components(
     device: torch.device,
     total_steps: int,
     *,
-    reuse: Components | None = None,
+    reuse: BoundParts | None = None,
     ranks: Ranks | None = None,
 ) -> Components:
     """Make the components of a training; random numbers are drawn from torch's global generator.
@@ -87,8 +93,8 @@ def make_components(
         data: data set that the components are made for.
         device: device of the model.
         total_steps: number of steps of the schedule.
-        reuse: components whose model, technique and loss are used again, because compiled code and CUDA graphs are bound to
-            them; the model gets the weights of a fresh model.
+        reuse: components of an earlier training that are used again, because compiled code and CUDA graphs are bound to them; the
+            model gets the weights of a fresh model.
         ranks: the ranks that train together; None if nothing will be trained, as in a check.
 
     Raises:
@@ -207,14 +213,6 @@ def reset_model(trained: torch.nn.Module, fresh: torch.nn.Module) -> None:
     for parameter, fresh_parameter in zip(trained.parameters(), fresh.parameters(), strict=True):
         parameter.requires_grad_(fresh_parameter.requires_grad)
         parameter.grad = None
-
-
-def without_training_state(parts: Components) -> Components:
-    """The parts of an ended training without its gradients, optimizer state and average, whose memory is freed."""
-    parts.optimizer.state.clear()  # a schedule keeps its optimizer alive in a reference cycle
-    for parameter in parts.model.parameters():
-        parameter.grad = None
-    return replace(parts, average=None)
 
 
 def _make_optimizer(config: TrialConfig, shared: SharedModel, num_samples: int, total_steps: int) -> torch.optim.Optimizer:

@@ -184,6 +184,7 @@ def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock
         build_joules=build_joules,
         num_workers=run.ranks.size,
         device_kind=device_kind(run.device),
+        reused_build_seconds=clock.reused_build_seconds,
         outcome=outcome_of(
             run.config.target,
             metric,
@@ -254,6 +255,7 @@ def read_progress(folder: Path, config: TrialConfig, clock: PhaseClock) -> tuple
         (Phase.EVALUATE, evaluation.evaluate_seconds, 0.0),
     ):
         clock.add(phase, seconds, joules)
+    clock.reused_build_seconds += evaluation.reused_build_seconds
     return state, evaluation
 
 

@@ -3,23 +3,24 @@
 import bisect
 import contextlib
 import gc
-import json
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock, as_measured
-from autotune.training.components import Augmentation, Components, make_components, make_strategy, without_training_state
+from autotune.training.compiled_code import CompiledCode, graph_of
+from autotune.training.components import Augmentation, Components, make_components, make_strategy
 from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
 from autotune.training.device import free_unused_memory, is_out_of_memory, reset_device, reset_peak_memory, seed_everything, sum_dtype
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.runtime import Precision, apply_runtime
-from autotune.training.step import TrainingStep
+from autotune.training.step import BatchGradients, TrainingStep
 from autotune.training.techniques.technique import NoTechnique
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
@@ -42,8 +43,6 @@ class Run:
     validation: Split
     batch_size: int
     """Samples per step, over all ranks: the configured batch size, or the size of the training split if that is smaller."""
-    total_steps: int
-    evaluate_every_samples: int
     evaluation_batch_size: int
     """Samples of an evaluation that this rank scores at once."""
     ranks: Ranks
@@ -65,9 +64,7 @@ class Run:
             data.train,
             data.validation,
             min(config.batch_size, len(data.train)),
-            num_steps(config, data),
-            config.evaluate_every_samples or len(data.train),
-            config.evaluation_batch_size or min(EVALUATION_BATCH[device.type], len(data.validation)),
+            _evaluation_batch_size(config, data, device),
             ranks,
             make_strategy(config).part_of_batch(ranks.rank),
         )
@@ -76,6 +73,16 @@ class Run:
     def _moved(self, split: Split) -> Split:
         """A split on the device, in the model's memory format and dtype."""
         return split.to(self.device, channels_last=self.config.runtime.channels_last, dtype=self.precision.weights_dtype)
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Number of steps of the schedule."""
+        return num_steps(self.config, self.data)
+
+    @cached_property
+    def evaluate_every_samples(self) -> int:
+        """Number of training samples from one evaluation to the next."""
+        return self.config.evaluate_every_samples or len(self.data.train)
 
     @property
     def is_resident(self) -> bool:
@@ -87,34 +94,48 @@ class Run:
         """Number of whole batches in the training split."""
         return len(self.data.train) // self.batch_size
 
-    def training_step(self) -> TrainingStep:
-        """Make a training step with new components."""
-        parts = make_components(self.config, self.data, self.device, self.total_steps, ranks=self.ranks)
-        return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps)
+    def training_step(self, gradients: BatchGradients | None = None) -> TrainingStep:
+        """Make a training step with new components, except those that ``gradients`` are bound to, which are set anew."""
+        reuse = None if gradients is None else gradients.parts
+        parts = make_components(self.config, self.data, self.device, self.total_steps, reuse=reuse, ranks=self.ranks)
+        return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps, gradients)
 
-    def warmed_up(self) -> "tuple[Run, TrainingStep | None]":
-        """Make a step and warm it up on one training batch of every shape to come and one evaluation batch.
+    def warmed_up(self, clock: PhaseClock, num_threads: int, built: "_Built | None") -> "tuple[Run, _Built | None]":
+        """Warm up a step on one training batch of every shape to come and one evaluation batch.
 
         Lazy set-up, compiling and capturing are over afterwards.
 
+        Args:
+            clock: its build phase is charged with what making code took that is used again.
+            num_threads: number of threads that may compile.
+            built: what an earlier training of the same graph left; it is used again if its batches had the same shapes.
+
         Returns:
-            The run with an evaluation batch that fits, and with the validation split on the device if it fits beside the training.
-            The step if it is bound to its model; its components must be replaced, because the warm-up trained them. Else None: the
-            training makes another, and needs the memory of this one.
+            The run with an evaluation batch that fits, and with the validation split on the device if it fits beside the training. What
+            compiled code and CUDA graphs need, whose model must be set anew, because the warm-up trained it; None if there are none: the
+            training makes another model, and needs the memory of this one.
         """
         seed_everything(self.config.seed)
-        step = self.training_step()
+        step = self.training_step(None if built is None else built.gradients)
         with closing(self.batches(0, max_workers=1)) as batches:
             batch = next(batches)
             shapes: dict[torch.Size, int] = {}
             for first_step in _steps_of_new_shapes(step.parts.augment, self.total_steps):
                 shapes.setdefault(step.augmented(batch, first_step).shape, first_step)
-            for _ in range(_NUM_BOUND_WARM_UPS if step.is_bound else 1):
-                step.warm_up(batch, list(shapes.values()))
+            if built is not None and built.shapes != list(shapes):
+                torch.compiler.reset()
+                built, step = None, self.training_step()
+            if built is None:
+                graph = graph_of(self.config, self.device, num_threads)
+                code = CompiledCode(f"{graph} {list(shapes)}" if self.config.runtime.compile is not None else None, num_threads)
+                built = _Built(graph=graph, run=self, shapes=list(shapes), gradients=step.gradients, code=code)
+            with built.code.first_passes(clock) if step.gradients.is_bound else contextlib.nullcontext():
+                for _ in range(_NUM_BOUND_WARM_UPS if step.gradients.is_bound else 1):
+                    step.warm_up(batch, list(shapes.values()))
             run = replace(self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts))
-        if fits_on(self.device, self.data.validation):
+        if run.validation is self.data.validation and fits_on(self.device, self.data.validation):
             run = replace(run, validation=self._moved(self.data.validation))
-        return run, step if step.is_bound else None
+        return run, replace(built, run=run) if step.gradients.is_bound else None
 
     def batches(self, first_step: int, *, max_workers: int = sys.maxsize) -> Generator[Batch]:
         """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device.
@@ -226,58 +247,57 @@ def set_up(
 ) -> tuple[Run, TrainingStep]:
     """Do everything before the first step of a training, and return run and step; the clock goes from its build to its prepare phase.
 
-    Compiled code and captured graphs are kept for the next training of the process, if only its seed or target differs. Its build
-    phase is then charged with the seconds that building took, as the process paid them once.
+    Compiled code and captured graphs are kept for the next training of the process, if that has the same graph: it may differ in all
+    that they do not depend on (``compiled_code.py``). Its build phase is then charged with what making them took.
 
     Raises:
         ConfigError: the number of ranks differs from ``parallelism.num_workers``.
     """
-    global _built  # noqa: PLW0603  # a process keeps one built step
+    global _built  # noqa: PLW0603  # a process keeps what one graph needs
     if ranks.size != (num_workers := config.num_workers):
         raise ConfigError(f"parallelism.num_workers: found {num_workers}, and this training has {ranks.size}; accepted is as many")
-    key = json.dumps([{**config.as_dict(), "seed": None, "target": None}, str(device), num_threads], sort_keys=True, default=str)
-    if _built is None or _built.key != key:
-        _built = None  # frees its memory before more is taken
+    built, _built = _built, None
+    if built is not None and built.graph == graph_of(config, device, num_threads) and built.run.config.data_path == config.data_path:
+        gc.collect()
+        run = replace(built.run, config=config, evaluation_batch_size=_evaluation_batch_size(config, built.run.data, device))
+    else:
+        built = None  # frees its memory before more is taken
         reset_device(device)
         apply_runtime(config, device, num_threads)
-        run, bound = Run.start(config, load_data(config), device, ranks).warmed_up()
-        gc.collect()  # optimizers with schedules, and checkpointed blocks, are in reference cycles
-    else:
-        run, bound = replace(_built.run, config=config), _built.step
-        clock.add(Phase.BUILD, _built.seconds, _built.joules)
+        run = Run.start(config, load_data(config), device, ranks)
+    run, built = run.warmed_up(clock, num_threads, built)
+    gc.collect()  # optimizers with schedules, and checkpointed blocks, are in reference cycles
 
     clock.enter(Phase.PREPARE)
     reset_peak_memory(device)  # building takes more: it tries algorithms, and sizes that do not fit
     seed_everything(config.seed)
-    if bound is None:
-        step = run.training_step()
-    else:
-        step = bound
-        step.parts = without_training_state(step.parts)
-        step.parts = make_components(config, run.data, device, run.total_steps, reuse=step.parts, ranks=ranks)
+    step = run.training_step(None if built is None else built.gradients)
     if run.part[1] > 1:
         seed_everything(config.seed + run.part[0])  # each part of a batch is augmented differently
-    if not step.is_bound or ranks.is_joined:  # a step bound to the process group of several ranks ends with it
-        return run, step
-    if _built is None and isinstance(step.parts.technique, NoTechnique):  # other techniques change the model permanently
-        _built = _Built(key=key, run=run, step=step, seconds=clock.seconds(Phase.BUILD), joules=clock.joules(Phase.BUILD))
+    # A step bound to the process group of several ranks ends with it; other techniques change the model permanently.
+    if not ranks.is_joined and isinstance(step.parts.technique, NoTechnique):
+        _built = built
     return run, step
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """A step with compiled code or CUDA graphs, kept for the next training of the same configuration in this process."""
+    """What compiled code and CUDA graphs of one graph need, kept for the next training of the same graph in this process."""
 
-    key: str
+    graph: str
     run: Run
-    step: TrainingStep
-    seconds: float
-    """Seconds that the build phase took."""
-    joules: float | None
-    """Joules that the build phase used; None if energy was not measured."""
+    shapes: list[torch.Size]
+    """Shapes of the batches' inputs."""
+    gradients: BatchGradients
+    code: CompiledCode
 
 
 _built: _Built | None = None
+
+
+def _evaluation_batch_size(config: TrialConfig, data: LoadedData, device: torch.device) -> int:
+    """The configured evaluation batch size, or the usual one of the device, which is halved where it does not fit."""
+    return config.evaluation_batch_size or min(EVALUATION_BATCH[device.type], len(data.validation))
 
 
 def num_steps(config: TrialConfig, data: LoadedData) -> int:

@@ -6,35 +6,35 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.training.components import Components
+from autotune.training.components import BoundParts, Components
 from autotune.training.data import Batch
 from autotune.training.runtime import Compute, GraphedGradients, Precision, compiled
 
 
 class TrainingStep:
-    """A callable that runs the steps of one training, or of several trainings in turn on the same model.
+    """A callable that runs the steps of one training.
 
     A profiler shows the parts of a step by name: data, augmentation, forward, backward, optimizer; the part graph replaces forward
     and backward if both are one CUDA graph.
+
+    Args:
+        gradients: those of an earlier training, if ``parts`` were made for them; new ones if None.
     """
 
-    def __init__(self, config: TrialConfig, parts: Components, precision: Precision, steps_per_epoch: int, total_steps: int) -> None:
+    def __init__(
+        self,
+        config: TrialConfig,
+        parts: Components,
+        precision: Precision,
+        steps_per_epoch: int,
+        total_steps: int,
+        gradients: "BatchGradients | None" = None,
+    ) -> None:
         self.parts = parts
-        self._is_compiled = config.runtime.compile is not None
-        self._micro_batch_size = config.runtime.micro_batch_size
+        self.gradients = gradients or BatchGradients(config, parts, precision)
         self._max_grad_norm = config.max_grad_norm
         self._steps_per_epoch = steps_per_epoch
         self._total_steps = total_steps
-        self._autocast = precision.autocast
-        self._compute = compiled(_compute_loss(parts, precision), config.runtime.compile)
-        self._graphed = (
-            GraphedGradients(self._add_gradients, parts.model) if config.runtime.cuda_graph and precision.device.type == "cuda" else None
-        )
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether compiled code or a CUDA graph is bound to the model, so that the next training must use the same model."""
-        return self._is_compiled or self._graphed is not None
 
     def on_next(self, batches: Iterator[Batch], step: int) -> None:
         """Take the next batch and train on it; ``step`` counts from 0."""
@@ -47,7 +47,7 @@ class TrainingStep:
         parts = self.parts
         parts.technique.before_step(parts.model, step, self._total_steps)
         parts.shared.before_step()
-        self._gradients(self.augmented(batch, step), batch.targets)
+        self._compute_gradients(self.augmented(batch, step), batch.targets)
         with labelled("optimizer"):
             self._step_optimizer()
             parts.shared.after_update()
@@ -66,45 +66,14 @@ class TrainingStep:
     def warm_up(self, batch: Batch, steps: Sequence[int]) -> None:
         """Compute the batch's gradients with the augmentation of each of the given steps, then update the weights once."""
         for step in steps:
-            self._gradients(self.augmented(batch, step), batch.targets)
+            self._compute_gradients(self.augmented(batch, step), batch.targets)
         self._step_optimizer()
 
-    def _gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def _compute_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Compute the gradients of a batch into the parameters' ``.grad``, in place of those of the last batch."""
-        if self._graphed is not None:
-            with labelled("graph"):
-                self._graphed(inputs, targets)
-            return
-        self.parts.optimizer.zero_grad(set_to_none=True)
-        self._add_gradients(inputs, targets)
-
-    def _add_gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add the gradients of the batch's mean loss, by micro-batches if configured, which is the same up to rounding.
-
-        Batch normalisation sees one micro-batch at a time.
-        """
-        size, shared = self._micro_batch_size, self.parts.shared
-        if shared.adds_gradients:
-            with self._autocast():
-                shared.add_gradients(inputs, targets)
-            return
-        if size is None or size >= len(inputs):
-            self._add_gradients_of(inputs, targets, 1)
-            return
-        *earlier, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
-        with shared.accumulating():
-            for part_inputs, part_targets in earlier:
-                self._add_gradients_of(part_inputs, part_targets, len(part_inputs) / len(inputs))
-        self._add_gradients_of(*last, len(last[0]) / len(inputs))
-
-    def _add_gradients_of(self, inputs: torch.Tensor, targets: torch.Tensor, share: float) -> None:
-        with labelled("forward"):
-            loss = self._compute(inputs, targets)
-            if share < 1:
-                loss = loss * share
-        with labelled("backward"):
-            scaled = loss if self.parts.scaler is None else self.parts.scaler.scale(loss)
-            scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
+        if not self.gradients.is_graphed:  # a graph's gradients stay where it writes them
+            self.parts.optimizer.zero_grad(set_to_none=True)
+        self.gradients(inputs, targets, self.parts.scaler)
 
     def _step_optimizer(self) -> None:
         scaler, optimizer = self.parts.scaler, self.parts.optimizer
@@ -119,7 +88,68 @@ class TrainingStep:
             scaler.update()
 
 
-def _compute_loss(parts: Components, precision: Precision) -> Compute:
+class BatchGradients:
+    """Computes the gradients of a batch, by code that may be compiled and by CUDA graphs.
+
+    Both are bound to the model, so a later training that uses them again takes the ``parts`` too.
+    """
+
+    def __init__(self, config: TrialConfig, parts: BoundParts, precision: Precision) -> None:
+        self.parts = BoundParts(model=parts.model, shared=parts.shared, technique=parts.technique, loss=parts.loss)
+        self._is_compiled = config.runtime.compile is not None
+        self._micro_batch_size = config.runtime.micro_batch_size
+        self._autocast = precision.autocast
+        self._compute = compiled(_compute_loss(self.parts, precision), config.runtime.compile)
+        self._graphed = GraphedGradients(self._add, parts.model) if config.runtime.cuda_graph and precision.device.type == "cuda" else None
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether forward and backward pass are CUDA graphs."""
+        return self._graphed is not None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether compiled code or a CUDA graph is bound to the model, so that the next training must use the same model."""
+        return self._is_compiled or self.is_graphed
+
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None) -> None:
+        """Add the batch's gradients to the parameters' ``.grad``; a CUDA graph, which has no scaler, puts them there instead."""
+        if self._graphed is not None:
+            with labelled("graph"):
+                self._graphed(inputs, targets)
+            return
+        self._add(inputs, targets, scaler)
+
+    def _add(self, inputs: torch.Tensor, targets: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Add the gradients of the batch's mean loss, by micro-batches if configured, which is the same up to rounding.
+
+        Batch normalisation sees one micro-batch at a time.
+        """
+        size, shared = self._micro_batch_size, self.parts.shared
+        if shared.adds_gradients:
+            with self._autocast():
+                shared.add_gradients(inputs, targets)
+            return
+        if size is None or size >= len(inputs):
+            self._add_share(inputs, targets, 1, scaler)
+            return
+        *earlier, last = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+        with shared.accumulating():
+            for part_inputs, part_targets in earlier:
+                self._add_share(part_inputs, part_targets, len(part_inputs) / len(inputs), scaler)
+        self._add_share(*last, len(last[0]) / len(inputs), scaler)
+
+    def _add_share(self, inputs: torch.Tensor, targets: torch.Tensor, share: float, scaler: torch.amp.GradScaler | None) -> None:
+        with labelled("forward"):
+            loss = self._compute(inputs, targets)
+            if share < 1:
+                loss = loss * share
+        with labelled("backward"):
+            scaled = loss if scaler is None else scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]  # missing in torch's stubs
+
+
+def _compute_loss(parts: BoundParts, precision: Precision) -> Compute:
     """Function that computes a batch's loss; it uses only components that later trainings keep, because it may be compiled."""
     model, technique, loss = parts.shared, parts.technique, parts.loss
 

@@ -1,0 +1,202 @@
+"""Compiled code that later trainings use again: what it depends on, its files on this machine, and what compiling it took.
+
+A training that finds its code compiled is charged what compiling took when it was done: else the build seconds of equal trainings
+would depend on which came first. Each graph has a folder of its own for the files of torch's compiler, so that none is cheaper to compile
+because of another.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from autotune.config.schema import TrialConfig
+from autotune.errors import FileError
+from autotune.files import replace_file
+from autotune.measurement import Phase, PhaseClock
+from autotune.remote.cache import cache_folder
+from autotune.training.capabilities import cpu_name, versions
+from autotune.training.device import device_kind
+
+_log = logging.getLogger(__name__)
+
+_GRAPH_KEYS = ("model", "loss", "technique", "data", "batch_size", "precision", "runtime", "parallelism")
+"""Keys of a configuration that compiled code and CUDA graphs depend on."""
+FOLDER_VARIABLE, _TRITON_VARIABLE = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+_THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+class Cost(NamedTuple):
+    """What compiling or capturing took, with the passes that it needs."""
+
+    seconds: float
+    joules: float | None
+    """None if energy was not measured."""
+
+
+def graph_of(config: TrialConfig, device: torch.device, num_threads: int) -> str:
+    """What a configuration's compiled code and CUDA graphs depend on, as text; the shapes that its augmentation makes come besides."""
+    values = config.as_dict()
+    graph = {key: values[key] for key in _GRAPH_KEYS}
+    graph["runtime"] = {key: value for key, value in graph["runtime"].items() if key != "optimizer_kernels"}
+    return json.dumps([graph, str(device), num_threads], sort_keys=True, default=str)
+
+
+class CompiledCode:
+    """The code of one graph as this process has it.
+
+    Args:
+        graph: what the code depends on, shapes included; None if it is not compiled, but only captured.
+        num_threads: number of threads that compile, unless the user set ``TORCHINDUCTOR_COMPILE_THREADS``.
+    """
+
+    def __init__(self, graph: str | None, num_threads: int) -> None:
+        self._graph = graph
+        self._num_threads = num_threads
+        self._cost: Cost | None = None
+        """Known once this process has the code."""
+
+    @contextlib.contextmanager
+    def first_passes(self, clock: PhaseClock) -> Iterator[None]:
+        """Context of a training's first passes, which compile the code unless it is there; the clock's build phase is charged its cost."""
+        before = _spent(clock)
+        with _Files(self._graph, self._num_threads) if self._graph and self._cost is None else contextlib.nullcontext() as files:
+            yield
+            after = _spent(clock)
+            joules = None if after.joules is None or before.joules is None else after.joules - before.joules
+            spent = Cost(after.seconds - before.seconds, joules)
+            self._cost = self._cost or (spent if files is None else files.cost(spent))
+        if (seconds := self._cost.seconds - spent.seconds) > 0:
+            clock.charge(seconds, None if self._cost.joules is None or joules is None else max(0.0, self._cost.joules - joules))
+
+
+def _spent(clock: PhaseClock) -> Cost:
+    clock.enter(Phase.BUILD)  # waits for the device, and reads its energy
+    return Cost(clock.seconds(Phase.BUILD), clock.joules(Phase.BUILD))
+
+
+class _Files(contextlib.AbstractContextManager["_Files"]):
+    """Context in which torch's compiler keeps its files in the graph's folder; new files become those of the graph if all went well.
+
+    The record of a graph says which folder has its files and what compiling took. A graph without one is compiled in an empty folder, also
+    while another process does so: then the record that is written last counts.
+    """
+
+    def __init__(self, graph: str, num_threads: int) -> None:
+        self._graph = graph
+        self._num_threads = num_threads
+        self._stack = contextlib.ExitStack()
+        self._cost: Cost | None = None
+        self._record: Path | None = None
+
+    def __enter__(self) -> "_Files":
+        from torch._dynamo.utils import counters  # noqa: PLC0415  # torch's compiler takes seconds to import
+        from torch._inductor import config  # noqa: PLC0415
+        from torch._inductor.utils import clear_caches  # noqa: PLC0415
+
+        if _THREADS_VARIABLE not in os.environ:
+            config.compile_threads = self._num_threads
+        self._counters = counters["inductor"]
+        self._num_compiled, self._num_found = self._counts()
+        root = _root()
+        digest = hashlib.sha256(json.dumps([self._graph, _machine()]).encode()).hexdigest()[:24]
+        self._record = None if root is None else root / f"{digest}.json"
+        self._cost, name = _read(self._record)
+        if self._record is not None and self._cost is not None:
+            self._folder = self._record.with_name(name)
+        else:
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=root))
+        clear_caches()  # of the files that this process found elsewhere
+        self._stack.enter_context(_environment(self._folder))
+        return self
+
+    def cost(self, spent: Cost) -> Cost:
+        """What compiling took, now or by the record; ``spent`` is what the passes in this context took."""
+        num_compiled, num_found = self._counts()
+        is_found = num_found > self._num_found and num_compiled == self._num_compiled
+        if self._cost is not None and is_found:
+            return self._cost
+        if self._record is not None:
+            try:
+                replace_file(self._record, json.dumps({"folder": self._folder.name, **spent._asdict()}))
+            except FileError as error:
+                _log.warning("compiled code is not kept: %s", error)
+            else:
+                self._cost = spent
+        return spent
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        if self._cost is None:  # nothing names the folder
+            shutil.rmtree(self._folder, ignore_errors=True)
+        # Its processes would compute beside the training. The name is private to torch, which may rename it: then they stay, idle.
+        getattr(sys.modules.get("torch._inductor.async_compile"), "shutdown_compile_workers", lambda: None)()
+
+    def _counts(self) -> tuple[int, int]:
+        """Number of graphs that were compiled, and that were found compiled, in this process."""
+        count = self._counters.__getitem__
+        return count("fxgraph_cache_miss") + count("fxgraph_cache_bypass"), count("fxgraph_cache_hit")
+
+
+def _root() -> Path | None:
+    """Folder for the compiled code of all graphs; None if it cannot be written or might hold code of someone else's."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415  # torch's compiler takes seconds to import
+
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen == default_cache_dir():  # torch's compiler sets its own choice too
+        chosen = None
+    folder = Path(chosen) if chosen else cache_folder() / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        fault = f"cannot be made: {error.strerror or error}"
+    else:
+        if not os.access(folder, os.W_OK):
+            fault = "cannot be written"
+        elif chosen or (status.st_uid == os.getuid() and not status.st_mode & 0o022):
+            return folder
+        else:
+            fault = "others may write it, and files there are run"
+    _log.warning("%s: %s; compiled code is not kept for later processes", folder, fault)
+    return None
+
+
+def _read(record: Path | None) -> tuple[Cost | None, str]:
+    """A graph's cost and the name of its folder; None and no name without a record that can be read."""
+    try:
+        values: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record is not None else {}
+        joules = values["joules"]
+        return Cost(float(values["seconds"]), None if joules is None else float(joules)), Path(str(values["folder"])).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, ""
+
+
+def _machine() -> list[Any]:
+    """What compiled code depends on besides its graph: processor, GPU and versions."""
+    kind = device_kind(torch.device("cuda")) if torch.cuda.is_available() else None
+    return [cpu_name(), kind, *(versions()[name] for name in ("python", "torch", "cuda"))]
+
+
+@contextlib.contextmanager
+def _environment(folder: Path) -> Iterator[None]:
+    """Context in which torch's compiler uses a folder; it sets both variables itself, which later graphs are not to find."""
+    before = {name: os.environ.get(name) for name in (FOLDER_VARIABLE, _TRITON_VARIABLE)}
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
