@@ -101,10 +101,12 @@ class _Files(contextlib.AbstractContextManager["_Files"]):
     def __enter__(self) -> "_Files":
         from torch._dynamo.utils import counters  # noqa: PLC0415  # torch's compiler takes seconds to import
         from torch._inductor import config  # noqa: PLC0415
-        from torch._inductor.utils import clear_caches  # noqa: PLC0415
 
         if _THREADS_VARIABLE not in os.environ:
-            config.compile_threads = self._num_threads
+            config.compile_threads = self._num_threads  # before the import of what starts them
+
+        from torch._inductor.utils import clear_caches  # noqa: PLC0415
+
         self._counters = counters["inductor"]
         self._num_compiled, self._num_found = self._counts()
         root = _root()

@@ -19,6 +19,7 @@ from autotune.config.schema import TrialConfig
 from autotune.execution.cluster import ClusterSize
 from autotune.execution.fork_server import ForkServer, resource_environment
 from autotune.execution.fresh import FreshProcesses, FreshRun
+from autotune.execution.paired_runs import compiled_anew
 from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
@@ -99,6 +100,25 @@ def train(processes: FreshProcesses, run: FreshRun) -> TrialResult:
     result = processes.train(run)
     assert result is not None
     return result
+
+
+def test_the_first_compiled_run_of_a_comparison_compiles_and_later_ones_are_charged_it(
+    processes: FreshProcesses, make_run: Any, tmp_path: Path
+) -> None:
+    run, compiled = make_run(None), make_run(None, "runtime.compile=default")
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "of-a-driver-that-was-killed").touch()
+    with compiled_anew() as anew:
+        assert anew(run.task) == run.task
+        first = train(processes, replace(compiled, task=anew(compiled.task))).last
+        assert len(list((tmp_path / "compiled").iterdir())) == 2, "what was compiled, and its record"
+        again = anew(replace(compiled.task, config=replace(compiled.task.config, seed=5)))
+        second = train(processes, replace(compiled, task=again)).last
+    assert first is not None
+    assert second is not None
+    assert first.reused_build_seconds == 0
+    assert 0 < second.reused_build_seconds < second.build_seconds
+    assert not (tmp_path / "compiled").exists()
 
 
 def test_each_run_has_a_process_of_its_own_forked_by_one(processes: FreshProcesses, make_run: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Phase, PhaseClock
-from autotune.training.compiled_code import _root, graph_of
+from autotune.training.compiled_code import CompiledCode, _root, graph_of
 from autotune.training.loop import train
 from tests.conftest import MakeTrialConfig
 
@@ -148,6 +148,36 @@ def test_trainings_of_one_graph_compile_once_on_a_machine(cache: Path, tmp_path:
     assert resumed.step > second.step
     assert (resumed.build_seconds, resumed.reused_build_seconds) == (second.build_seconds, second.reused_build_seconds)
     assert {path.name for path in folder.iterdir()} == {record.name, json.loads(record.read_text())["folder"]}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(OF_TORCH)
+def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    monkeypatch.setattr(config, "compile_threads", 32)
+    with CompiledCode("a graph", num_threads=2).first_passes(PhaseClock()):
+        assert config.compile_threads == 2
+        pool = AsyncCompile.process_pool()  # only GPUs have their kernels compiled by processes
+        assert pool.process.poll() is None
+    assert pool.process.poll() is not None
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")
+    monkeypatch.setattr(config, "compile_threads", 3)
+    with CompiledCode("a graph", num_threads=2).first_passes(PhaseClock()):
+        assert config.compile_threads == 3, "the user's choice"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("runtime", ["runtime.cuda_graph=true", "runtime.compile=reduce-overhead"])
+def test_graphs_serve_trainings_of_other_optimizers_and_lengths(trial_config: MakeTrialConfig, cache: Path, runtime: str) -> None:
+    """This has not yet run on a GPU."""
+    for index, overrides in enumerate([("epochs=2",), ("epochs=3", "optimizer=adamw", "optimizer.lr=0.02", "averaging=ema")]):
+        config = trial_config(*overrides, runtime, "target.value=2", device="cuda")
+        captured = list(train(config))
+        assert (captured[-1].reused_build_seconds > 0) is (index > 0)
+        plain = in_a_process(cache.parent / str(index), *overrides, "runtime.compile=null", "device=cuda")[2]
+        assert captured[0].loss == pytest.approx(plain.loss, rel=1e-3)
 
 
 @pytest.mark.parametrize(
