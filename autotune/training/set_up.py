@@ -97,6 +97,8 @@ class Run:
     def training_step(self, gradients: BatchGradients | None = None) -> TrainingStep:
         """Make a training step with new components, except those that ``gradients`` are bound to, which are set anew."""
         reuse = None if gradients is None else gradients.parts
+        if reuse is not None:
+            reuse.model.zero_grad(set_to_none=True)  # frees memory before more is taken
         parts = make_components(self.config, self.data, self.device, self.total_steps, reuse=reuse, ranks=self.ranks)
         return TrainingStep(self.config, parts, self.precision, self.steps_per_epoch, self.total_steps, gradients)
 

@@ -110,7 +110,7 @@ def test_what_an_ended_training_of_compiled_code_held_is_freed_before_the_next_b
     momentum = [weakref.ref(buffer) for state in parts.optimizer.state.values() for buffer in state.values()]
     references = [weakref.ref(parts.average), *momentum]
     assert momentum
-    del parts
+    del parts, step
     _, step = set_up(replace(config, seed=1), torch.device("cpu"), PhaseClock(), 1)
     assert step.parts.model is model(), "the compiled code's model trains again"
     assert _held == [None], "its gradients were gone when the next state was made"
