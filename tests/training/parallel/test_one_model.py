@@ -150,10 +150,10 @@ class SmallSecondRank(nn.Module):
         return outputs
 
 
-def evaluated(overrides: list[str], ranks: Any) -> tuple[int, tuple[float, float]]:
-    """A run's evaluation batch size, and how it scores the first weights."""
+def evaluated(overrides: list[str], ranks: Any) -> tuple[tuple[float, float], int]:
+    """How a run scores the first weights, and its evaluation batch size."""
     run, step = set_up(Composer(overrides).compose().trial, torch.device("cpu"), PhaseClock(), 1, ranks)
-    return run.evaluation_batch_size, run.evaluate(step.parts, run.validation)
+    return run.evaluate(step.parts, run.validation), run.evaluation_batch_size
 
 
 def test_ranks_agree_on_an_evaluation_batch_that_all_of_them_hold(ranks: Ranks) -> None:
@@ -163,10 +163,10 @@ def test_ranks_agree_on_an_evaluation_batch_that_all_of_them_hold(ranks: Ranks) 
     first, second = ranks.call(2, evaluated, overrides)
     assert first == second
     assert isinstance(first, tuple), first
-    size, scores = first
+    scores, size = first
     assert size == 16, "256, halved until the second rank holds it"
     whole, _ = ranks.call(2, evaluated, [*overrides, "evaluation_batch_size=20"])
-    assert scores == pytest.approx(whole[1], rel=1e-6)
+    assert scores == pytest.approx(whole[0], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_ranks_agree_on_an_evaluation_batch_that_all_of_them_hold(ranks: Ranks) 
 def test_ranks_that_exchange_tensors_in_the_model_evaluate_what_they_train_at_once(ranks: Ranks, settings: list[str], size: int) -> None:
     first, second = ranks.call(2, evaluated, [*settings[:1], *SHORT, "model.norm=group", *settings[1:]])
     assert first == second
-    assert first[0] == size
+    assert first[1] == size
