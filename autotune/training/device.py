@@ -137,9 +137,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to measure the device's peak memory anew; the CPU's cannot be reset."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    """Begin to measure the device's peak memory anew; the CPU's cannot be reset, and MPS has none."""
+    if device.type not in ("cpu", "mps"):
+        torch.get_device_module(device).reset_peak_memory_stats(device)
 
 
 def reset_device(device: torch.device) -> None:
@@ -153,8 +153,8 @@ def reset_device(device: torch.device) -> None:
 def free_unused_memory(device: torch.device) -> None:
     """Free what nothing refers to, on the device and in the host's memory."""
     gc.collect()  # reference cycles, such as Lightning's, hold the tensors of a training that has ended
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
 
 
 def free_memory_bytes(device: torch.device) -> int | None:
