@@ -85,11 +85,11 @@ def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one_gpu = Capabilities(num_cpus=2, num_gpus=1, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=False)
-    monkeypatch.setattr("autotune.tune_study._capabilities", lambda cluster, fork_server: one_gpu)
+    monkeypatch.setattr("autotune.execution.cluster.capabilities_of", lambda cluster, fork_server: one_gpu)
     monkeypatch.chdir(tmp_path)
     assert run_command(tune_command, ["experiment=cnn", "study.name=blind", "tracking=none", "cluster.num_cpus=2"]) == EXIT_BAD_INPUT
     wanted = (
-        "autotune: cluster: a trial cannot start: it takes 1 CPU and 1 GPU, and Ray has 2 CPU and 0 GPU; "
+        "autotune: cluster: a trial cannot start: it takes 2 CPU and 1 GPU, and Ray has 2 CPU and 0 GPU; "
         "torch sees GPUs that Ray does not count: accepted are cluster.num_gpus=1 and device=cpu\n"
     )
     assert capsys.readouterr().err == wanted

@@ -297,9 +297,14 @@ def test_the_size_of_a_running_clusters_machines_is_not_the_studys_to_say(key: s
     [
         (["parallelism=ddp", "cluster.num_cpus=1"], _CPU, "2 CPU and 0 GPU in 2 workers (pack)", "1 CPU and 0 GPU"),
         (["cluster.cpus_per_worker=4", "cluster.num_cpus=2"], _CPU, "4 CPU and 0 GPU", "2 CPU and 0 GPU"),
-        (["cluster.num_gpus=0"], _GPUS, "1 CPU and 1 GPU", "64 CPU and 0 GPU"),
-        (["parallelism=ddp", "cluster.num_gpus=1"], _GPUS, "2 CPU and 2 GPU in 2 workers (pack)", "64 CPU and 1 GPU"),
-        (["parallelism=ddp", "cluster.placement=strict_spread"], _GPUS, "2 CPU and 2 GPU in 2 workers (strict_spread)", "64 CPU and 4 GPU"),
+        (["cluster.num_gpus=0"], _GPUS, "16 CPU and 1 GPU", "64 CPU and 0 GPU"),
+        (["parallelism=ddp", "cluster.num_gpus=1"], _GPUS, "128 CPU and 2 GPU in 2 workers (pack)", "64 CPU and 1 GPU"),
+        (
+            ["parallelism=ddp", "cluster.placement=strict_spread"],
+            _GPUS,
+            "32 CPU and 2 GPU in 2 workers (strict_spread)",
+            "64 CPU and 4 GPU",
+        ),
     ],
 )
 def test_what_ray_is_given_must_hold_a_trial(overrides: list[str], on: Capabilities, takes: str, has: str) -> None:

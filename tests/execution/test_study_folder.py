@@ -129,12 +129,15 @@ def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_
         pass
 
 
+STARTED = ("autotune.execution.fork_server.started_fork_server", "autotune.tune_study._tracker_process")
+
+
 def test_a_study_that_another_process_runs_is_refused_with_nothing_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise AssertionError("something was started")
 
-    for name in ("_fork_server", "_tracker_process"):
-        monkeypatch.setattr(f"autotune.tune_study.{name}", start)
+    for name in STARTED:
+        monkeypatch.setattr(name, start)
     with sole_user(tmp_path / "study"), pytest.raises(StudyError, match=r"^study\.name=study: another process runs it"):
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
     with pytest.raises(AssertionError, match="something was started"):
@@ -145,8 +148,8 @@ def test_ray_starts_at_once_for_a_study_that_goes_on_and_not_to_push_one(tmp_pat
     def start(*_: object) -> None:
         raise AssertionError("Ray was started")
 
-    for name in ("_fork_server", "_tracker_process"):
-        monkeypatch.setattr(f"autotune.tune_study.{name}", lambda *_: contextlib.nullcontext(object()))
+    for name in STARTED:
+        monkeypatch.setattr(name, lambda *_, is_wanted=True: contextlib.nullcontext(object() if is_wanted else None))
     monkeypatch.setattr("autotune.execution.cluster.Connection.start", start)
     monkeypatch.setattr("autotune.execution.run_study.run_study", lambda *_, **__: 0)
     (tmp_path / "study").mkdir()
@@ -160,8 +163,8 @@ def test_a_damaged_journal_is_refused_before_ray_starts(tmp_path: Path, monkeypa
     def start(*_: object) -> None:
         raise AssertionError("Ray was started")
 
-    for name in ("_fork_server", "_tracker_process"):
-        monkeypatch.setattr(f"autotune.tune_study.{name}", lambda *_: contextlib.nullcontext(object()))
+    for name in STARTED:
+        monkeypatch.setattr(name, lambda *_, is_wanted=True: contextlib.nullcontext(object() if is_wanted else None))
     monkeypatch.setattr("autotune.execution.cluster.Connection.start", start)
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.log").write_bytes(bytes(20) + b"\n")

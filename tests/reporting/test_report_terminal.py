@@ -86,7 +86,7 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
         shown.trial_finished(finished(0, Outcome.REACHED), 12.34)
         shown.trial_finished(finished(1, Outcome.CAPPED), None)
         shown.trial_finished(finished(2, Outcome.OUT_OF_MEMORY, evaluated=False, error="Traceback:\nout of memory \x1b[1m[4 GiB]\n"), None)
-        shown.confirming(3, 26, "trial 0 [exported]")
+        shown.confirming(3, 26, "trial 0 [exported]", num_ended=2)
         shown.note("[bold]kept[/bold] as it is: " + "long " * 29 + "long")
     text = file.getvalue()
     assert text.splitlines() == [
@@ -108,7 +108,7 @@ def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) ->
         shown.evaluated(4, EVALUATION)
         shown.trial_finished(finished(3, Outcome.REACHED), 12.34)
         shown.trial_finished(finished(2, Outcome.CAPPED), None)
-        shown.confirming(1, 4, "baseline")
+        shown.confirming(1, 4, "baseline", num_ended=0)
     text = file.getvalue()
     assert "optimizer=sgd widths=[64,128] lr=0.123" in text
     for part in ("1.5", "0.9123", "12.0", "REACHED 1 · CAPPED 1", "best 12.3 s (trial 3)", "2 of 10 trials done", "run 1 of 4"):
