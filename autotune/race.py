@@ -104,16 +104,21 @@ class Standing:
     is_baseline_better: bool = False
     """Whether the baseline scored better than the winner over all runs of the finished race; False before its end."""
 
-    @property
-    def batch(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The pending runs that may go side by side, since none of them decides about another, in units that belong on one device.
+    ahead: tuple[tuple[int, int], ...] = ()
+    """Arm and round of the runs that follow while choosing unless a candidate leaves before, whose runs are then not used."""
 
-        While choosing, these are the runs of a round, each a unit. In the claim a unit is a pair; the first pairs come before the rest.
+    def batch(self, num_devices: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The runs to make side by side next, in units that belong on one device: single runs while choosing, pairs in the claim.
+
+        These are the runs of a round, or the first pairs of the claim, which decide how the race goes on, and others for the devices that
+        would be idle meanwhile.
         """
-        if not self.claim_rounds:
-            return tuple((run,) for run in self.pending)
-        first = [run for run in self.pending if run[1] in self.claim_rounds[:MIN_PAIRS]]
-        return tuple(tuple(pair) for _, pair in groupby(first or self.pending, key=itemgetter(1)))
+        if self.claim_rounds:
+            units = tuple(tuple(pair) for _, pair in groupby(self.pending, key=itemgetter(1)))
+            num_needed = sum(unit[0][1] in self.claim_rounds[:MIN_PAIRS] for unit in units) or len(units)
+        else:
+            units, num_needed = tuple((run,) for run in (*self.pending, *self.ahead)), len(self.pending)
+        return units[: math.ceil(num_needed / num_devices) * num_devices]
 
 
 def standing(baseline: Entrant, candidates: Sequence[Entrant], limits: RaceLimits, runs: Mapping[tuple[int, int], Run]) -> Standing:
@@ -161,12 +166,20 @@ class _Race:
             halvings = math.ceil(math.log2(len(racing)))
             round_seconds = sum(entrant.run_seconds for entrant in racing)
             affordable = min(runs_left / len(racing), seconds_left / round_seconds if round_seconds > 0 else math.inf)
-            for _ in range(max(1, int(affordable / halvings))):
-                pending = self._pending([entrant.arm for entrant in racing], self._round)
+            num_rounds = max(1, int(affordable / halvings))
+            for number in range(num_rounds):
+                arms = [entrant.arm for entrant in racing]
+                pending = self._pending(arms, self._round)
                 if pending:
+                    following = range(self._round + 1, self._round + num_rounds - number)
                     least = sum(_halving_sizes(len(racing))) - (len(racing) - len(pending)) + 2 * num_pairs
                     return Standing(
-                        pending=pending, num_runs=self._num_taken + least, winner=None, claim_rounds=(), reasons=dict(self._reasons)
+                        pending=pending,
+                        num_runs=self._num_taken + least,
+                        winner=None,
+                        claim_rounds=(),
+                        reasons=dict(self._reasons),
+                        ahead=tuple(run for later in following for run in self._pending(arms, later)),
                     )
                 for entrant in racing:
                     run = self._known[entrant.arm, self._round]
@@ -178,6 +191,9 @@ class _Race:
                     break
             self._halve(racing)
             racing = [entrant for entrant in racing if entrant.arm not in self._reasons]
+        others = [entrant.arm for entrant in self._ordered if entrant is not racing[0]]
+        while any((arm, self._round) in self._known for arm in others):  # a round that was made ahead, and that nobody needed
+            self._round += 1
         return racing[0]
 
     def _claim(self, winner: Entrant | None) -> Standing:

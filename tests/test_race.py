@@ -85,7 +85,7 @@ def test_a_round_goes_side_by_side_and_then_the_first_pairs_and_then_the_rest() 
     baseline, *candidates = entrants(4.0, 1.0, 1.1, 1.2, 1.3)
     runs: dict[tuple[int, int], Run] = {}
     batches = []
-    while batch := (now := standing(baseline, candidates, RaceLimits(max_runs=28, num_pairs=6), runs)).batch:
+    while batch := (now := standing(baseline, candidates, RaceLimits(max_runs=28, num_pairs=6), runs)).batch(1):
         batches.append(batch)
         runs |= {key: reached([4.0, 1.0, 1.1, 1.2, 1.3][key[0]]) for unit in reversed(batch) for key in unit}
     one_by_one, in_turn = run_race(baseline, candidates, RaceLimits(max_runs=28, num_pairs=6), always(4.0, 1.0, 1.1, 1.2, 1.3))
@@ -95,6 +95,28 @@ def test_a_round_goes_side_by_side_and_then_the_first_pairs_and_then_the_rest() 
     assert [len({number for unit in batch for _, number in unit}) for batch in rounds] == [1] * len(rounds)
     assert [{arm for arm, _ in unit} for unit in first + rest] == [{0, now.winner}] * 6
     assert [number for unit in first for _, number in unit[:1]] == list(now.claim_rounds[:MIN_PAIRS])
+
+
+@pytest.mark.parametrize("scores", [(4.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (4.0, 1.0, 1.1, 9.0, 9.0, 1.3, 9.0, 9.0, 9.0)])
+@pytest.mark.parametrize("num_devices", [2, 3, 8, 20])
+def test_runs_made_ahead_on_idle_devices_change_no_winner_and_no_pair(num_devices: int, scores: tuple[float, ...]) -> None:
+    baseline, *candidates = entrants(*scores)
+    limits = RaceLimits(max_runs=60)
+    runs: dict[tuple[int, int], Run] = {}
+    batches = []
+    while batch := (now := standing(baseline, candidates, limits, runs)).batch(num_devices):
+        assert not {key for unit in batch for key in unit} & runs.keys(), "nothing is made twice"
+        batches.append([len(unit) for unit in batch])
+        runs |= {key: reached(scores[key[0]]) for unit in batch for key in unit}
+    in_turn, one_by_one = run_race(baseline, candidates, limits, always(*scores))
+    assert (now.winner, now.reasons) == (in_turn.winner, in_turn.reasons)
+    claimed = {(arm, number) for arm in (0, now.winner) for number in now.claim_rounds}
+    assert len(claimed) == 2 * len(in_turn.claim_rounds), "as many pairs"
+    candidates_run = {number for arm, number in runs if arm not in (0, now.winner)}
+    assert not candidates_run & {number for _, number in claimed}, "on seeds that had no part in choosing"
+    duration = sum(math.ceil(len(batch) / num_devices) * max(batch) for batch in batches)  # in runs, all of which take equally long
+    if num_devices == 8:
+        assert 4 * duration <= len(one_by_one)
 
 
 def test_who_is_clearly_behind_leaves_at_once() -> None:

@@ -263,7 +263,7 @@ def _confirm(
     def batches() -> Iterator[list[list[PairedRun]]]:
         while (now := race.standing(confirmations(live.study), limits, plan.objective)).pending:
             goes_side_by_side = lanes.number > 1 and (lanes.are_alike or now.claim_rounds)
-            yield [[run(now, *key) for key in unit] for unit in (now.batch if goes_side_by_side else [now.pending[:1]])]
+            yield [[run(now, *key) for key in unit] for unit in (now.batch(lanes.number) if goes_side_by_side else [now.pending[:1]])]
 
     def run(now: Standing, trial: int, race_round: int) -> PairedRun:
         arm, number = arms[trial], race_round + race.first_round
