@@ -219,16 +219,16 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def device_fault(own: Collection[int], started: Collection[int]) -> str | None:
+def device_fault(own: Collection[int] = (), started: Collection[int] = ()) -> str | None:
     """What disturbs the GPUs that this process, or one that it has started, trains on, in words; None if nothing is known to.
 
     This has not yet run on a GPU.
 
     Args:
-        own: ids of the study's processes on this machine; two of its trainings never share a GPU.
+        own: ids of the study's processes on this machine besides this one; two of its trainings never share a GPU.
         started: ids of the processes that this one has started: a training that is a command computes in one of them.
     """
-    return next((fault for gpu in _nvml_gpus(started)[0] if (fault := gpu.disturbed_by(own)[0]) is not None), None)
+    return next((fault for gpu in _nvml_gpus(started)[0] if (fault := gpu.disturbed_by([os.getpid(), *own])[0]) is not None), None)
 
 
 def gpu_facts(started: Collection[int]) -> dict[str, Any]:
