@@ -33,8 +33,8 @@ class PostgreSql:
     def kill(self) -> None:
         """End the server and all its processes by SIGKILL, as a power cut would."""
         server = psutil.Process(self._server.get_pid())
+        server.suspend()  # it would start others meanwhile, and one that is left keeps the server from starting again
         processes = [server, *server.children(recursive=True)]
-        server.suspend()  # it would start others in place of those that are killed
         for process in reversed(processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
