@@ -14,7 +14,7 @@ from torch import nn
 
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError
-from autotune.measurement import PhaseClock
+from autotune.measurement import Phase, PhaseClock
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.parallel import ranks as parallel_ranks
@@ -158,6 +158,7 @@ def groups_made(overrides: list[str], ranks: Any) -> list[str]:
             patch.setattr(module, "new_group", noted("new_group", module.new_group))
         mesh = device_mesh.DeviceMesh
         patch.setattr(mesh, "_init_process_groups", staticmethod(noted("mesh", mesh._init_process_groups)))
+        clock.enter(Phase.BUILD)  # as the loop does before it asks for a device
         set_up(Composer(overrides).compose().trial, torch.device("cpu"), clock, 1, ranks)
     return made
 
