@@ -184,6 +184,9 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
     if space.gpu_only and not uses_cuda(trial, capabilities):
         left_out.append(f"{', '.join(sorted(space.gpu_only))}: for trainings on GPUs")
         space = space.for_cpus()
+        if not space.parameters:
+            where = ", ".join(dict.fromkeys(settings.space.sources.values()))
+            raise SearchSpaceError(f"{where}: all keys are searched on GPUs only, and trainings run on the CPU; accepted is a further key")
     space, uneven = _without_uneven(space, trial, *_devices(trial, config.cluster, capabilities))
     left_out += uneven
     space, dropped = _without_unsuitable(space, list(space.probes()) if left_out else settings.probes, why_not)

@@ -221,6 +221,12 @@ def test_experiments_search_what_makes_steps_faster_where_there_is_a_gpu(experim
     assert options_of(asked, "precision") == ["default", "bf16"], "what the command line asks for is searched anywhere"
 
 
+def test_a_space_for_gpus_alone_is_refused_on_a_cpu() -> None:
+    with pytest.raises(SearchSpaceError, match=r"^search_spaces/gpu\.yaml: all keys are searched on GPUs only"):
+        plan_study(Composer(["experiment=cnn", "search_space=[gpu]"]), _CPU)
+    assert plan_study(Composer(["experiment=cnn", "search_space=[gpu]"]), _GPUS).space.parameters
+
+
 def test_only_the_option_to_blame_is_left_out() -> None:
     plan = make_plan("search_space=[{precision:[fp32,bf16]},{batch_size:[32,64]}]", on=_OLD_GPUS)
     assert options_of(plan, "precision") == ["fp32"]
