@@ -58,6 +58,10 @@ class ClusterSize:
             return False
         return sum(task.num_cpus for task in tasks) <= self.num_cpus and sum(task.num_gpus for task in tasks) <= self.num_gpus
 
+    def places(self, num_cpus: int, num_gpus: int) -> list[int]:
+        """How many workers that take so many CPUs and GPUs each machine holds."""
+        return [min(cpus // num_cpus, gpus // num_gpus if num_gpus else cpus) for cpus, gpus in self.machines]
+
     def shortage(self, num_workers: int, num_cpus: int, num_gpus: int, placement: str) -> str | None:
         """Why a training that has the cluster to itself cannot be placed, in a few words; None if it can.
 
@@ -66,8 +70,7 @@ class ClusterSize:
             num_cpus, num_gpus: numbers that all workers take together.
             placement: how workers are laid out over machines: ``pack``, ``spread``, ``strict_pack`` or ``strict_spread``.
         """
-        cpus, gpus = num_cpus // num_workers, num_gpus // num_workers
-        places = [min(have_cpus // cpus, have_gpus // gpus if gpus else have_cpus) for have_cpus, have_gpus in self.machines]
+        places = self.places(num_cpus // num_workers, num_gpus // num_workers)
         most = {"strict_pack": max(places, default=0), "strict_spread": sum(map(bool, places))}.get(placement.lower(), sum(places))
         if num_workers <= most:
             return None
@@ -85,7 +88,7 @@ def check_can_start(what: str, size: ClusterSize, cluster: ClusterConfig, num_wo
     shortage = size.shortage(num_workers, num_cpus, num_gpus, cluster.placement)
     if shortage is None:
         return
-    is_unseen = num_gpus and not size.num_gpus and cluster.num_gpus is None and cluster.address in (None, "local")
+    is_unseen = num_gpus and not size.num_gpus and cluster.num_gpus is None and cluster.is_local
     advice = f"; torch sees GPUs that Ray does not count: accepted are cluster.num_gpus={num_gpus} and device=cpu" if is_unseen else ""
     raise ClusterError(f"cluster: {what} cannot start: {shortage}{advice}")
 
@@ -501,10 +504,10 @@ def num_side_by_side(task: TrialTask) -> int:
 
     On several machines a training of several workers counts as one that fits only by itself, see ``ClusterSize.holds``.
     """
-    machines = _machines(task.accelerator_type)
-    if not task.num_gpus or (task.num_workers > 1 and len(machines) > 1):
+    size = _size_of(_machines(task.accelerator_type))
+    if not task.num_gpus or (task.num_workers > 1 and len(size.machines) > 1):
         return 1
-    return max(1, sum(int(min(each.get("GPU", 0) // task.num_gpus, each.get("CPU", 0) // task.num_cpus)) for each in machines))
+    return max(1, sum(size.places(task.num_cpus, task.num_gpus)))
 
 
 def _accelerator_types() -> list[str]:

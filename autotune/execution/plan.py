@@ -77,7 +77,7 @@ class StudyPlan:
     @property
     def may_grow(self) -> bool:
         """Whether the cluster may get machines when it is asked for more than it has, since so many trials at once were asked for."""
-        return self.config.cluster.address not in (None, "local") and self.config.search.max_concurrent_trials is not None
+        return not self.config.cluster.is_local and self.config.search.max_concurrent_trials is not None
 
     @property
     def max_concurrent_trials(self) -> int | None:
@@ -146,7 +146,7 @@ def resources_of(config: TrialConfig, cluster: ClusterConfig, capabilities: Capa
 def unsuitable(config: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> str | None:
     """Why a training cannot run on these machines, or not with what Ray is given of this machine; None if it can."""
     reason = unsupported(config, capabilities)
-    if reason is not None or cluster.address not in (None, "local"):
+    if reason is not None or not cluster.is_local:
         return reason
     num_gpus = capabilities.other_devices.get("xpu", 0) if config.device == "xpu" else capabilities.num_gpus
     limits = (cluster.num_cpus, capabilities.num_cpus), (cluster.num_gpus, num_gpus)

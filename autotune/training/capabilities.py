@@ -192,7 +192,7 @@ def cpus_per_worker(config: TrialConfig, cluster: ClusterConfig, capabilities: C
 
     It is one on the CPU, and on a cluster that was joined, whose machines may be of any sizes.
     """
-    if cluster.cpus_per_worker is not None or cluster.address not in (None, "local") or not uses_cuda(config, capabilities):
+    if cluster.cpus_per_worker is not None or not cluster.is_local or not uses_cuda(config, capabilities):
         return cluster.cpus_per_worker or 1
     return max(1, (cluster.num_cpus or capabilities.num_cpus) // (cluster.num_gpus or capabilities.num_gpus or 1))
 

@@ -127,17 +127,16 @@ class Run:
             if built is not None and built.shapes != list(shapes):
                 torch.compiler.reset()
                 built, step = None, self.training_step()
-            if built is None:
-                graph = graph_of(self.config, self.device, num_threads)
-                code = CompiledCode(f"{graph} {list(shapes)}" if self.config.runtime.compile is not None else None, num_threads)
-                built = _Built(graph=graph, run=self, shapes=list(shapes), gradients=step.gradients, code=code)
-            with built.code.first_passes(clock) if step.gradients.is_bound else contextlib.nullcontext():
-                for _ in range(_NUM_BOUND_WARM_UPS if step.gradients.is_bound else 1):
+            is_bound, graph = step.gradients.is_bound, graph_of(self.config, self.device, num_threads)
+            key = f"{graph} {list(shapes)}" if self.config.runtime.compile is not None else None
+            code = CompiledCode(key, num_threads) if built is None else built.code
+            with code.first_passes(clock) if is_bound else contextlib.nullcontext():
+                for _ in range(_NUM_BOUND_WARM_UPS if is_bound else 1):
                     step.warm_up(batch, list(shapes.values()))
             run = replace(self, evaluation_batch_size=self._fitting_evaluation_batch_size(step.parts))
         if run.validation is self.data.validation and fits_on(self.device, self.data.validation):
             run = replace(run, validation=self._moved(self.data.validation))
-        return run, replace(built, run=run) if step.gradients.is_bound else None
+        return run, _Built(graph=graph, run=run, shapes=list(shapes), gradients=step.gradients, code=code) if is_bound else None
 
     def batches(self, first_step: int, *, max_workers: int = sys.maxsize) -> Generator[Batch]:
         """Yield this rank's part of every batch from ``first_step`` on, transformed and on the device.
