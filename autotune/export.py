@@ -51,8 +51,8 @@ def export_command(arguments: Sequence[str]) -> int:
         refuse_url(location, key)
     for key, file in (("script", own.script), ("arguments", own.arguments)):
         refuse_url(file or "", key, "a file of this machine")
-    if own.experiment is not None and not re.fullmatch(r"[A-Za-z0-9_][\w-]*", own.experiment):
-        raise ConfigError(f"as: found {own.experiment!r}, accepted are letters, digits, '_' and '-'")
+    if own.experiment is not None and not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", own.experiment, re.ASCII):
+        raise ConfigError(f"as: found {own.experiment!r}, accepted are letters, digits, '_' and '-', and folders as in vision/best")
     study_folder = Path(own.folder) / own.study
     text = _best_yaml(study_folder)
     if own.experiment is not None:
@@ -65,8 +65,7 @@ def export_command(arguments: Sequence[str]) -> int:
 def _export_experiment(own: ExportKeys, config_dir: str, study_folder: Path, text: str) -> None:
     """Write the experiment file, and the weights beside it."""
     exported = own.experiment or ""
-    base = re.search(r"^defaults:\s*\n-\s*(\S+)|^defaults:\s*\[?\s*([\w-]+)", text, re.MULTILINE)
-    if base is not None and exported in base.groups():
+    if exported == _best_json(study_folder).get("experiment"):
         raise ConfigError(f"as: found {exported}, the experiment that the study started from; accepted is another name")
     path = user_path(config_dir) / "experiment" / f"{exported}.yaml"
     _write(path, text, overwrite=own.overwrite)

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.experiments import shipped_folder
+from autotune.config.experiments import bases, named_files, shipped_folder
 from autotune.config.groups import drop_values_of_another_target, group_choices, keep_own_values
 from autotune.config.messages import composing_message, value_message
 from autotune.config.overrides import parse_override
@@ -86,12 +86,12 @@ class ConfigFiles:
     def _stated_keys(self, experiment: str | None) -> frozenset[str]:
         """Keys of the top two levels in an experiment's own file, and in the files of the experiments in its defaults list."""
         keys: set[str] = set()
-        names = [experiment] if experiment else []
-        while names:
-            content = self.content("experiment", names.pop())
+        waiting = [(experiment, "experiment")] if experiment else []
+        while waiting:
+            name, folder = waiting.pop()
+            content = self.content("experiment", name)
             keys |= set(content) | {f"{key}.{inner}" for key, value in content.items() if isinstance(value, dict) for inner in value}
-            bases = [entry for entry in content.get("defaults") or [] if isinstance(entry, str) and entry != "_self_"]
-            names += [base.rpartition("/")[2].partition("@")[0] for base in bases]
+            waiting += bases(content, folder)
         return frozenset(keys)
 
     def _compose_once(self, overrides: list[str]) -> DictConfig:
@@ -108,7 +108,7 @@ class ConfigFiles:
         except RecursionError as error:
             raise ConfigError(f"{' '.join(overrides)}: its files or values refer to each other without end") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
-            raise ConfigError(composing_message(error, lambda: self._known_keys(overrides))) from error
+            raise ConfigError(composing_message(error, overrides, lambda: self._known_keys(overrides), self._options)) from error
         except (AssertionError, LookupError, TypeError, AttributeError) as error:  # Hydra takes some files apart without a check
             raise ConfigError(f"{' '.join(overrides)}: Hydra cannot compose this: {' '.join(str(error).split())}") from error
 
@@ -148,13 +148,16 @@ class ConfigFiles:
             return
         value = override.value()
         if isinstance(value, list):
-            options = sorted({path.stem for folder in self._folders for path in (folder / group).glob("*.yaml")})
+            options = self._options(group)
             raise ConfigError(
                 f"{override.input_line}: found a list, accepted is one of {', '.join(options)}; "
                 f"to search over several, list them in a search space ({group}: [A, B]) or write {group}=choice(A,B)"
             )
         if not isinstance(value, str | dict) or (isinstance(value, str) and leaves_folder(value)):
             raise ConfigError(f"{override.input_line}: accepted is GROUP=NAME with the name of one of the group's files")
+
+    def _options(self, group: str) -> list[str]:
+        return sorted({name for folder in self._folders for name, _ in named_files(folder / group)})
 
     def _check_names(self, choices: Mapping[str, str]) -> None:
         """Refuse a user's option with the name of a shipped one, which Hydra takes in its place, if their files differ."""

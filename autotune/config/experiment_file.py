@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from autotune.config.experiments import absolute_default
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.space import override_text
@@ -17,7 +18,8 @@ def experiment_yaml(
     """YAML of an experiment that differs from the experiment ``base`` in group options and values.
 
     The new file only points to ``base`` in its defaults list, unless ``base`` sets values inside a group that gets another option: Hydra
-    would carry those values into the new option. The file then contains a copy of all other content of ``base`` instead.
+    would carry those values into the new option. The file then contains a copy of all other content of ``base`` instead, and so it does
+    if ``base`` is in a folder and names files from ``experiment``, which it would name from that folder if another file named it.
 
     Args:
         base: name of the experiment to start from.
@@ -27,12 +29,14 @@ def experiment_yaml(
         comments: lines on where the experiment comes from.
     """
     overrides = [{f"override /{group}": option} for group, option in groups.items()]
-    if any(group.partition("/")[0] in base_content for group in groups):
-        base_defaults = [entry for entry in base_content.get("defaults", []) if entry != "_self_" and not _chooses(entry, groups)]
+    given = base_content.get("defaults", [])
+    defaults = [absolute_default(entry, "experiment") for entry in given]
+    if any(group.partition("/")[0] in base_content for group in groups) or ("/" in base and defaults != given):
+        base_defaults = [entry for entry in defaults if entry != "_self_" and not _chooses(entry, groups)]
         kept = {key: value for key, value in base_content.items() if key != "defaults" and key not in groups}
         content = {"defaults": [*base_defaults, *overrides, "_self_"], **_merged(kept, _nested(values))}
     else:
-        content = {"defaults": [base, *overrides, "_self_"], **_nested(values)}
+        content = {"defaults": [f"/experiment/{base}", *overrides, "_self_"], **_nested(values)}
     header = "\n".join(["# @package _global_", *(f"# {' '.join(line.split())}" for line in comments)])
     return f"{header}\n{yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)}"
 

@@ -25,19 +25,29 @@ def value_message(error: Exception) -> str:
     return f"{key}: {text}" if key else text
 
 
-def composing_message(error: Exception, known_keys: Callable[[], Sequence[str]]) -> str:
+def composing_message(
+    error: Exception, overrides: Sequence[str], known_keys: Callable[[], Sequence[str]], options: Callable[[str], Sequence[str]]
+) -> str:
     """An error that Hydra raised while it composed as one line.
 
     Args:
+        overrides: what was composed.
         known_keys: gives all keys and groups of the default configuration; it is called only if a key is unknown.
+        options: gives the options of a config group, with the folders that they are in.
     """
     message = str(error)
     if not message and isinstance(error.__cause__, Exception):
         return value_message(error.__cause__)
     if isinstance(error, MissingConfigException) and (missing := re.search(r"Could not find '([^']+)'", message)):
-        group, _, option = missing[1].rpartition("/")
-        accepted = f"accepted are {', '.join(error.options)}" if error.options else "there is no such file"
-        return f"{group}={option}: {accepted}{did_you_mean(option, error.options or [])}"
+        chosen = (text.lstrip("+").partition("=") for text in overrides)
+        group = next((key for key, _, name in chosen if f"{key}/{name}" == missing[1]), missing[1].rpartition("/")[0])
+        option, known = missing[1].removeprefix(f"{group}/"), options(group)
+        accepted = f"accepted are {', '.join(known)}" if known else "there is no such file"
+        return f"{group}={option}: {accepted}{did_you_mean(option, known)}"
+    if twice := re.search(r"Multiple values for (\S+)\. |force-add of config groups is not supported: '\++([^=]+)=", message):
+        given = [text for text in overrides if text.startswith("+") and text.lstrip("+").partition("=")[0] == (twice[1] or twice[2])]
+        if given:
+            return f"{given[-1]}: accepted is {given[-1].lstrip('+')}"
     if missing := re.search(r"In '([^']+)': Could not load '([^']+)'", message):
         return f"{missing[2]}: no such file; the defaults list of {missing[1]}, or of a file that overrides it, names it"
     if unknown := re.search(r"Could not override '([^']+)'", message):

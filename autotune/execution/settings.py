@@ -1,12 +1,12 @@
 """Checks of a study's settings that need neither torch nor a device: a mistake is told before anything else is imported or started."""
 
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.config.compose import Composed, Composer
+from autotune.config.experiments import dated_name
 from autotune.config.schema import ClusterConfig, Config, ConfirmConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError
@@ -125,7 +125,7 @@ def study_name(config: Config, prefix: str) -> str:
     Raises:
         ConfigError: the name has characters that are not accepted in a folder's name.
     """
-    name = config.study.name or f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = config.study.name or dated_name(prefix)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ConfigError(f"study.name: found {name!r}, accepted are letters, digits, '_', '-' and '.'")
     return name

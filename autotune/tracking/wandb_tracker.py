@@ -64,7 +64,7 @@ class WandbTracker:
                 raise ConfigError(f"tracking.mode=online: {str(error).splitlines()[0]} (tracking.mode=offline needs no server)") from error
         logging.getLogger("wandb").setLevel(logging.CRITICAL)  # its tracebacks of a lost service or a full disk flood the terminal
         self._wandb, self._info, self._mode = wandb, info, mode
-        self._project = project or os.environ.get("WANDB_PROJECT") or info.experiment
+        self._project = project or os.environ.get("WANDB_PROJECT") or info.experiment.replace("/", "_")  # which it accepts in no name
         self._folder = Path(info.folder) / "wandb"
         self._study_id = self._read_study_id()
         self._runs: dict[str, _OpenRun] = {}

@@ -83,6 +83,9 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("optimizer=sdg", f"optimizer=sdg: accepted are {OPTIMIZERS} (did you mean sgd?)"),
         ("optimiser=sgd", "optimiser: no such key (did you mean optimizer?); accepted keys are shown by --cfg job"),
         ("epocs=3", "epocs: no such key (did you mean epochs?); accepted keys are shown by --cfg job"),
+        ("+experiment=mlp", "+experiment=mlp: accepted is experiment=mlp"),
+        ("+optimizer=adamw", "+optimizer=adamw: accepted is optimizer=adamw"),
+        ("++optimizer=adamw", "++optimizer=adamw: accepted is optimizer=adamw"),
         ("experiment=cnn,mlp", "experiment=cnn,mlp: accepted is one NAME; for a study of each, run the command twice"),
         (
             "search.sampler.num_candidates=64",
@@ -205,6 +208,24 @@ def test_an_experiment_of_ones_own_runs_by_name_beside_the_shipped_ones(write_ex
     assert refusal("experiment=min", config_dirs=(folder,)).startswith("experiment=min: accepted are cifar10_speed, ")
     assert refusal("experiment=min", config_dirs=(folder,)).endswith(" (did you mean mine?)")
     assert Composer(["experiment=cnn"], [folder]).compose().plain == Composer(["experiment=cnn"]).compose().plain
+
+
+def test_options_in_folders_are_chosen_and_told_by_their_paths(write_experiment: WriteExperiment) -> None:
+    folder = write_experiment("experiment/vision/deep.yaml", HEADER + "defaults: [{override /model: nets/wide}]\n")
+    write_experiment("model/nets/wide.yaml", "_target_: autotune.workloads.simple_cnn.SimpleCNN\nwidths: [64, 64]\nnorm: none\n")
+    composed = Composer(["experiment=vision/deep"], [folder]).compose()
+    assert (composed.lookup("experiment"), composed.lookup("model"), composed.lookup("model.widths")) == (
+        "vision/deep",
+        "nets/wide",
+        [64, 64],
+    )
+    suggestion = Suggestion({"model": "nets/wide"})
+    found = Composer(["experiment=cnn"], [folder]).compose_suggestion(suggestion, seed=0)
+    assert (found.lookup("model"), found.lookup("model.widths")) == ("nets/wide", [64, 64])
+    said = refusal("experiment=vision/dep", config_dirs=(folder,))
+    assert said.startswith("experiment=vision/dep: accepted are cifar10_speed, ")
+    assert said.endswith(" (did you mean vision/deep?)")
+    assert "nets/wide" in refusal("model=nets/wid", config_dirs=(folder,))
 
 
 def test_a_folder_with_a_space_and_a_quote_in_its_name_is_read(write_experiment: WriteExperiment) -> None:

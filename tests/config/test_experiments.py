@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from autotune.config.compose import Composer
 from autotune.config.experiments import experiments, experiments_help, shipped_folder
+from autotune.execution.settings import study_name
 
 
 def test_experiments_are_told_with_their_first_comment(tmp_path: Path) -> None:
@@ -13,3 +17,19 @@ def test_experiments_are_told_with_their_first_comment(tmp_path: Path) -> None:
     assert found.keys() - {"mine"} == {each.stem for each in (shipped_folder("conf") / "experiment").glob("*.yaml")}
     assert all(found.values()), "every shipped experiment says what it is"
     assert "  mine " in experiments_help([str(tmp_path)])
+
+
+def test_an_experiment_in_a_folder_is_called_by_its_path(tmp_path: Path) -> None:
+    deep = tmp_path / "experiment" / "vision" / "deep.yaml"
+    deep.parent.mkdir(parents=True)
+    deep.write_text("# @package _global_\n# What it does.\n")
+    assert dict(experiments([str(tmp_path)]))["vision/deep"] == "What it does."
+
+
+@pytest.mark.parametrize(
+    ("what", "begin"),
+    [("cnn", "cnn"), ("vision/deep", "vision_deep"), ("compare-a/b-and-c", "compare-a_b-and-c"), ("_mine", "mine"), ("über", "study_über")],
+)
+def test_the_name_of_a_study_is_that_of_a_folder(what: str, begin: str) -> None:
+    config = Composer([]).compose().config
+    assert study_name(config, what).startswith(f"{begin}-2")

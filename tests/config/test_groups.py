@@ -71,3 +71,20 @@ def test_an_experiment_that_names_another_target_says_its_arguments_itself(tmp_p
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     composed = Composer(["experiment=mine", "allowed_targets=[my]"], [str(tmp_path)]).compose()
     assert composed.plain["data"] == {"_target_": "my.data", "num_train": None}
+
+
+def test_a_base_in_a_folder_keeps_these_rules(tmp_path: Path) -> None:
+    deep = tmp_path / "experiment" / "vision"
+    deep.mkdir(parents=True)
+    for path, content in (
+        (deep / "base.yaml", _EXPERIMENT.replace("  - cnn\n", "  - /experiment/cnn\n")),
+        (deep / "deep.yaml", "# @package _global_\ndefaults: [vision/base, _self_]\n"),
+        (deep / "other.yaml", "# @package _global_\ndefaults: [base, _self_]\n"),
+        (deep.parent / "beside.yaml", "# @package _global_\ndefaults: [vision/other, _self_]\n"),
+        (deep.parent / "grouped.yaml", "# @package _global_\ndefaults: [{vision: base}, _self_]\n"),
+    ):
+        path.write_text(content)
+    for experiment in ("vision/base", "vision/deep", "beside", "grouped"):
+        assert Composer([f"experiment={experiment}"], [str(tmp_path)]).compose().trial.optimizer["momentum"] == 0.85
+        optimizer = Composer([f"experiment={experiment}", "optimizer=adamw"], [str(tmp_path)]).compose().trial.optimizer
+        assert "momentum" not in optimizer, experiment

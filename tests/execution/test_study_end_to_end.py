@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -448,3 +449,29 @@ def test_a_disk_that_is_full_at_the_end_costs_no_run_and_the_same_command_writes
         assert verify_command([f"study={folder}"]) == 0
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_an_experiment_in_a_folder_has_one_name_in_every_command(commands: Any, tmp_path: Path) -> None:
+    deep = tmp_path / "my_conf" / "experiment" / "vision" / "deep.yaml"
+    deep.parent.mkdir(parents=True)
+    deep.write_text("# @package _global_\ndefaults: [/experiment/cnn_smoke, _self_]\nsearch_space: [{batch_size: [32, 64]}]\n")
+    line = ("experiment=vision/deep", "--config-dir", "my_conf", "runtime.num_threads=1", "target.value=0.88")
+    ended = commands.run(*line, "optimizer.lr=0.005", "search=random", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "the search ends: all 2 points of the search space have been tried" in ended.stdout
+    (study,) = (tmp_path / "outputs").glob("vision_deep-2*")
+    names = [experiment.name for experiment in MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()]
+    assert "vision/deep" in names
+    told = [shlex.split(command) for command in re.findall(r"python -m autotune ((?:export|train) .*)", ended.stdout)]
+    assert [command[0] for command in told] == ["export", "train"]
+    for command in (
+        *told,
+        ["verify", f"study={study.name}"],
+        ["profile", *line, "num_steps=2"],
+        ["compare", *line, "a=[]", "b=[experiment=vision/deep_best]", "num_seeds=2", "tracking=none"],
+    ):
+        ran = commands.run(*command, folder=tmp_path)
+        assert ran.returncode == 0, f"{command}\n{ran.stderr}"
+    assert deep.with_name("deep_best.yaml").is_file()
+    assert [*(tmp_path / "outputs").glob("compare-vision_deep-and-vision_deep_best-2*")]
