@@ -55,7 +55,7 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
         )
     except TuneError as error:  # Ray wraps errors that the policy or the storage raised
         if isinstance(error.__context__, Exception):
-            raise error.__context__ from None
+            raise error.__context__ from error.__context__.__cause__  # which says what happened
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,7 @@ its own, by which it is found if it was created; a trial that has ended as it wa
 """
 
 import abc
+import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,6 +31,10 @@ PATIENCE_SECONDS = 120.0
 logger = getLogger("autotune.search")
 
 _TRY_EVERY_SECONDS = 1.0
+_CONNECT_SECONDS = 10
+"""Seconds in which a database that is there accepts a connection, or lets go of a lock."""
+_SILENT_SECONDS = 60
+"""Seconds after which a connection that is silent counts as lost: firewalls forget one that is idle, and tell neither side."""
 _CREATION = "autotune:creation"
 """System attribute of a trial: the token that it was created with."""
 _ACCEPTED = "null, or a database: sqlite:////DIR/studies.db, postgresql://USER@HOST/DATABASE (pip install 'autotune[postgresql]')"
@@ -45,7 +50,7 @@ def open_database(url: str) -> BaseStorage:
     """
     try:
         check_listens(url)
-        database = RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        database = _patiently(lambda *, is_again: _opened(url))  # that it is done again makes no difference to it
     except Exception as error:  # each kind of database raises its own client's errors
         raise ConfigError(f"search.storage: {without_secrets(url)}: cannot be opened ({reason(error)}); accepted is {_ACCEPTED}") from error
     sqlalchemy.event.listen(database.engine, "handle_error", _raise_if_lost)
@@ -54,15 +59,58 @@ def open_database(url: str) -> BaseStorage:
     return storage
 
 
-def reason(error: BaseException) -> str:
-    """The first line of an error's root cause, without passwords, cut to 200 characters."""
+def _opened(url: str) -> RDBStorage:
+    parsed = sqlalchemy.engine.make_url(url)
+    limits = _limits(parsed.get_driver_name())
+    arguments = {name: value for name, value in limits.items() if name not in parsed.query}
+    try:
+        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True, "connect_args": arguments})
+    except Exception as error:
+        if _is_locked(_root_cause(error)):
+            raise _ConnectionLostError(reason(error)) from error
+        raise
+
+
+def _limits(driver: str) -> dict[str, int]:
+    """Limits on waiting for a database, as arguments of a driver's connections: by default most wait for ever."""
+    if driver == "pysqlite":
+        return {"timeout": _CONNECT_SECONDS}  # of waiting for a lock, which is then tried again
+    if driver in ("psycopg", "psycopg2"):
+        return {
+            "connect_timeout": _CONNECT_SECONDS,
+            "tcp_user_timeout": 1000 * _SILENT_SECONDS,  # of what was sent and is not acknowledged
+            "keepalives_idle": max(1, _SILENT_SECONDS // 2),  # of an answer that is waited for
+            "keepalives_interval": max(1, _SILENT_SECONDS // 6),
+            "keepalives_count": 3,
+        }
+    if driver in ("pymysql", "mysqldb"):
+        return {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _SILENT_SECONDS, "write_timeout": _SILENT_SECONDS}
+    return {}
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The error that an error came from in the end."""
     while error.__cause__ is not None:
         error = error.__cause__
+    return error
+
+
+def _is_locked(error: BaseException) -> bool:
+    """Whether another process keeps SQLite's file locked: nothing of the operation was then carried out."""
+    return isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    )
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error's root cause, without passwords, cut to 200 characters."""
+    error = _root_cause(error)
     return without_secrets(next(iter(str(error).strip().splitlines()), type(error).__name__))[:200]
 
 
 class _ConnectionLostError(Exception):
-    """The connection to the database was lost, or could not be made.
+    """The connection to the database was lost, or could not be made, or another process has the database locked.
 
     It is none of SQLAlchemy's errors, so that Optuna, which repeats some statements after those by itself, passes it on.
     """
@@ -70,7 +118,10 @@ class _ConnectionLostError(Exception):
 
 def _raise_if_lost(context: sqlalchemy.engine.ExceptionContext) -> None:
     is_new = context.connection is None  # it was being made
-    if not context.is_pre_ping and (context.is_disconnect or (is_new and isinstance(context.sqlalchemy_exception, _UNREACHABLE))):
+    is_locked = _is_locked(context.original_exception)
+    if not context.is_pre_ping and (
+        context.is_disconnect or is_locked or (is_new and isinstance(context.sqlalchemy_exception, _UNREACHABLE))
+    ):
         raise _ConnectionLostError(reason(context.original_exception)) from context.original_exception
 
 

@@ -1,18 +1,26 @@
 """Studies in real databases that restart, crash, cut connections off or stay away: nothing is lost or done twice."""
 
+import contextlib
+import ctypes
 import random
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
-from autotune.errors import StudyError
+from autotune.errors import ConfigError, StudyError
 from autotune.search import database as database_module
 from autotune.search.study import open_study, read_study, told_storage_errors
 from tests.postgresql import PostgreSql, running_postgresql
@@ -166,3 +174,129 @@ def test_one_that_stays_away_is_one_line_with_the_command_that_goes_on(
     finally:
         server.start()
     assert "\n" not in str(caught.value)
+
+
+_LOCKS = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("begin exclusive")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: Path, *, seconds: float) -> Iterator[None]:
+    """A SQLite file that another process locks, for some seconds or until the context ends."""
+    with subprocess.Popen([sys.executable, "-c", _LOCKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        timer = threading.Timer(seconds, process.stdin.close)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            process.stdin.close()
+
+
+def test_a_file_that_another_process_locks_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "studies.db"
+    url = f"sqlite:///{path}?timeout=0.1"
+    study = open_in(tmp_path, url)
+    with locked(path, seconds=1):
+        study.set_user_attr("first", 1)
+    do_all(study)
+    assert [state for _, state, *_ in told(study)] == ["COMPLETE", "PRUNED", "FAIL"]
+    assert "search.storage does not answer (database is locked); it is waited for" in caplog.text
+    with locked(path, seconds=1):
+        assert told(open_in(tmp_path, url)) == told(study)
+
+
+def test_a_file_that_stays_locked_is_one_line_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "studies.db"
+    url = f"sqlite:///{path}?timeout=0.1"
+    study = open_in(tmp_path, url)
+    monkeypatch.setattr(database_module, "PATIENCE_SECONDS", 0.1)
+    with locked(path, seconds=300):
+        with pytest.raises(StudyError, match=r"^search\.storage: database is locked; what was in it is kept"), told_storage_errors("x"):
+            study.set_user_attr("after", 1)
+        with pytest.raises(ConfigError, match=r"cannot be opened \(database is locked\)"):
+            open_in(tmp_path, url)
+
+
+class Forwarding:
+    """A port that leads to a server's socket, through a firewall that can forget its connections: it drops all they send."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._accepted: list[socket.socket] = []
+        self._sockets = [self._listening]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._path)
+                self._accepted.append(client)
+                self._sockets += (client, server)
+                for source, to in ((client, server), (server, client)):
+                    self._threads.append(threading.Thread(target=self._forward, args=(source, to)))
+                    self._threads[-1].start()
+
+    @staticmethod
+    def _forward(source: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while content := source.recv(65536):
+                to.sendall(content)
+            to.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+    def forget(self) -> None:
+        """Drop all packets that come by the connections that there are, also those that would acknowledge them."""
+        drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a filter of one instruction: return 0 bytes
+        program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+        for client in self._accepted:
+            client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+_SO_ATTACH_FILTER = 26
+
+
+@pytest.mark.store
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's socket filters")
+def test_a_connection_that_goes_silent_is_given_up_and_made_again(
+    server: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database_module, "_SILENT_SECONDS", 2)
+    url = sqlalchemy.engine.make_url(server.new_database("silent"))
+    lost = threading.Event()
+    with contextlib.closing(Forwarding(f"{url.query['host']}/.s.PGSQL.5432")) as forwarding:
+        study = open_in(tmp_path, f"postgresql://{url.username}@127.0.0.1:{forwarding.port}/silent")
+        database = study._storage._storage._backend
+
+        def forget(*_: Any) -> None:
+            if not lost.is_set():
+                forwarding.forget()
+                lost.set()
+
+        sqlalchemy.event.listen(database.engine, "before_cursor_execute", forget)
+        do_all(study)
+        assert lost.is_set()
+        assert [state for _, state, *_ in told(study)] == ["COMPLETE", "PRUNED", "FAIL"]
+        database.engine.dispose()
+    assert "search.storage answers again" in caplog.text
