@@ -74,6 +74,7 @@ class SearchConfig:
     max_retakes: int = MISSING
     stop_when_not_worth: bool = MISSING
     expected_trainings: int | None = MISSING
+    repeats: bool = MISSING
     storage: str | None = MISSING
 
 

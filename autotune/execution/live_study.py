@@ -278,6 +278,7 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
         expected_trainings=plan.config.search.expected_trainings if plan.config.search.stop_when_not_worth else None,
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
         pausing=pausing,
+        may_repeat=plan.config.search.repeats,
         is_kept=lambda trial: is_kept(plan.state_folder(trial)),
     )
 

@@ -36,6 +36,7 @@ from autotune.measurement import TrialResult
 from autotune.race import Standing
 from autotune.reporting.scores import describe_ratio, score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
+from autotune.search.randomness import num_points
 from autotune.search.study import confirmations, store_confirmation
 from autotune.tracking.tracker import confirmation_name
 
@@ -235,6 +236,11 @@ def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, conn
         live.display.note(
             f"the search ends: {outlook.num_trials} more trials cost {scale.format(outlook.cost)} and are expected to save {saved} "
             f"over {trainings:,} trainings"
+        )
+    if policy.is_exhausted and not (trial_manager.is_over or interrupt.is_set()):
+        live.display.note(
+            f"the search ends: all {num_points(plan.space):,.0f} points of the search space have been tried (search.repeats=true lets tpe, "
+            f"gp, cmaes and random try them again)"
         )
     if trial_manager.is_finished:  # otherwise the states of paused trials are still needed
         shutil.rmtree(plan.state_folder(0).parent, ignore_errors=True)

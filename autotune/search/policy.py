@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import optuna
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
@@ -17,7 +18,7 @@ from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
 from autotune.search.outlook import NUM_AHEAD, Outlook, SearchHistory
-from autotune.search.randomness import derived_seed
+from autotune.search.randomness import Candidates, derived_seed
 from autotune.search.samplers import PausingSampler
 from autotune.search.stopping import CompleteRule, Decision, StoppingRule
 from autotune.search.stored_trials import (
@@ -82,6 +83,7 @@ class SearchPolicy:
         first: points that a new study tries after the baseline, before its sampler is asked; ignored with ``pausing``.
         pausing: proposes points in place of the study's sampler, and pauses trials; with None no trial is paused.
         place: gives the point to train in place of a suggestion, where not all can be trained; Optuna is told that point.
+        may_repeat: whether points of a finite space may be tried again, by samplers that do not pause; with ``place`` that decides.
         is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is proposed again.
         seed: seed of the study, from which every trial's seed is derived.
         num_trials: trials to end in all, earlier ones included; None means no limit.
@@ -107,6 +109,7 @@ class SearchPolicy:
         first: Sequence[Suggestion] = (),
         pausing: PausingSampler | None = None,
         place: PointPlacement | None = None,
+        may_repeat: bool = False,
         is_kept: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._study = study
@@ -123,6 +126,9 @@ class SearchPolicy:
         self._history = SearchHistory(objective)
         self._pausing = pausing
         self._place = place
+        self._candidates = Candidates(space) if pausing is None and place is None and not may_repeat else None
+        self.is_exhausted = False
+        """Whether the last suggestion was none because every point of the space was tried."""
         self._running: dict[int, optuna.Trial] = {}
         self._handed_out: dict[int, Trial] = {}
         self._errors: list[TrialResult] = []
@@ -136,9 +142,10 @@ class SearchPolicy:
             pausing.restrict_repeats(place.can_repeat)
         for result in self.results.values():
             self._learn(result)
-        if pausing is not None:
-            for suggestion in rejected_points(study, space):
+        for suggestion in rejected_points(study, space):
+            if pausing is not None:
                 pausing.rejected(suggestion)
+            self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
         """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
@@ -207,8 +214,16 @@ class SearchPolicy:
         if self.error is not None:
             return None
         may_start = self.num_trials_left != 0
-        if self._pausing is None or (may_start and is_point_waiting(self._study)):
-            return self._ask(self._place) if may_start else None
+        trial = self._next(may_start=may_start)
+        self.is_exhausted = trial is None and may_start
+        return trial
+
+    def _next(self, *, may_start: bool) -> Trial | None:
+        if may_start and is_point_waiting(self._study):
+            return self._ask(self._place)
+        if self._pausing is None:
+            is_exhausted = self._candidates is not None and self._candidates.is_exhausted
+            return self._ask(self._place or self._untried) if may_start and not is_exhausted else None
         chosen = self._pausing.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
@@ -222,7 +237,17 @@ class SearchPolicy:
         """Store a paused trial's evaluations in the study, so that another process can resume it."""
         store_evaluations(self._running[number], evaluations)
 
-    def _ask(self, place: PointPlacement | None) -> Trial | None:
+    def _mark_tried(self, suggestion: Suggestion) -> None:
+        if self._candidates is not None and suggestion.values:  # without any, it is a baseline that the space does not contain
+            self._candidates.tried(suggestion)
+
+    def _untried(self, suggestion: Suggestion) -> Suggestion:
+        if self._candidates is None:
+            return suggestion
+        rng = np.random.default_rng(derived_seed(self._seed, f"in place of {suggestion.key}"))
+        return self._candidates.in_place_of(suggestion, rng)
+
+    def _ask(self, place: Callable[[Suggestion], Suggestion | None] | None) -> Trial | None:
         asked = ask_trial(self._study, self._space, self._baseline, place)
         return None if asked is None else self._started(*asked)
 
@@ -232,6 +257,7 @@ class SearchPolicy:
         return self._hand_out(trial, suggestion, is_baseline=is_baseline)
 
     def _hand_out(self, trial: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
+        self._mark_tried(suggestion)
         self._running[trial.number] = trial
         self._handed_out[trial.number] = Trial(
             number=trial.number,
@@ -255,6 +281,7 @@ class SearchPolicy:
         """Withdraw a trial whose point no training can run: the sampler learns that it is infeasible, and it costs no budget."""
         suggestion = self._handed_out[number].suggestion
         reject_trial(self._study, self._withdraw(number), reason)
+        self._mark_tried(suggestion)  # which the withdrawal took back
         if self._pausing is not None and suggestion.values:
             self._pausing.rejected(suggestion)
 
@@ -330,7 +357,9 @@ class SearchPolicy:
 
     def _withdraw(self, number: int) -> optuna.Trial:
         """Take a running trial away, without a result to learn from."""
-        del self._handed_out[number]
+        suggestion = self._handed_out.pop(number).suggestion
+        if self._candidates is not None:
+            self._candidates.forget(suggestion)
         if self._pausing is not None:
             self._pausing.forget(number)
         return self._running.pop(number)
@@ -338,6 +367,7 @@ class SearchPolicy:
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
         self._stopping.finish(result, score)
+        self._mark_tried(Suggestion(result.values))
         if result.last is not None:
             self._history.evaluated(result.trial, result.last)
         if score is not None:

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from autotune.ranges import Float, Int, PowerOfTwo, Scalar
+from autotune.search.encoding import UnitCube
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 
 _MAX_LISTED = 4096
 """Maximum size of a space whose untried points are listed when random draws give none; in a larger space they soon do."""
 _MAX_REMEMBERED = 1_000_000
 """Maximum size of a space whose tried points are remembered; in a larger space random draws hardly repeat one."""
+_NUM_NEAR = 64
+"""Untried points among which the one nearest to a proposed point is taken: enough to stay near what the sampler finds promising."""
 
 
 def derived_seed(seed: int, purpose: str) -> int:
@@ -58,6 +61,10 @@ class Candidates:
         if self._size <= _MAX_REMEMBERED:
             self._tried.add(point.key)
 
+    def forget(self, point: Suggestion) -> None:
+        """Mark a point as not tried: its trial was lost."""
+        self._tried.discard(point.key)
+
     @property
     def is_exhausted(self) -> bool:
         """Whether every point of the space has been tried."""
@@ -74,6 +81,15 @@ class Candidates:
             return new
         left = [point for point in points(self._space) if point.key not in self._tried]
         return [left[int(index)] for index in rng.permutation(len(left))[:count]]
+
+    def in_place_of(self, point: Suggestion, rng: np.random.Generator) -> Suggestion:
+        """The point itself, or if it was tried one near it that was not, as far as random draws find one."""
+        if point.key not in self._tried:
+            return point
+        drawn = self.draw(rng, _NUM_NEAR) or [point]
+        cube = UnitCube(self._space)
+        features = cube.features(cube.encode([point, *drawn]))
+        return drawn[int(((features[1:] - features[0]) ** 2).sum(axis=1).argmin())]
 
 
 def num_points(space: SearchSpace) -> float:

@@ -21,7 +21,7 @@ from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
 from autotune.search.journal import END_FILE, JOURNAL
 from autotune.search.policy import SearchPolicy, Trial
-from autotune.search.randomness import derived_seed
+from autotune.search.randomness import derived_seed, points
 from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 from autotune.search.stored_trials import finished_results
@@ -484,3 +484,51 @@ def test_every_shipped_sampler_searches_the_shipped_space_without_a_word(sampler
     assert opened == {"sgd", "adamw"}
     assert policy.scores
     assert [each.getMessage() for each in caplog.records if each.name.startswith("optuna")] == []
+
+
+FINITE = SearchSpace.from_mapping({"optimizer": ["sgd", "adamw"], "batch_size": {"type": "power_of_two", "low": 16, "high": 64}}, "")
+"""Six points."""
+
+
+@pytest.mark.parametrize("make", [optuna.samplers.RandomSampler, optuna.samplers.TPESampler])
+def test_each_point_of_a_finite_space_is_tried_once(make: Any) -> None:
+    first = Suggestion({"optimizer": "sgd", "batch_size": 32})
+    policy = policy_over(new_study(make(seed=0)), space=FINITE, baseline=first, num_trials=100, max_errors_in_a_row=9)
+    ends = [Outcome.REACHED, Outcome.MISSED, Outcome.CAPPED, Outcome.ERRORED, Outcome.OUT_OF_MEMORY]
+    tried = [end_next(policy, outcome).suggestion for outcome in ends]
+    assert tried[0] == first
+    last = suggested(policy)  # and while it is trained
+    assert {point.key for point in (*tried, last.suggestion)} == {point.key for point in points(FINITE)}
+    assert policy.suggest() is None
+    assert policy.is_exhausted
+    policy.finish(ended(last))
+    assert policy.suggest() is None
+
+
+def test_a_finite_space_is_known_to_be_tried_when_a_study_is_taken_up_again(tmp_path: Path) -> None:
+    policy = policy_over(journal_study(tmp_path), space=FINITE, baseline=None)
+    tried = [end_next(policy).suggestion for _ in range(3)]  # the baseline is not in the space
+    rejected = suggested(policy)
+    policy.reject(rejected.number, "it cannot be made")
+    again = policy_over(journal_study(tmp_path), space=FINITE, baseline=None)
+    tried += [end_next(again).suggestion for _ in range(3)]
+    assert again.suggest() is None
+    assert {point.key for point in (*tried[1:], rejected.suggestion)} == {point.key for point in points(FINITE)}
+
+
+def test_the_point_of_a_lost_trial_is_not_tried_yet() -> None:
+    policy = policy_over(new_study(), space=FINITE, baseline=None)
+    for _ in range(6):
+        end_next(policy)
+    lost = suggested(policy)
+    assert policy.suggest() is None
+    policy.retry(lost.number, most=1)
+    retaken = suggested(policy)
+    assert (retaken.suggestion, retaken.retry_of) == (lost.suggestion, lost.number)
+    assert policy.suggest() is None
+
+
+def test_points_are_repeated_where_that_is_asked_for() -> None:
+    policy = policy_over(new_study(), space=FINITE, baseline=None, may_repeat=True)
+    assert len([end_next(policy) for _ in range(12)]) == 12
+    assert not policy.is_exhausted

@@ -52,3 +52,14 @@ def test_an_endless_space_is_never_exhausted(low: float) -> None:
         candidates.tried(point)
     assert not candidates.is_exhausted
     assert len(candidates.draw(np.random.default_rng(0), 50)) == 50
+
+
+def test_a_point_that_was_tried_gives_way_to_one_near_it() -> None:
+    candidates, rng = Candidates(SPACE), np.random.default_rng(0)
+    point = SPACE.suggest(RandomTrial(rng))
+    assert candidates.in_place_of(point, rng) is point
+    candidates.tried(point)
+    near = candidates.in_place_of(point, rng)
+    assert len(point.values.items() - near.values.items()) == 1
+    candidates.forget(point)
+    assert candidates.in_place_of(point, rng) is point
