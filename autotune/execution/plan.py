@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.outlook import SearchHistory
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
+from autotune.search.study import stored_recording
 from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.training.capabilities import Capabilities, cpus_per_worker, describe_device, several_kinds, unsupported, uses_cuda
@@ -219,7 +221,9 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
 
 def _earlier(config: Config, space: SearchSpace) -> Iterator[EarlierStudy]:
     """The earlier studies that ``warm_start`` names, reduced to the trials that fit the search space."""
-    for name, recording in earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri")):
+    studies = Path(config.study.folder)
+    stored = partial(stored_recording, studies=studies, storage_url=config.search.storage)
+    for name, recording in earlier_recordings(config.warm_start, studies, config.tracking.get("uri"), stored):
         yield earlier_study(name, recording, space)
 
 

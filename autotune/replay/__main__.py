@@ -6,6 +6,7 @@ Nothing is trained: on a virtual clock, a trial takes the seconds that were reco
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from autotune.config.command_line import composer_of, parse_command_line, run_main
@@ -62,6 +63,7 @@ def replay_command(arguments: Sequence[str]) -> int:
     from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
     from autotune.replay.simulation import replay, write_trace  # noqa: PLC0415  # imports optuna
     from autotune.search.earlier_trials import earlier_study  # noqa: PLC0415  # imports optuna
+    from autotune.search.study import stored_recording  # noqa: PLC0415  # imports optuna
     from autotune.tracking.earlier_recordings import earlier_recordings  # noqa: PLC0415  # after --help
 
     composer = composer_of(line, ["search.num_trials=null", *overrides])
@@ -71,7 +73,8 @@ def replay_command(arguments: Sequence[str]) -> int:
     if not output.parent.is_dir():
         raise ConfigError(f"output={output}: there is no folder {output.parent}")
     config = composed.config
-    earlier_by_name = earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri"))
+    stored = partial(stored_recording, studies=Path(config.study.folder), storage_url=config.search.storage)
+    earlier_by_name = earlier_recordings(config.warm_start, Path(config.study.folder), config.tracking.get("uri"), stored)
     earlier = [earlier_study(name, recorded, recording.space) for name, recorded in earlier_by_name]
     for study in earlier:
         print(f"warm start: {study.summary}")

@@ -7,9 +7,11 @@ definition, every result and every confirmation run. All other files in the fold
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
@@ -20,11 +22,14 @@ from autotune.config.schema import first_difference
 from autotune.errors import DataError, StudyError
 from autotune.files import FORMATS, check_format
 from autotune.hiding import without_secrets, without_secrets_in
-from autotune.measurement import TrialResult
+from autotune.measurement import Target, TrialResult
+from autotune.recording import Recording, read_recording, write_recording
+from autotune.remote.url import user_path
 from autotune.search.database import open_database, reason
 from autotune.search.journal import JOURNAL, open_journal
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, pausing_sampler, quiet_optuna
+from autotune.search.stored_trials import baseline_number, finished_results
 
 _DEFINITION = "autotune:definition"
 _FORMAT = "autotune:format"
@@ -32,6 +37,8 @@ _CONFIRMED = "autotune:confirmed:"
 _RACE = "autotune:race"
 _RESULTS = ("best.json", "recording", "trials.csv")
 """What a study leaves in its folder once it has had a trial."""
+
+_RUN_ID = r"[0-9a-f]{32}"  # of MLflow's
 
 
 Study = optuna.Study
@@ -79,7 +86,10 @@ def open_study(
         study.set_user_attr(_FORMAT, FORMATS["study"])
         study.set_user_attr(_DEFINITION, wanted)
     elif (difference := first_difference(without_secrets_in(stored), wanted)) is not None:
-        raise StudyError(f"study.name={name}: was made for something else ({difference}); accepted is the same, or another study.name")
+        raise StudyError(
+            f"study.name={name}: was made for something else ({difference}); accepted is the same, or "
+            f"another study.name, with warm_start=[{name}] to learn from the trials of this one"
+        )
     sampler = make_sampler(derived_seed(seed, f"sampler {len(study.get_trials(deepcopy=False))}"))
     study.sampler = optuna_sampler(sampler)
     return study, pausing_sampler(sampler)
@@ -128,6 +138,45 @@ def _check_format(name: str, study: Study) -> None:
 def study_definition(study: Study) -> dict[str, Any]:
     """The definition that the study was created with: settings that all its runs have in common."""
     return dict(study.user_attrs.get(_DEFINITION, {}))
+
+
+def stored_recording(entry: str, *, studies: Path, storage_url: str | None) -> tuple[str, Recording] | None:
+    """Name and recording of a study that was interrupted or still runs, made of its storage; None if its folder has all, or it has none.
+
+    Args:
+        entry: name of the study, or its folder.
+        studies: folder that contains the studies' folders.
+
+    Raises:
+        StudyError: the database has no study of that name, or the storage does not hold what a study writes.
+        DataError: its search space is none.
+    """
+    places = (user_path(entry), studies / entry)
+    folder = next((folder for folder in places if (folder / JOURNAL).is_file()), None)
+    recordings = [place / path for place in places for path in ("study.yaml", "recording/study.yaml") if (place / path).is_file()]
+    if folder is not None:
+        is_recorded = any(path.stat().st_mtime >= (folder / JOURNAL).stat().st_mtime for path in recordings)
+    else:
+        is_recorded = bool(recordings) or storage_url is None or re.fullmatch(_RUN_ID, entry) is not None
+    if is_recorded:
+        return None
+    name = (folder or studies / entry).resolve().name
+    study = read_study(name, folder or studies / name, storage_url=None if folder else storage_url)
+    definition = study_definition(study)
+    with TemporaryDirectory(prefix="autotune-") as recording:
+        try:
+            write_recording(
+                Path(recording),
+                results=list(finished_results(study).values()),
+                target=Target(**definition["configuration"]["target"]),
+                space=definition["search_space"],
+                source=f"autotune study {name}",
+                baseline=baseline_number(study),
+            )
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason_told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise StudyError(f"study={name}: the storage does not hold what a study writes ({reason_told})") from error
+        return name, read_recording(Path(recording))
 
 
 def store_confirmation(study: Study, arm: int, index: int, result: TrialResult) -> None:

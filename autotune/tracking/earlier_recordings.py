@@ -1,5 +1,7 @@
 """Finds the recordings of earlier studies that a command line gives by a study's name, a folder, or the id of an MLflow run.
 
+Of a study that was interrupted, the recording is made of its storage (``autotune.search.study``).
+
 A study that has ended keeps its recording among the artifacts of its MLflow run. The recording of a study that has not, or that was tracked
 before studies kept it there, is made of the trials' runs.
 """
@@ -7,7 +9,7 @@ before studies kept it there, is made of the trials' runs.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,22 +36,32 @@ if TYPE_CHECKING:
 _RUN_ID = r"[0-9a-f]{32}"
 
 
-def earlier_recordings(entries: Sequence[str], studies: Path, uri: str | None) -> list[tuple[str, Recording]]:
+def earlier_recordings(
+    entries: Sequence[str],
+    studies: Path,
+    uri: str | None,
+    stored: Callable[[str], tuple[str, Recording] | None] = lambda entry: None,
+) -> list[tuple[str, Recording]]:
     """The recordings that the entries of ``warm_start`` name, each with a name to display.
 
     Args:
         studies: folder that contains the studies' folders.
         uri: of the MLflow store, as ``tracking.uri``.
+        stored: the name and the recording of a study whose storage has more than its folder; None for any other entry.
 
     Raises:
         ConfigError: an entry names neither a study nor a folder with a recording nor a run of a study.
         DataError: a recording cannot be read.
     """
-    return [_earlier_recording(entry, studies, uri) for entry in entries]
+    return [_earlier_recording(entry, studies, uri, stored) for entry in entries]
 
 
-def _earlier_recording(entry: str, studies: Path, uri: str | None) -> tuple[str, Recording]:
+def _earlier_recording(
+    entry: str, studies: Path, uri: str | None, stored: Callable[[str], tuple[str, Recording] | None]
+) -> tuple[str, Recording]:
     refuse_url(entry, "warm_start", "a study's name, a folder of this machine, or the id of an MLflow run")
+    if (found := stored(entry)) is not None:
+        return found
     path = user_path(entry)
     for folder, name in ((path, path.name), (path / "recording", path.name), (studies / entry / "recording", entry)):
         if (folder / "study.yaml").is_file():

@@ -1,5 +1,7 @@
 """What a study is going to do: printed by a dry run, less what the machine cannot run, with the resources of each trial."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Energy
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
+from autotune.search.policy import SearchPolicy
+from autotune.search.study import open_study
 from autotune.training.capabilities import Capabilities
 from autotune.training.run import check_training
 from autotune.tune_study import tune_command
@@ -81,9 +85,61 @@ def test_a_source_of_any_branch_is_found_and_said_and_trained_only_in_earnest(
 
 
 def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
-    tried = TrialResult(
-        trial=0,
-        values={"optimizer.lr": 0.1, "depth": 2},
+    tried = ended(0, {"optimizer.lr": 0.1, "depth": 2})
+    space = {"optimizer.lr": {"type": "float", "low": 0.01, "high": 1.0}, "depth": [1, 2]}
+    plan = make_plan()
+    write_recording(tmp_path / "old" / "recording", results=[tried], target=plan.trial.target, space=space, source="a test")
+    warm = make_plan("warm_start=[old]", f"study.folder={tmp_path}")
+    (line,) = [line for line in describe_plan(warm) if line.startswith("earlier ")]
+    assert line == "earlier   old: 1 of 1 trials; left out: depth, not in this search space"
+    assert warm.definition() == plan.definition()  # a study may go on with more to learn from
+
+
+@pytest.mark.parametrize("in_database", [False, True])
+def test_an_interrupted_study_is_learnt_from(in_database: bool, tmp_path: Path) -> None:
+    storage = [f"search.storage=sqlite:///{tmp_path}/studies.db"] if in_database else []
+    line = ("search=random", f"study.folder={tmp_path}", *storage)
+    plan = make_plan("study.name=old", *line)
+    study, _ = open_study(
+        "old", plan.folder, storage_url=plan.config.search.storage, make_sampler=plan.sampler, seed=0, definition=plan.definition()
+    )
+    policy = SearchPolicy(
+        study=study,
+        space=plan.space,
+        baseline=plan.baseline,
+        stopping=plan.stopping(),
+        objective=plan.objective,
+        target=plan.trial.target,
+        seed=0,
+        num_trials=None,
+        max_errors_in_a_row=3,
+    )
+
+    def end_next() -> None:
+        trial = policy.suggest()
+        assert trial is not None
+        policy.finish(ended(trial.number, trial.suggestion.values))
+
+    def told() -> list[str]:
+        return [line for line in describe_plan(make_plan("warm_start=[old]", *line)) if line.startswith("earlier ")]
+
+    end_next()
+    end_next()
+    policy.suggest()  # which is trained as the study is interrupted
+    assert told() == ["earlier   old: 2 of 2 trials"]
+    if not in_database:
+        results = list(policy.results.values())
+        write_recording(plan.folder / "recording", results=results, target=plan.trial.target, space=plan.space.as_mapping(), source="")
+        assert told() == ["earlier   old: 2 of 2 trials"]
+        end_next()  # of the study that went on and was interrupted
+        os.utime(plan.folder / "recording" / "study.yaml", (0, 0))
+        assert told() == ["earlier   old: 3 of 3 trials"]
+
+
+def ended(trial: int, values: Mapping[str, Any]) -> TrialResult:
+    return TrialResult(
+        trial=trial,
+        values=values,
         overrides=(),
         seed=0,
         outcome=Outcome.REACHED,
@@ -92,13 +148,6 @@ def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
         stopped_at=1.0,
         fingerprint={},
     )
-    space = {"optimizer.lr": {"type": "float", "low": 0.01, "high": 1.0}, "depth": [1, 2]}
-    plan = make_plan()
-    write_recording(tmp_path / "old" / "recording", results=[tried], target=plan.trial.target, space=space, source="a test")
-    warm = make_plan("warm_start=[old]", f"study.folder={tmp_path}")
-    (line,) = [line for line in describe_plan(warm) if line.startswith("earlier ")]
-    assert line == "earlier   old: 1 of 1 trials; left out: depth, not in this search space"
-    assert warm.definition() == plan.definition()  # a study may go on with more to learn from
 
 
 def evaluation() -> Evaluation:

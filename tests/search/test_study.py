@@ -65,7 +65,8 @@ def test_a_definition_is_the_same_after_a_pass_through_the_storage(tmp_path: Pat
 
 def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
     open_in(tmp_path)
-    with pytest.raises(StudyError, match=r"study\.name=first: was made for something else \(seed: None there, 1 here\); accepted is"):
+    other = r"accepted is the same, or another study\.name, with warm_start=\[first\] to learn from the trials of this one"
+    with pytest.raises(StudyError, match=rf"study\.name=first: was made for something else \(seed: None there, 1 here\); {other}"):
         open_in(tmp_path, definition={**DEFINITION, "seed": 1})
     with pytest.raises(StudyError, match=r"target\."):
         open_in(tmp_path, definition={**DEFINITION, "target": {"metric": "accuracy", "value": 0.8}})
