@@ -7,23 +7,25 @@ It writes the function and the settings that YAML files would hold into a folder
 import contextlib
 import difflib
 import inspect
+import keyword
 import math
 import pickle
 import re
+import signal
 import sys
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import yaml
 
 from autotune.config.command_line import EXIT_INTERRUPTED
-from autotune.errors import ConfigError, FileError, StudyError, WorkerError
+from autotune.config.experiments import dated_name, shipped_folder
+from autotune.errors import AutotuneError, ConfigError, FileError, StudyError, WorkerError
 from autotune.files import make_folder, replace_file
 from autotune.remote.url import user_path
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 CONFIG_FOLDER = "function"
 """Folder, within a study's, of the function and the settings that ``tune`` was called with."""
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 _MODULE = '''"""The function that autotune.tune was called with, for the processes that train it."""
 
@@ -202,6 +207,20 @@ class TuneResult:
         return {key: value for key, value in self._settings.get("training", {}).items() if not key.startswith("_")}
 
 
+def _brief(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function, whose refusals show the caller their line, and none of the frames that they came through."""
+
+    @wraps(function)
+    def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*arguments, **keywords)
+        except AutotuneError as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+@_brief
 def tune(
     training: Callable[..., Any] | None = None,
     *,
@@ -253,10 +272,12 @@ def tune(
         AutotuneError: the study cannot be run; the message is one line.
         WorkerError: the function failed in several trials in a row.
         KeyboardInterrupt: Ctrl-C ended the study; the same call with its ``name`` goes on.
+        SystemExit: SIGTERM or SIGHUP ended it, likewise.
     """
     if (training is None) == (experiment is None):
         raise ConfigError("tune: accepted is a training function, or experiment=NAME")
-    name = name or f"{_function_name(training) if training is not None else experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _check_groups(groups.keys())
+    name = name or dated_name(str(experiment) if training is None else _function_name(training))
     study_folder = user_path(folder) / name
     study = {"name": name, "folder": str(folder), "seed": seed}
     budget = {"num_trials": trials, "time_budget_seconds": time_budget_seconds}
@@ -277,6 +298,17 @@ def tune(
     for config_dir in config_dirs:
         arguments += ["--config-dir", str(config_dir)]
     return _run([*arguments, *overrides], name, study_folder, quiet=quiet)
+
+
+def _check_groups(names: Set[str]) -> None:
+    """Refuse a misspelt argument of ``tune``, which would be taken for a key of the configuration."""
+    from autotune.config.schema import Config  # noqa: PLC0415  # importing autotune is to be quick
+
+    own = inspect.signature(tune).parameters.keys() - {"groups"}
+    for name in names - Config.__dataclass_fields__.keys():
+        close = difflib.get_close_matches(name, own, n=1)
+        if close:
+            raise ConfigError(f"tune: {name}: no such argument (did you mean {close[0]}?)")
 
 
 def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
@@ -318,6 +350,7 @@ def _wrapped(given: Callable[..., Any]) -> Callable[..., Any]:
 def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool) -> TuneResult:
     from rich.console import Console  # noqa: PLC0415  # importing autotune is to be quick
 
+    from autotune.execution import interrupt  # noqa: PLC0415
     from autotune.tune_study import tune_command  # noqa: PLC0415
 
     try:
@@ -326,6 +359,8 @@ def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool
         error.add_note(error.traceback_text)
         raise
     if exit_code == EXIT_INTERRUPTED:
+        if (number := interrupt.latest_signal) not in (None, signal.SIGINT):
+            sys.exit(128 + number)  # as a shell says that a signal ended a program
         raise KeyboardInterrupt
     return TuneResult(name, study_folder)
 
@@ -339,9 +374,12 @@ def _write_function(
     baseline: Mapping[str, Any] | None,
 ) -> list[str]:
     """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
-    import cloudpickle  # noqa: PLC0415  # importing autotune is to be quick
+    from autotune.pickling import pickled  # noqa: PLC0415  # importing autotune is to be quick
+    from autotune.space import override_text  # noqa: PLC0415  # likewise
 
     name = _function_name(training)
+    is_shipped = (shipped_folder("conf") / "experiment" / f"{name}.yaml").is_file()
+    experiment_name = f"{name}_function" if is_shipped else name
     experiment = {
         "training": {
             "_target_": f"{module}.{name}",
@@ -351,51 +389,27 @@ def _write_function(
         "target": {**asdict(target), "constraints": {key: dict(limits) for key, limits in target.constraints.items()}},
         "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],
     }
-    try:
-        pickled = cloudpickle.dumps((training, _names_in_classes(training)) if isinstance(training, FunctionType) else training)
-    except Exception as error:  # whatever the function refers to may refuse
-        raise ConfigError(f"tune({name}): cannot be sent to other processes: {' '.join(str(error).split())}") from error
+    content_of_function = pickled(training)
     path, source = folder / f"{module}.py", _source(training)
     if source and (folder / "source.txt").is_file() and (folder / "source.txt").read_text(encoding="utf-8") != source:
-        warnings.warn(f"tune({name}): the function has changed since this study began; its earlier trials count as they are", stacklevel=3)
+        warnings.warn(f"tune({name}): the function has changed since this study began; its earlier trials count as they are", stacklevel=4)
+    folders = [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]  # of one that is empty, the working folder
     sys.modules.pop(module, None)
     try:
         make_folder(folder / "experiment")
         for file, content in (
-            (path.with_suffix(".pkl"), pickled),
+            (path.with_suffix(".pkl"), content_of_function),
             (folder / "source.txt", source.encode()),
-            (path, _MODULE.format(folders=[entry for entry in sys.path if entry and Path(entry).is_dir()], name=name).encode()),
+            (path, _MODULE.format(folders=folders, name=name).encode()),
             (
-                folder / "experiment" / f"{name}.yaml",
+                folder / "experiment" / f"{experiment_name}.yaml",
                 f"# @package _global_\n# Written by autotune.tune.\n{yaml.safe_dump(experiment, sort_keys=False)}".encode(),
             ),
         ):
             replace_file(file, content)
     except FileError as error:
         raise ConfigError(str(error)) from error
-    return [f"experiment={name}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
-
-
-def _names_in_classes(function: FunctionType) -> dict[str, Any]:
-    """Globals that bodies of classes within functions read, by name, such as their annotations: cloudpickle does not see these.
-
-    Looked through are the function, and the functions and classes of its own module that it reaches.
-    """
-    found, seen = {}, set()
-    waiting: list[CodeType] = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        waiting += [item for item in code.co_consts if isinstance(item, CodeType)]
-        for name in set(code.co_names) & function.__globals__.keys():
-            value = function.__globals__[name]
-            if not code.co_flags & inspect.CO_OPTIMIZED:  # a class body
-                found[name] = value
-            members = vars(value).values() if isinstance(value, type) and value.__module__ == function.__module__ else [value]
-            waiting += [item.__code__ for item in members if isinstance(item, FunctionType) and item.__globals__ is function.__globals__]
-    return found
+    return [f"experiment={override_text(experiment_name)}", "--config-dir", str(folder), f"allowed_targets=[{module}]"]
 
 
 def _source(training: Callable[..., Any]) -> str:
@@ -492,8 +506,8 @@ def _value_of(text: str) -> Any:
 
 def _function_name(training: Callable[..., Any]) -> str:
     name = getattr(training, "__name__", type(training).__name__)
-    return name if name.isidentifier() else "training"
+    return name if name.isidentifier() and not keyword.iskeyword(name) else "training"
 
 
 def _module_name(study: str) -> str:
-    return "study_" + re.sub(r"\W", "_", study)
+    return "study_" + re.sub(r"\W", "_", study, flags=re.ASCII)

@@ -2,8 +2,10 @@
 
 import inspect
 import json
+import signal
 import subprocess
 import sys
+import traceback
 import types
 import warnings
 from pathlib import Path
@@ -18,14 +20,17 @@ from autotune import api
 from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.space import Suggestion
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 SCRIPT = """
+import functools
 from typing import Any
 
 import torch
 import autotune
 
 
+@functools.lru_cache
 def draw(num):
     class Line:
         def __call__(self, inputs: Any) -> Any:
@@ -160,6 +165,7 @@ def call(space: Any, **baseline: Any) -> dict[str, Any]:
     [
         ({}, "tune: accepted is a training function, or experiment=NAME"),
         ({"training": fit, "experiment": "cnn"}, "tune: accepted is a training function, or experiment=NAME"),
+        ({"experiment": "cnn", "trails": 3}, r"tune: trails: no such argument \(did you mean trials\?\)"),
         ({"experiment": "cnn", "space": {}}, "tune: space goes with a training function; with experiment=cnn, overrides say it"),
         ({"training": fit}, r"tune\(fit\): accepted is with space={...} and target=autotune.target\(...\)"),
         (call({"lr": [1]}), r"tune\(fit\): baseline: lr is missing"),
@@ -176,6 +182,84 @@ def test_a_wrong_call_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(ConfigError, match=said) as raised:
         autotune.tune(**arguments)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("refused", [{"experiment": "cnn", "trails": 3}, {"experiment": "nope"}])
+def test_a_refusal_shows_a_scripts_line_and_no_frames_of_autotunes(
+    refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AutotuneError) as raised:
+        autotune.tune(**refused)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count('File "') <= 2, shown
+    assert "During handling" not in shown
+    assert "direct cause" not in shown
+
+
+@pytest.mark.parametrize("name", ["nan", "null", "true", "inf", "cnn", "_fit", "übung", "class", "load_function"])
+def test_a_function_may_have_any_name(name: str, tmp_path: Path) -> None:
+    named = types.FunctionType(fit.__code__, fit.__globals__, name, fit.__defaults__)
+    named.__kwdefaults__ = fit.__kwdefaults__
+    result = autotune.tune(
+        named, space={"lr": [1, 2]}, target=TARGET, baseline={"lr": 1}, folder=tmp_path, tracking="none", dry_run=True, quiet=True
+    )
+    assert result.folder.parent == tmp_path
+
+
+FINITE = """
+import autotune
+
+
+def fit(lr):
+    for epoch in range(3):
+        autotune.report(lr * epoch)
+
+
+autotune.tune(
+    fit, space={"lr": [0.1, 0.5, 1.0]}, target=autotune.target("accuracy", at_least=2, max_seconds=5), baseline={"lr": 1.0}, trials=50,
+    name="finite", search="random", confirm="none", tracking="none",
+)
+"""
+
+
+@pytest.mark.ray
+def test_a_search_ends_once_every_point_was_tried_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FINITE)
+    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "the search ends: all 3 points of the search space have been tried" in ran.stdout
+    assert (tmp_path / "outputs/finite/trials.csv").read_text().count("\n") == 4
+
+
+TERMINATED = """
+import autotune
+
+
+def fit(lr):
+    for epoch in range(10000):
+        autotune.report(lr, epoch=epoch)
+
+
+autotune.tune(
+    fit, space={"lr": autotune.uniform(0, 1)}, target=autotune.target("accuracy", at_least=2, max_seconds=600), baseline={"lr": 1.0},
+    name="long", tracking="none",
+)
+print("after")
+"""
+
+
+@pytest.mark.ray
+def test_a_script_that_is_terminated_ends_in_good_order_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TERMINATED)
+    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
+        trace = tmp_path / "outputs/long/trace.csv"
+        wait_until(lambda: trace.is_file() and trace.read_text().count("\n") > 1)
+        script.terminate()
+        out, err = script.communicate(timeout=PATIENCE_SECONDS)
+    assert (script.returncode, err) == (128 + signal.SIGTERM, "")
+    assert "interrupted; the same study goes on with" in out
+    assert "after" not in out
 
 
 def test_settings_of_the_command_line_are_checked_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,15 +13,21 @@ _SAME_SECONDS = 1.0
 """Seconds within which signals count as one: ``timeout`` sends one to the process and one to its group; a closed terminal may, too."""
 
 
+latest_signal: int | None = None
+"""Signal that ended, or is ending, the latest command of this process in good order; None if none did."""
+
+
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets; the second one raises KeyboardInterrupt."""
-    event, first_at = threading.Event(), 0.0
+    global latest_signal  # as signals are, it is the process's
+    event, first_at, latest_signal = threading.Event(), 0.0, None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        global latest_signal  # likewise
         nonlocal first_at
         if not event.is_set():
-            first_at = time.monotonic()
+            first_at, latest_signal = time.monotonic(), number
             event.set()
         elif time.monotonic() - first_at > _SAME_SECONDS:
             raise KeyboardInterrupt
