@@ -194,6 +194,8 @@ def short(value: Any) -> str:
 
 
 _MAX_SHOWN = 200
+_MAX_WHOLE = 2**53
+"""Largest end of a range of whole numbers: samplers and storages hold them as floats, which skip whole numbers beyond."""
 
 
 def _number(kind: str, key: str, value: Any) -> Any:
@@ -209,10 +211,16 @@ def _number(kind: str, key: str, value: Any) -> Any:
             raise ValueError(f"{key}: found {short(value)}, accepted is a number") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{key}: found {short(value)}, accepted is a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{key}: found {short(value)}, accepted is a number that a float can hold") from None
     if kind == "float":
-        return float(value)
-    if isinstance(value, float) and not value.is_integer():
+        return number
+    if not number.is_integer():
         raise ValueError(f"{key}: found {short(value)}, accepted is a whole number")
+    if kind == "int" and abs(value) > _MAX_WHOLE:
+        raise ValueError(f"{key}: found {short(value)}, accepted is a whole number from -2**53 to 2**53")
     return int(value)
 
 

@@ -5,6 +5,7 @@ and a condition on a missing parameter cannot be written. This module does not k
 anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,21 +35,25 @@ class Choice:
             raise ValueError("no choices; accepted is a list or a mapping with at least one value")
         seen: set[str] = set()
         for value, _ in self.options:
-            text = override_text(_label(value))
+            text = override_text(value)
             if text in seen:
-                raise ValueError(f"choice {override_text(value)} is repeated; accepted is each value once")
+                raise ValueError(f"choice {text} is repeated; accepted is each value once")
             seen.add(text)
 
     def suggest(self, trial: SuggestsValues, name: str) -> Any:
         """Ask the trial's sampler for a value of the parameter."""
         label = trial.suggest_categorical(name, self._labels)
-        index = _index_of(label, self._indices_of_labels)
-        assert index is not None, f"{name}: {label!r} is none of the labels"
-        return self.options[index][0]
+        return self.options[self._indices_of_labels[label]][0]
 
     def index_of(self, value: Any) -> int | None:
-        """Index of the option with a value; None if no option has it."""
-        return _index_of(value, self._indices)
+        """Index of the option with a value, by its text, which tells ``1``, ``1.0`` and ``True`` apart; None if no option has it.
+
+        If there is no ``20.0``, ``20`` is looked up: a config key of type float holds a whole number as a float.
+        """
+        index = self._indices.get(override_text(value))
+        if index is None and isinstance(value, float) and value.is_integer():
+            return self.index_of(int(value))
+        return index
 
     def beneath(self, value: Any) -> "SearchSpace":
         """Subspace that opens beneath one of the values."""
@@ -61,6 +66,12 @@ class Choice:
         index = self.index_of(value)
         return ("", self._labels[index]) if index is not None else None
 
+    def branch(self, name: str, value: Any) -> str:
+        """Beginning of the qualified names of the parameters beneath one of the values; ``name`` is the choice's own."""
+        index = self.index_of(value)
+        assert index is not None, f"{value!r} is no choice"
+        return f"{name}={self._branches[index]}/"
+
     @cached_property
     def opens_any(self) -> bool:
         """Whether any of the values opens a subspace with parameters."""
@@ -68,7 +79,15 @@ class Choice:
 
     @cached_property
     def _labels(self) -> list[Scalar]:
-        return [_label(value) for value, _ in self.options]
+        """Labels by which samplers know the options: the values, or the texts of all where Python calls two of them equal."""
+        labels = [_label(value) for value, _ in self.options]
+        return labels if len(set(labels)) == len(labels) else list(self._indices)
+
+    @cached_property
+    def _branches(self) -> list[str]:
+        """The options in qualified names: their texts, without quotes unless two would be the same, as ``1`` and ``'1'``."""
+        texts = [value if isinstance(value, str) else override_text(value) for value, _ in self.options]
+        return texts if len(set(texts)) == len(texts) else list(self._indices)
 
     @cached_property
     def _indices(self) -> dict[str, int]:
@@ -76,24 +95,30 @@ class Choice:
         return {override_text(value): index for index, (value, _) in enumerate(self.options)}
 
     @cached_property
-    def _indices_of_labels(self) -> dict[str, int]:
-        return {override_text(label): index for index, label in enumerate(self._labels)}
+    def _indices_of_labels(self) -> dict[Scalar, int]:
+        return {label: index for index, label in enumerate(self._labels)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Suggestion:
-    """One point of a search space: values by config key."""
+    """One point of a search space: values by config key. Two points are equal if their values are, with their types."""
 
     values: Mapping[str, Any]
 
     def as_overrides(self) -> list[str]:
-        """The point as Hydra overrides, as a user would type them."""
+        """The point as Hydra overrides, as a user would type them; a text with ``${`` then wants a backslash before it."""
         return [f"{key}={override_text(value)}" for key, value in self.values.items()]
 
     @property
     def key(self) -> tuple[str, ...]:
         """Key that is the same for equal points, whatever the order of their values."""
         return tuple(sorted(self.as_overrides()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Suggestion) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
 @dataclass(frozen=True)
@@ -218,7 +243,7 @@ class SearchSpace:
             value = value_of(branch + key, key, parameter)
             yield branch + key, key, parameter, value
             if isinstance(parameter, Choice) and parameter.opens_any and (index := parameter.index_of(value)) is not None:
-                yield from parameter.options[index][1]._opened(value_of, _branch(branch + key, value))  # noqa: SLF001  # same class
+                yield from parameter.options[index][1]._opened(value_of, parameter.branch(branch + key, value))  # noqa: SLF001  # same class
 
     def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
         """Yield every parameter of every branch: qualified name, config key, parameter."""
@@ -226,7 +251,7 @@ class SearchSpace:
             yield branch + key, key, parameter
             if isinstance(parameter, Choice):
                 for value, beneath in parameter.options:
-                    yield from beneath.items(_branch(branch + key, value))
+                    yield from beneath.items(parameter.branch(branch + key, value))
 
     def probes(self) -> Iterator[tuple[str, Any, Suggestion]]:
         """Yield points that together open every branch: for each option of each choice, its name, its value and a point that takes it.
@@ -245,7 +270,7 @@ class SearchSpace:
                 for value, beneath in parameter.options:
                     path = (*above, (key, value))
                     yield branch + key, value, path
-                    yield from beneath._paths(path, _branch(branch + key, value))  # noqa: SLF001  # same class
+                    yield from beneath._paths(path, parameter.branch(branch + key, value))  # noqa: SLF001  # same class
 
     def _probe(self, chosen: Mapping[str, Any], *, high: bool) -> Suggestion:
         """Point with some options chosen; it has the first option of any other choice, and the lowest or highest numbers."""
@@ -265,7 +290,7 @@ class SearchSpace:
         for key, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
                 kept = tuple(
-                    (option, beneath.without(name, value, _branch(branch + key, option)))
+                    (option, beneath.without(name, value, parameter.branch(branch + key, option)))
                     for option, beneath in parameter.options
                     if not (branch + key == name and override_text(option) == override_text(value))
                 )
@@ -321,24 +346,9 @@ def _string_text(value: str) -> str:
 
 
 def _label(value: Any) -> Scalar:
-    """Label by which the sampler knows an option's value: a scalar, since samplers take nothing else."""
-    return value if value is None or isinstance(value, bool | int | float | str) else override_text(value)
-
-
-def _index_of(value: Any, indices: Mapping[str, int]) -> int | None:
-    """Index of a value, from the indices by text, which tells ``1``, ``1.0`` and ``True`` apart; None if the value has none.
-
-    If there is no ``20.0``, ``20`` is looked up: a config key of type float holds a whole number as a float.
-    """
-    index = indices.get(override_text(value))
-    if index is None and isinstance(value, float) and value.is_integer():
-        return _index_of(int(value), indices)
-    return index
-
-
-def _branch(name: str, value: Any) -> str:
-    label = _label(value)
-    return f"{name}={label if isinstance(label, str) else override_text(label)}/"
+    """Label by which the sampler knows an option's value: a finite scalar, since samplers and storages take nothing else."""
+    is_label = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_label else override_text(value)
 
 
 def _parameter(domain: Any, source: str, name: str) -> Parameter:

@@ -143,5 +143,5 @@ def _encoded_options(choice: Choice) -> dict[str, float]:
 
 
 def is_ranked(choice: Choice) -> bool:
-    """Whether all of a choice's values are numbers, so that they have an order."""
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value, _ in choice.options)
+    """Whether all of a choice's values are numbers that have an order, which NaN has not."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value) for value, _ in choice.options)
