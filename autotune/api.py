@@ -4,7 +4,7 @@ It writes the function and the settings that YAML files would hold into a folder
 ``python -m autotune --config-dir ...`` does: the same search, the same files, and the same commands go on with the study.
 """
 
-import contextlib
+import csv
 import difflib
 import inspect
 import keyword
@@ -16,18 +16,18 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from enum import Enum
 from functools import cached_property, wraps
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-import yaml
 
 from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.config.experiments import dated_name, shipped_folder
 from autotune.errors import AutotuneError, ConfigError, FileError, StudyError, WorkerError
 from autotune.files import make_folder, replace_file
 from autotune.remote.url import user_path
+from autotune.yaml_files import MAX_DIGITS, read_yaml, yaml_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,12 +89,12 @@ def target(
 
 def uniform(low: float, high: float, *, step: float | None = None) -> dict[str, Any]:
     """A number between ``low`` and ``high``, of all values equally likely."""
-    return {"type": "float", "low": float(low), "high": float(high), **({} if step is None else {"step": float(step)})}
+    return {"type": "float", "low": low, "high": high, **({} if step is None else {"step": step})}
 
 
 def log(low: float, high: float) -> dict[str, Any]:
     """A number between ``low`` and ``high``, of all orders of magnitude equally likely: learning rates, weight decays."""
-    return {"type": "float", "low": float(low), "high": float(high), "log": True}
+    return {"type": "float", "low": low, "high": high, "log": True}
 
 
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> dict[str, Any]:
@@ -117,7 +117,14 @@ class TuneResult:
     @property
     def best(self) -> dict[str, Any] | None:
         """The values of the exported configuration by key; None if nothing was confirmed to reach the target."""
-        return None if self._best_json is None else {**self._function_arguments, **_values_of(self._best_json["overrides"])}
+        if self._best_json is None:
+            return None
+        if self._arguments is not None:
+            return read_yaml(self._arguments) or {}
+        from autotune.config.overrides import read_value  # noqa: PLC0415  # imports Hydra
+
+        pairs = (override.partition("=") for override in self._best_json["overrides"])
+        return {key: read_value(text) for key, _, text in pairs}
 
     @property
     def speed_up(self) -> float | None:
@@ -149,10 +156,16 @@ class TuneResult:
         return read_study(self.name, self.folder)
 
     def trials_dataframe(self) -> "pd.DataFrame":
-        """A row for each trial: outcome, score, times, values."""
+        """A row for each trial: outcome, score, times, and values with their types; NA where a trial does not have a parameter."""
         import pandas as pd  # noqa: PLC0415  # takes a second to import
 
-        return pd.read_csv(self.folder / "trials.csv")
+        path = self.folder / "trials.csv"
+        frame = pd.read_csv(path)
+        with path.open(newline="", encoding="utf-8") as file:
+            cells = list(zip(*csv.reader(file), strict=True))
+        for index in range(frame.columns.get_loc("error") + 1, len(cells)):
+            frame[frame.columns[index]] = _typed_column(cells[index][1:])
+        return frame
 
     def report(self) -> Path:
         """Path of the study's HTML report, which is written if it is missing.
@@ -172,18 +185,12 @@ class TuneResult:
         Raises:
             StudyError: nothing was confirmed to reach the target.
         """
-        best = self.best
-        if best is None or self._best_json is None:
+        best = self._arguments or self.folder / "best.yaml"
+        if self._best_json is None:
             raise StudyError(f"study {self.name} has nothing confirmed to export")
-        from autotune.config.experiment_file import arguments_yaml  # noqa: PLC0415  # importing autotune is to be quick
-
         path = user_path(path)
         make_folder(path.parent)
-        if not self._function_arguments:
-            replace_file(path, (self.folder / "best.yaml").read_bytes())
-            return path
-        name = self._settings["training"]["_target_"].rpartition(".")[2]
-        replace_file(path, arguments_yaml(name, best, study=self.name))
+        replace_file(path, best.read_bytes())
         return path
 
     def _ratio(self, field: str) -> float | None:
@@ -196,15 +203,11 @@ class TuneResult:
 
         return read_summary(self.folder / "best.json") or None
 
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
-        paths = [*(self.folder / CONFIG_FOLDER / "experiment").glob("*.yaml")]
-        return yaml.safe_load(paths[0].read_text(encoding="utf-8")) if paths else {}
-
     @property
-    def _function_arguments(self) -> dict[str, Any]:
-        """Arguments of the baseline, if the study tunes a function."""
-        return {key: value for key, value in self._settings.get("training", {}).items() if not key.startswith("_")}
+    def _arguments(self) -> Path | None:
+        """File of the best configuration's arguments; None if the study tunes no function."""
+        path = self.folder / "best_arguments.yaml"
+        return path if path.is_file() else None
 
 
 def _brief(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -374,6 +377,7 @@ def _write_function(
     baseline: Mapping[str, Any] | None,
 ) -> list[str]:
     """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
+    from autotune.config.overrides import as_configured  # noqa: PLC0415  # imports Hydra
     from autotune.pickling import pickled  # noqa: PLC0415  # importing autotune is to be quick
     from autotune.space import override_text  # noqa: PLC0415  # likewise
 
@@ -403,7 +407,7 @@ def _write_function(
             (path, _MODULE.format(folders=folders, name=name).encode()),
             (
                 folder / "experiment" / f"{experiment_name}.yaml",
-                f"# @package _global_\n# Written by autotune.tune.\n{yaml.safe_dump(experiment, sort_keys=False)}".encode(),
+                f"# @package _global_\n# Written by autotune.tune.\n{yaml_text(as_configured(experiment))}".encode(),
             ),
         ):
             replace_file(file, content)
@@ -440,43 +444,70 @@ def _baseline(training: Callable[..., Any], name: str, space: Mapping[str, Any],
     missing = [key for key in space if key not in given]
     if missing:
         raise ConfigError(f"tune({name}): baseline: {', '.join(missing)} is missing; accepted is a value of each key of the space")
-    return {key: _plain(name, key, value) for key, value in given.items()}
+    return {key: _plain(f"tune({name}): {key}", value) for key, value in given.items()}
 
 
 def _domain(name: str, key: str, domain: Any) -> Any:
     """A domain as a search-space file has it: a list of values or a mapping; Optuna's distributions are translated."""
+    where = f"tune({name}): space: {key}"
     if isinstance(domain, str | bytes):
-        raise ConfigError(
-            f"tune({name}): space: {key}: found {domain!r}, accepted is a list of values or a domain such as autotune.log(1e-4, 1e-1)"
-        )
+        raise ConfigError(f"{where}: found {domain!r}, accepted is a list of values or a domain such as autotune.log(1e-4, 1e-1)")
     if isinstance(domain, Mapping):
-        return dict(domain)
+        choices = domain.get("choices")
+        if not isinstance(choices, Mapping):
+            return _plain(where, domain)
+        opened = {_plain(where, option): _subspace(name, beneath) for option, beneath in choices.items()}
+        return _plain(where, {field: value for field, value in domain.items() if field != "choices"}) | {"choices": opened}
     if isinstance(domain, list | tuple | range):
-        return [_plain(name, key, value) for value in domain]
+        values = _plain(where, list(domain))
+        if isinstance(domain, tuple) and len(values) == 2 and {*map(type, values)} <= {int, float}:
+            ends = f"{values[0]!r}, {values[1]!r}"
+            ranges = f"autotune.{'integer' if {*map(type, values)} == {int} else 'uniform'}({ends}) or autotune.log({ends})"
+            raise ConfigError(f"{where}: found ({ends}), accepted is a range, {ranges}, or for a choice of the two the list [{ends}]")
+        return values
     kind = type(domain).__name__
     if kind == "CategoricalDistribution":
-        return [_plain(name, key, value) for value in domain.choices]
+        return _plain(where, list(domain.choices))
     if kind == "FloatDistribution":
         return log(domain.low, domain.high) if domain.log else uniform(domain.low, domain.high, step=domain.step)
     if kind == "IntDistribution":
         return integer(domain.low, domain.high, step=domain.step, log=domain.log)
     raise ConfigError(
-        f"tune({name}): space: {key}: found {kind}, accepted is a list of values, autotune.log, uniform, integer, power_of_two, or one of "
-        f"Optuna's distributions"
+        f"{where}: found {kind}, accepted is a list of values, autotune.log, uniform, integer, power_of_two, or a distribution of Optuna's"
     )
 
 
-def _plain(name: str, key: str, value: Any) -> Any:
-    """A value as YAML holds it; NumPy's numbers become Python's."""
-    if hasattr(value, "item") and not isinstance(value, str):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+def _subspace(name: str, beneath: Any) -> Any:
+    """What opens beneath an option of a choice, as a search-space file has it."""
+    return {key: _domain(name, key, domain) for key, domain in beneath.items()} if isinstance(beneath, Mapping) else beneath
+
+
+def _plain(where: str, value: Any) -> Any:
+    """A value as YAML holds it: NumPy's and torch's become Python's, and tuples lists.
+
+    Raises:
+        ConfigError: YAML cannot hold the value so that it is the same again; the message begins with ``where``.
+    """
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, list | tuple):
-        return [_plain(name, key, item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(field): _plain(name, key, item) for field, item in value.items()}
-    raise ConfigError(f"tune({name}): {key}: found {type(value).__name__}, accepted are numbers, text, booleans, None, and lists of them")
+        return [_plain(where, item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(field, str) for field in value):
+        return {_plain(where, field): _plain(where, item) for field, item in value.items()}
+    if isinstance(value, int) and not isinstance(value, Enum):
+        if abs(value) >= 10 ** (MAX_DIGITS - 1):
+            raise ConfigError(f"{where}: found a whole number of more than {MAX_DIGITS - 1} digits, accepted are shorter ones")
+        return int(value)
+    if isinstance(value, str) and not isinstance(value, Enum):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ConfigError(f"{where}: found {value!a}, accepted is text that UTF-8 can hold")
+        return str.__str__(value)  # without its own class, such as numpy.str_
+    found = "a mapping with other keys than text" if isinstance(value, Mapping) else type(value).__name__
+    raise ConfigError(f"{where}: found {found}, accepted are numbers, text, booleans, None, and lists and mappings (by text) of them")
 
 
 def _as_overrides(key: str, value: Any) -> list[str]:
@@ -487,21 +518,34 @@ def _as_overrides(key: str, value: Any) -> list[str]:
         return [override for field, item in value.items() for override in _as_overrides(f"{key}.{field}", item)]
     from autotune.space import override_text  # noqa: PLC0415  # importing autotune is to be quick
 
-    return [f"{key}={override_text(value)}"]
+    return [f"{key}={override_text(_plain(f'tune: {key}', value))}"]
 
 
-def _values_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Values by key of ``key=value`` settings, without the ``training.`` that a function's arguments have there."""
-    pairs = (override.partition("=") for override in overrides)
-    return {key.lstrip("+").removeprefix("training."): _value_of(text) for key, _, text in pairs}
+def _typed_column(cells: Sequence[str]) -> "pd.Series[Any]":
+    """A parameter's cells in ``trials.csv`` as a column of one of pandas' own types, or of objects where that would change a value."""
+    import pandas as pd  # noqa: PLC0415  # takes a second to import
 
+    from autotune.config.overrides import read_value  # noqa: PLC0415  # imports Hydra
 
-def _value_of(text: str) -> Any:
-    value = yaml.safe_load(text)
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):  # YAML takes 1e-05, without a dot, for text
-            return float(value)
-    return value
+    def value_of(cell: str) -> Any:
+        try:
+            return read_value(cell) if cell else pd.NA
+        except ConfigError:  # a text that an earlier version wrote without quotes
+            return cell
+
+    values = [value_of(cell) for cell in cells]
+    present = [value for value in values if value is not pd.NA]
+    types = {*map(type, present)}
+    dtype: Any = object
+    if len(present) == len(values) and len(types) == 1 and types <= {bool, int, float, str}:
+        dtype = None
+    elif types == {bool}:
+        dtype = "boolean"
+    elif types == {int} and max(map(abs, present)) < 2**63:
+        dtype = "Int64"
+    elif types == {float} and not any(map(math.isnan, present)):
+        values, dtype = [math.nan if value is pd.NA else value for value in values], float
+    return pd.Series(values, dtype=dtype)
 
 
 def _function_name(training: Callable[..., Any]) -> str:

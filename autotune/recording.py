@@ -5,7 +5,8 @@ A recording is a folder of four files:
 * ``study.yaml``: format (number of the recording's format, 1 without it), metric, mode, target, max_train_seconds, num_trials, clock
   (what the seconds mean), source; for a study of autotune's also baseline (number of its trial) and outcomes (of each trial);
 * ``space.yaml``: the search space in the syntax of ``search_spaces/``; an empty mapping if it is not known;
-* ``trials.parquet``: ``trial`` and one column for each parameter, by config key; null if the trial's branch does not have the parameter;
+* ``trials.parquet``: ``trial`` and one column for each parameter, by config key; null if the trial's branch does not have the parameter, or
+  for the value null; in a column of texts, those that could be taken for another value have quotes: ``'1'``, ``'true'``, ``'a b'``;
 * ``curves.parquet``: one row for each evaluation, with ``trial``, ``step``, ``train_seconds`` (warm seconds since the trial began) and
   ``metric`` (not finite if the training diverged). For a study of autotune's also ``build_seconds``; ``prepare_seconds`` (contained in
   ``train_seconds``); ``outcome``, if the evaluation ended the trial; ``limit_seconds``, if the evaluation was made because the trial was
@@ -19,13 +20,13 @@ are recorded, it is that of the evaluation that REACHED the target.
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
@@ -33,7 +34,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.ranges import Float, Int, PowerOfTwo, short
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
-from autotune.yaml_files import read_yaml
+from autotune.yaml_files import read_yaml, yaml_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,20 +246,30 @@ def _may_be_null(parameter: Parameter) -> bool:
 
 def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
     if isinstance(parameter, Choice):
-        for value, _ in parameter.options:
-            if override_text(value) == override_text(found) or str(value) == str(found):
-                return value
-        numbers = [value for value, _ in parameter.options if isinstance(value, int | float) and not isinstance(value, bool)]
+        options = [value for value, _ in parameter.options]
+        wanted = found if isinstance(found, str) else _cell(found)
+        for text_of in (_cell, str):  # earlier versions wrote every value by str
+            for value in options:
+                if (value is None) == (found is None) and text_of(value) == wanted:
+                    return value
+        numbers = [value for value in options if isinstance(value, int | float) and not isinstance(value, bool)]
         close = [value for value in numbers if isinstance(found, int | float) and math.isclose(value, found, rel_tol=1e-6)]
         if close:
             return close[0]
-    elif isinstance(found, int | float) and math.isfinite(found):
+    elif (number := _as_number(found)) is not None:
         low, high = parameter.ends()
-        value = min(max(found, low), high)
+        value = min(max(number, low), high)
         if isinstance(parameter, Float):
             return float(value)
         return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
     raise DataError(f"{where}: found {short(found)}, accepted is a value of the space")
+
+
+def _as_number(found: Any) -> int | float | None:
+    """A finite number, also one in a column of texts, as where a trial has 1 and another 1.0; None for anything else."""
+    with suppress(ValueError):
+        found = float(found) if isinstance(found, str) else found
+    return found if isinstance(found, int | float) and math.isfinite(found) else None
 
 
 def target_fields(target: Target) -> dict[str, Any]:
@@ -296,7 +307,7 @@ def write_recording(
         "outcomes": {result.trial: str(result.outcome) for result in ended},
     }
     for name, content in (("study.yaml", study), ("space.yaml", dict(space))):
-        replace_file(folder / name, yaml.safe_dump(content, sort_keys=False))
+        replace_file(folder / name, yaml_text(content))
     keys = dict.fromkeys(key for result in ended for key in result.values)
     columns: dict[str, Any] = {"trial": pa.array([result.trial for result in ended], pa.int64())}
     columns |= {key: _column([result.values.get(key) for result in ended]) for key in keys}
@@ -334,7 +345,7 @@ def differences(found: Path, expected: Path) -> Iterator[str]:
         contents = [dict(_read_yaml(folder / name)) for folder in (found, expected)]
         one, other = ({FORMAT_KEY: 1, **content} for content in contents)
         for key in dict.fromkeys([*other, *one]):
-            if one.get(key) != other.get(key):
+            if one.get(key) != other.get(key) and repr(one.get(key)) != repr(other.get(key)):  # NaN is unequal to itself
                 yield f"{name}: {key}: found {short(one.get(key))}, expected {short(other.get(key))}"
     for name, keys in (("trials.parquet", ("trial",)), ("curves.parquet", ("trial", "step"))):
         rows = [_rows(_read_table(folder / name, keys), keys) for folder in (found, expected)]
@@ -370,11 +381,21 @@ def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) 
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Column of one type: numbers, booleans and texts as they are, mixed or nested values as text."""
-    present = {type(value) for value in values if value is not None}
-    if present <= {int, float} or present in ({bool}, {str}):
-        return pa.array([float(value) if isinstance(value, int) and float in present else value for value in values])
-    return pa.array([None if value is None else str(value) for value in values], pa.string())
+    """Column of one type: booleans and numbers as they are, unless two of them would be the same there, and all else as text."""
+    present = [value for value in values if value is not None]
+    types = {type(value) for value in present}
+    if types == {int, float}:
+        numbers = [None if value is None else float(value) for value in values]
+        if len(set(map(_cell, numbers)) - {"None"}) == len(set(map(_cell, present))):
+            return pa.array(numbers)
+    elif types in ({bool}, {float}, set()) or (types == {int} and all(-(2**63) <= value < 2**63 for value in present)):
+        return pa.array(values)
+    return pa.array([None if value is None else _cell(value) for value in values], pa.string())
+
+
+def _cell(value: Any) -> str:
+    """Text of a value: one that is a text has quotes, as in an override, where it could be taken for another value."""
+    return override_text(value) if isinstance(value, str) else str(value)
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

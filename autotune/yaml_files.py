@@ -4,6 +4,7 @@ YAML's aliases let a few lines stand for gigabytes, and its nesting can exceed P
 parsed, an alias as all that it stands for, so that a file is refused before anything is made of it.
 """
 
+import math
 import os
 import re
 from pathlib import Path
@@ -19,7 +20,8 @@ MAX_VALUES_VARIABLE = "AUTOTUNE_YAML_MAX_VALUES"
 _MAX_VALUES = 10_000
 _BYTES_PER_VALUE = 100
 _MAX_DEPTH = 32
-_MAX_DIGITS = 100
+MAX_DIGITS = 100
+"""Characters of the longest number that is read; Python takes minutes for one of a million."""
 
 _ONE_LINE = re.compile(r"\s+")
 
@@ -61,6 +63,28 @@ def load_yaml(text: str, where: str, *, max_values: int = 0) -> Any:
     except yaml.YAMLError as error:
         problem = str(error).replace('in "<unicode string>",', "at")
         raise ConfigError(f"{where}: {_ONE_LINE.sub(' ', problem)}") from error
+
+
+def yaml_text(content: Any, **style: Any) -> str:
+    """YAML of plain data, in which every text but plain words has quotes, so that no reader takes one for a number or a truth value.
+
+    Args:
+        style: further arguments of ``yaml.dump``.
+    """
+    return yaml.dump(content, Dumper=_Dumper, **{"sort_keys": False, "allow_unicode": True, "width": math.inf, **style})
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which leaves quotes out by YAML 1.1 as PyYAML understands it: other readers take 1e-3 for a number."""
+
+    def represent_text(self, text: str) -> yaml.Node:
+        is_word = _WORD.fullmatch(text) is not None and text.lower() not in _NO_TEXTS
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_word else '"')
+
+
+_WORD = re.compile(r"[A-Za-z_/](?:[\w./ -]*[\w./-])?", re.ASCII)
+_NO_TEXTS = frozenset({"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 class _Loader(yaml.SafeLoader):
@@ -113,9 +137,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.Node) -> Any:
-        """A number of at most a hundred digits; Python takes minutes for one of a million."""
-        if isinstance(node, yaml.ScalarNode) and len(node.value) > _MAX_DIGITS:
-            problem = f"found a number of more than {_MAX_DIGITS} characters; accepted is a shorter one, or a text in quotes"
+        """A number, unless it is longer than ``MAX_DIGITS``."""
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_DIGITS:
+            problem = f"found a number of more than {MAX_DIGITS} characters; accepted is a shorter one, or a text in quotes"
             raise _refused(problem, node.start_mark)
         make = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
         return make(node)  # type: ignore[arg-type]  # a scalar, which the constructors check

@@ -19,7 +19,6 @@ import autotune
 from autotune import api
 from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
-from autotune.space import Suggestion
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 SCRIPT = """
@@ -287,13 +286,6 @@ def test_settings_of_the_command_line_are_checked_alike(monkeypatch: pytest.Monk
 )
 def test_a_domain_is_written_as_a_search_space_file_has_it(domain: Any, written: Any) -> None:
     assert api._domain("fit", "key", domain) == written
-
-
-@pytest.mark.parametrize("value", [1e-5, 0.25, 1e20, 3, True, None, "relu", "a b", [1, 2], "1.5.0", ""])
-def test_what_was_found_is_read_as_it_was_suggested(value: Any) -> None:
-    overrides = Suggestion({"training.key": value}).as_overrides()
-    assert api._values_of(overrides) == {"key": value}
-    assert type(api._values_of(overrides)["key"]) is type(value)
 
 
 def test_a_folder_with_spaces_is_one_setting() -> None:

@@ -25,7 +25,7 @@ from autotune.config.build import check_target_names
 from autotune.config.config_files import ConfigFiles
 from autotune.config.groups import Choices, ComposedOptions
 from autotune.config.messages import value_message
-from autotune.config.overrides import parse_override
+from autotune.config.overrides import as_configured, parse_override
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
 from autotune.config.user_files import check_interpolations
@@ -54,7 +54,7 @@ class Composed:
             ConfigError: the schema refuses a value, or a mandatory value is missing.
         """
         try:
-            config = OmegaConf.to_object(OmegaConf.merge(_schema(), self.plain))
+            config = OmegaConf.to_object(OmegaConf.merge(_schema(), as_configured(self.plain)))
         except OmegaConfBaseException as error:
             raise ConfigError(value_message(error)) from error
         assert isinstance(config, Config)
@@ -160,12 +160,12 @@ class Composer:
         known = self._composed_points.get((suggestion.key, seed))
         if known is not None:
             return known
-        groups = {key: f"{key}={override_text(value)}" for key, value in suggestion.values.items() if self.is_group(key)}
+        options, values = self.split(suggestion)
+        groups = {key: f"{key}={override_text(option)}" for key, option in options.items()}
         try:
             config, choices = self._checked_copy(groups)
-            for key, value in suggestion.values.items():
-                if not self.is_group(key):
-                    _set_value(config, key, value)
+            for key, value in values.items():
+                _set_value(config, key, value)
             config.seed = seed
             composed = self._resolved(config, choices)
             _ = composed.trial
@@ -177,6 +177,15 @@ class Composer:
             del self._composed_points[next(iter(self._composed_points))]
         self._composed_points[suggestion.key, seed] = composed
         return composed
+
+    def split(self, suggestion: Suggestion) -> tuple[dict[str, str], dict[str, Any]]:
+        """A point's options by config group, and its other values by key, as OmegaConf is to hold them.
+
+        Values of the command line's sweeps stay as they were typed: ``choice('${oc.env:NAME}',b)`` reads the environment.
+        """
+        groups = {key: value for key, value in suggestion.values.items() if self.is_group(key)}
+        others = {key: value for key, value in suggestion.values.items() if key not in groups}
+        return groups, {key: value if key in self.sweeps else as_configured(value) for key, value in others.items()}
 
     def is_group(self, key: str) -> bool:
         """Whether a key names a config group, so that its value is the name of an option."""

@@ -4,12 +4,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from autotune.config.experiments import absolute_default
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.space import override_text
+from autotune.yaml_files import yaml_text
 
 
 def experiment_yaml(
@@ -25,7 +24,7 @@ def experiment_yaml(
         base: name of the experiment to start from.
         base_content: content of the base's file.
         groups: new options, by config group.
-        values: new values, by config key.
+        values: new values, by config key, as OmegaConf is to hold them.
         comments: lines on where the experiment comes from.
     """
     overrides = [{f"override /{group}": option} for group, option in groups.items()]
@@ -38,7 +37,7 @@ def experiment_yaml(
     else:
         content = {"defaults": [f"/experiment/{base}", *overrides, "_self_"], **_nested(values)}
     header = "\n".join(["# @package _global_", *(f"# {' '.join(line.split())}" for line in comments)])
-    return f"{header}\n{yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)}"
+    return f"{header}\n{yaml_text(content, default_flow_style=None, width=120)}"
 
 
 def arguments_yaml(function: str, arguments: Mapping[str, Any], *, study: str) -> str:
@@ -50,7 +49,7 @@ def arguments_yaml(function: str, arguments: Mapping[str, Any], *, study: str) -
         study: name of the study that found them.
     """
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"# Best of study {study}: {function}({' '.join(call.split())})\n{yaml.safe_dump(dict(arguments), sort_keys=False)}"
+    return f"# Best of study {study}: {function}({' '.join(call.splitlines())})\n{yaml_text(dict(arguments))}"
 
 
 def function_arguments(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def check_exported(exported: TrialConfig, trained: TrialConfig) -> None:
     """
     found, wanted = exported.as_dict(), trained.as_dict()
     for key, value in wanted.items():
-        if found[key] != value:
+        if found[key] != value and repr(found[key]) != repr(value):  # NaN is unequal to itself
             raise ConfigError(
                 f"best.yaml: {key}: composes to {override_text(found[key])}, the trial had {override_text(value)}; "
                 f"its configuration cannot be written as an experiment"

@@ -1,13 +1,17 @@
-"""Overrides in Hydra's grammar, and lists of them as ``autotune.compare`` takes: ``a=[device=cpu,model.widths=[16,32]]``.
+"""Values in Hydra's grammar and as OmegaConf holds them, and lists of overrides: ``a=[device=cpu,model.widths=[16,32]]``.
 
-The grammar has no ``key=value`` within a list, so a list is split at its own commas, and each element is then parsed as an override.
+``autotune.space.override_text`` writes a value in Hydra's grammar, and ``read_value`` reads it. The grammar has no ``key=value`` within a
+list, so a list of overrides is split at its own commas, and each element is then parsed as an override.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from autotune.errors import ConfigError
 
@@ -17,6 +21,49 @@ _MAX_COMMAS = 2_000
 """Hydra's parser takes a second for a list of so many values, and four times as long for one of twice as many."""
 _MAX_DEPTH = 32
 _MAX_SHOWN = 200
+
+_MISSING = "???"
+_MISSING_AS_TEXT = "${autotune.text:???}"
+OmegaConf.register_new_resolver("autotune.text", lambda text: text, replace=True)
+
+
+def read_value(text: str) -> Any:
+    """Value, with its type, of a text that ``autotune.space.override_text`` wrote.
+
+    Raises:
+        ConfigError: the text is no value in Hydra's grammar.
+    """
+    try:
+        override = OverridesParser.create().parse_override(f"value={text}")
+    except (HydraException, ValueError, RecursionError) as error:
+        raise _no_value(text) from error
+    if override.is_sweep_override():
+        raise _no_value(text)
+    return override.value()
+
+
+def _no_value(text: str) -> ConfigError:
+    return ConfigError(f"{text[:_MAX_SHOWN]!r}: not a value; accepted is a number, true, false, null, a list, or text in quotes")
+
+
+def as_configured(value: Any) -> Any:
+    """Plain data as OmegaConf is to hold it, so that it resolves to the same data.
+
+    ``${`` in a text gets a backslash (and those before it are doubled), since it would begin an interpolation; the text ``???``, which
+    would be a missing value, is what a resolver of autotune's gives.
+    """
+    if isinstance(value, str):
+        return _MISSING_AS_TEXT if value == _MISSING else re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {key: as_configured(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_configured(item) for item in value]
+    return value
+
+
+def without_plain_text(text: str) -> str:
+    """A text as OmegaConf holds it, without what ``as_configured`` wrote: each ``${`` that is left stands for something else."""
+    return "" if text == _MISSING_AS_TEXT else re.sub(r"(?<!\\)((?:\\\\)*)\\\$\{", r"\1\\ ", text)
 
 
 def parse_override(text: str, where: str = "") -> Override:

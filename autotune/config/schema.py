@@ -334,6 +334,6 @@ def first_difference(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> str |
             inner = first_difference(kept.get(key, {}), asked.get(key, {}))
             if inner is not None:
                 return f"{key}.{inner}"
-        elif one != other and (is_in_both or (other if one is None else one) is not False):
+        elif one != other and repr(one) != repr(other) and (is_in_both or (other if one is None else one) is not False):
             return f"{key}: {one!r} there, {other!r} here"
     return None

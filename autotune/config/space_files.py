@@ -16,10 +16,11 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedS
 from autotune.config.compose import Composer
 from autotune.config.experiments import shipped_folder
 from autotune.config.messages import did_you_mean
-from autotune.config.overrides import parse_override
+from autotune.config.overrides import parse_override, read_value
 from autotune.config.schema import FIXED_KEYS
 from autotune.errors import ConfigError, InvalidTrialError, SearchSpaceError
 from autotune.hiding import without_secrets_in
+from autotune.ranges import short
 from autotune.remote.url import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 from autotune.yaml_files import read_yaml
@@ -120,16 +121,32 @@ def _check_searchable(space: SearchSpace) -> None:
         options = [value for value, _ in parameter.options]
         if any(isinstance(value, Mapping) for value in options):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice is a mapping; accepted are scalars and lists")
+        if unwritable := next(
+            (text for text in map(override_text, options) if text[0] == "[" and "{" in text and not _is_value(text)), None
+        ):
+            raise SearchSpaceError(
+                f"{_source(space)}: {key}: found {short(unwritable)}; accepted in a list are mappings whose keys are plain names"
+            )
         _check_without_secrets(space, key, options)
-        if space.sources.get(key) != "command line" and any("${" in str(value) for value in options):
+        source = space.sources.get(key, "")
+        is_plain = source.startswith("search_space[") and root == "training"  # what OmegaConf has resolved, for the user's own function
+        if source != "command line" and not is_plain and any("${" in str(value) for value in options):
             raise SearchSpaceError(f"{_source(space)}: {key}: a choice has ${{ in it; accepted are plain values")
+
+
+def _is_value(text: str) -> bool:
+    try:
+        read_value(text)
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_without_secrets(space: SearchSpace, key: str, options: Sequence[Any]) -> None:
     """Raise SearchSpaceError if an option has a secret: options are written to a study's files as they are, to be trained again."""
     for option in options:
         shown = without_secrets_in(option, key.rpartition(".")[2])
-        if shown != option:
+        if override_text(shown) != override_text(option):
             raise SearchSpaceError(
                 f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it; accepted are options without one, or, on "
                 f"the command line, {key}=choice('${{oc.env:NAME}}',...), which reads it from the environment"

@@ -17,6 +17,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from omegaconf import OmegaConf
 
 from autotune.config.accepted_targets import entries
+from autotune.config.overrides import without_plain_text
 from autotune.errors import ConfigError
 from autotune.yaml_files import load_yaml, read_yaml
 
@@ -105,7 +106,7 @@ def check_interpolations(config: Any) -> None:
             return known[path]
         known[path] = 0, 0  # of a value that refers to itself, which OmegaConf refuses
         inner = [measured((*path, str(key)), item, num_before) for key, item in _items(value)]
-        referred = _INTERPOLATION.findall(value) if isinstance(value, str) else ()
+        referred = _INTERPOLATION.findall(without_plain_text(value)) if isinstance(value, str) else ()
         found = [(target, _at(config, target)) for target in (_referred(path, reference[2:-1]) for reference in referred)]
         behind = [measured(target, item, num_before + 1) for target, item in found if num_before <= _MAX_BEHIND]
         characters = sum(length for length, _ in inner + behind) + (len(value) if isinstance(value, str) else 1)
@@ -150,8 +151,9 @@ def _check_content(content: Any, package: str, path: str) -> None:
     for entry in defaults:
         _check_default(entry, path)
     for where, key, value in entries(content):
+        may_be_plain = where.partition(".")[0] in ("training", "search_space")  # values that only the user's own function is given
         for text in (key, value):
-            if isinstance(text, str) and "${" in _INTERPOLATION.sub("", text):
+            if isinstance(text, str) and "${" in _INTERPOLATION.sub("", without_plain_text(text) if may_be_plain else text):
                 raise ConfigError(
                     f"{path}: {where}: found ${{ with more than a key, accepted in a file is ${{KEY}}; what is read from the environment "
                     f"belongs on the command line"

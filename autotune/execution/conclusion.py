@@ -301,11 +301,8 @@ def best_yaml(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation)
     assert confirmation.best is not None
     best, composer = confirmation.best, plan.composer
     groups, values = split_overrides(composer, composer.overrides)
-    for key, value in best.suggestion.values.items():
-        if composer.is_group(key):
-            groups[key] = value
-        else:
-            values[key] = value
+    best_groups, best_values = composer.split(best.suggestion)
+    groups, values = groups | best_groups, values | best_values
     seed = policy.results[best.trial].seed
     exported = {"seed": seed, **values}
     comments = [

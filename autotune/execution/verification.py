@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,8 @@ from typing import Any
 import yaml
 
 from autotune.config.build import build_partial, call
-from autotune.errors import AutotuneError, StudyError
+from autotune.config.overrides import as_configured, read_value
+from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.execution.conclusion import claim_comments, claim_json, counts_json
 from autotune.execution.confirmation import Confirmation, PlannedRace, concluded
 from autotune.hiding import without_secrets_in
@@ -35,9 +37,10 @@ from autotune.reporting.study_files import SUMMARY, TrialsTable, finite, read_su
 from autotune.search.journal import JOURNAL, check_journal
 from autotune.search.stored_trials import baseline_number, finished_results
 from autotune.search.study import confirmations, read_study, stored_race, study_definition
-from autotune.space import SearchSpace, Suggestion
+from autotune.space import SearchSpace, Suggestion, override_text
 from autotune.tracking.tracked_study import tracked_study
 from autotune.tracking.tracker import confirmation_name, search_name
+from autotune.yaml_files import load_yaml
 
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Exceptions that data which someone changed can raise."""
@@ -312,7 +315,7 @@ class _Study:
             yield f"{path}: is of trial {trial}, which the study does not have"
             return
         text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+        content = load_yaml(text, str(path))
         chosen = {
             str(key).removeprefix("override ").strip("/"): value
             for entry in content.get("defaults", ())
@@ -321,7 +324,8 @@ class _Study:
         }
         for key, value in without_secrets_in({"seed": result.seed, **result.values}).items():
             found = chosen[key] if key in chosen else _looked_up(content, key)
-            if found != json.loads(json.dumps(value)) and trial != self.stored.baseline:
+            written = (value, as_configured(value))  # as it is for an option, or a sweep of the command line
+            if repr(found) not in map(repr, json.loads(json.dumps(written))) and trial != self.stored.baseline:
                 yield f"{key}: found {shorten_text(found)}, expected {shorten_text(value)}"
         confirmation = self.stored.confirmation(self.summary)
         comments = re.findall(r"^# (.*)$", text, re.MULTILINE)
@@ -389,9 +393,18 @@ def _row_differences(found: Path, expected: Path) -> Iterator[str]:
             yield f"trial {trial}: has no row"
             continue
         for column, value in other[trial].items():
-            if one[trial].get(column) != value:
+            if not _is_same_cell(one[trial].get(column), value):
                 yield f"trial {trial}: {column}: found {shorten_text(one[trial].get(column))}, expected {shorten_text(value)}"
     yield from (f"trial {str(trial)[:20]}: has a row, and is no trial of the study" for trial in one if trial not in other)
+
+
+def _is_same_cell(found: str | None, expected: str) -> bool:
+    """Whether two cells hold one value: earlier versions wrote True, and lists with spaces, and texts without quotes."""
+    if found == expected or found is None:
+        return found == expected
+    with suppress(ConfigError):
+        return (expected == "null" and not found) or override_text(read_value(found)) == override_text(read_value(expected))
+    return False
 
 
 def _value_differences(found: Any, expected: Any, where: str) -> Iterator[str]:

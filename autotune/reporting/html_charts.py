@@ -416,7 +416,7 @@ def _log_scale(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _is_numeric(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values)
 
 
 def _text(value: Any) -> str:

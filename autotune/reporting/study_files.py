@@ -23,7 +23,7 @@ from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.pareto import pareto_front
 from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, score_format_of
-from autotune.space import SearchSpace, Suggestion
+from autotune.space import SearchSpace, Suggestion, override_text
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "fr
 
 class TrialsTable:
     """Writes ``trials.csv``: a row for each ended trial, in the order in which trials end, with the varied parameters last.
+
+    Parameters stand there as in an override: ``null`` is the value null, an empty cell a parameter that the trial does not have.
 
     The file is rewritten with the trials that ended in earlier sessions, then a row is appended for each trial that ends.
     """
@@ -93,8 +95,8 @@ class TrialsTable:
             "contention": result.contention,
             "error": result.error_line,
         }
-        values = [result.values.get(key) for key in self._parameters]
-        return [result.trial, *(_cell(measured.get(name)) for name in _MEASURED), *map(_cell, values)]
+        values = [override_text(result.values[key]) if key in result.values else "" for key in self._parameters]
+        return [result.trial, *(_cell(measured.get(name)) for name in _MEASURED), *values]
 
 
 def _cell(value: Any) -> Any:

@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from autotune.errors import ConfigError, DataError
 from autotune.hiding import without_secrets
 from autotune.measurement import Evaluation, TrialResult
@@ -28,6 +26,7 @@ from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_fields import OUTCOME_TAG, param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload
 from autotune.tracking.mlflow_uri import store_uri
+from autotune.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -124,7 +123,7 @@ def _rebuild(client: "MlflowClient", trials: "Sequence[Run]", folder: Path, wher
     Trials that are still running, or were interrupted, are left out; so are those that were CONTENDED, since their configurations were
     trained again.
     """
-    described, parameters = (yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {} for name in ("study.yaml", "space.yaml"))
+    described, parameters = (read_yaml(folder / name, max_values=1_000_000) or {} for name in ("study.yaml", "space.yaml"))
     space = SearchSpace.from_mapping(parameters, f"{where}: space.yaml")
     ended = [trial for trial in trials if trial.data.tags.get(OUTCOME_TAG) in set(Outcome) - {Outcome.CONTENDED}]
     write_recording(
@@ -190,7 +189,8 @@ def _values(space: SearchSpace, params: Mapping[str, str], where: str) -> dict[s
 def _value(parameter: Parameter, text: str, where: str) -> Any:
     with suppress(ValueError):
         if isinstance(parameter, Choice):
-            found = [value for value, _ in parameter.options if param_text(value) == text]
+            values = [value for value, _ in parameter.options]  # earlier versions wrote every text without quotes
+            found = [value for value in values if param_text(value) == text] or [value for value in values if value == text]
         else:
             found = [value for value in [json.loads(text)] if parameter.as_param(value) is not None]
         if found:

@@ -150,13 +150,24 @@ def _points(values: Iterable[tuple[str, float | None]], at: float, step: int) ->
 
 
 def params(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values as MLflow params: text unchanged, all else as JSON, so that values read back from a file give equal params."""
+    """Values as MLflow params (see ``param_text``), so that values read back from a file give equal params."""
     return {plain_key(key): param_text(value) for key, value in values.items()}
 
 
 def param_text(value: Any) -> str:
-    """One value as the text of an MLflow param: text unchanged, all else as JSON, cut to ``MAX_PARAM_CHARACTERS``."""
-    return _cut(value if isinstance(value, str) else json.dumps(plain(value)), MAX_PARAM_CHARACTERS)
+    """One value as the text of an MLflow param, cut to ``MAX_PARAM_CHARACTERS``: JSON, and text unchanged unless it could be read as JSON.
+
+    The number 1 is ``1`` and the text ``"1"``, with quotes.
+    """
+    return _cut(value if isinstance(value, str) and not _is_json(value) else json.dumps(plain(value)), MAX_PARAM_CHARACTERS)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:

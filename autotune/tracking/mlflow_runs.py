@@ -37,6 +37,7 @@ from autotune.tracking.mlflow_store import (
 )
 from autotune.tracking.mlflow_uri import store_uri
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
+from autotune.yaml_files import yaml_text
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
@@ -84,7 +85,7 @@ class MlflowRuns:
             run_id = self._create(info.name, tags, time.time())
         self._log(run_id, params={key: value for key, value in settings.items() if key not in stored}, tags=tags)
         for name, content in info.files.items():
-            self._client.log_text(run_id, yaml.safe_dump(dict(content), sort_keys=False), name)
+            self._client.log_text(run_id, yaml_text(dict(content)), name)
         return run_id
 
     def _find_parent(self, tags: Mapping[str, str]) -> Run | None:

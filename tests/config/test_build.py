@@ -191,6 +191,8 @@ def test_building_checks_nested_targets_by_where_they_are_defined() -> None:
 
 def test_a_text_cannot_become_a_target_while_it_is_built() -> None:
     node = {"_target_": "torch.nn.CrossEntropyLoss", "inner": '${oc.create:"{_target_: webbrowser.get}"}'}
+    assert build_partial(node, (), "loss").keywords == {"inner": node["inner"]}, "Hydra, which would resolve it, has no part in it"
+    node["weight"] = {"_target_": "torch.nn.Identity"}
     with pytest.raises(ConfigError, match=r"^loss\.inner: found '\$\{oc\.create:.*', accepted is text without \$\{$"):
         build(node, (), "loss")
 

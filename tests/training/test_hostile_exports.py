@@ -94,7 +94,7 @@ def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
     )
     TrialsTable(tmp_path / "trials.csv", space, [result], {})
     (row,) = csv.DictReader((tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines())
-    assert row["name"] == "'=cmd|' /C calc'!A0"
+    assert row["name"].startswith("'=cmd|")
     assert row["error"].startswith("'@SUM")
     assert row["started_at"] == "0.0"
 

@@ -1,0 +1,382 @@
+"""A value of a search space arrives as it was given, with its type, wherever a study takes it and whatever it is written to."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import optuna
+import pytest
+import yaml
+from hydra.core.config_store import ConfigStore
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+from omegaconf import DictConfig, OmegaConf
+
+import autotune
+from autotune import api
+from autotune.config.build import build
+from autotune.config.compose import Composed, Composer
+from autotune.config.experiment_file import arguments_yaml, check_exported, experiment_yaml
+from autotune.config.overrides import read_value
+from autotune.config.space_files import read_search_space
+from autotune.config.user_files import UserFiles, location_of
+from autotune.errors import ConfigError, SearchSpaceError
+from autotune.execution.exported import compose_exported
+from autotune.hiding import without_secrets_in
+from autotune.measurement import Target, TrialResult
+from autotune.outcome import Outcome
+from autotune.recording import read_recording, write_recording
+from autotune.reporting.study_files import TrialsTable
+from autotune.search.encoding import UnitCube
+from autotune.search.stored_trials import create_trial_at
+from autotune.space import SearchSpace, Suggestion
+from autotune.tracking import earlier_recordings
+from autotune.tracking.mlflow_fields import param_text
+from autotune.yaml_files import load_yaml
+from tests.fuzz import examples
+
+AWKWARD: list[Any] = [
+    "1e-3", "1.0", "017", "1_000", "0x1F", "1:30", "nan", ".nan", "inf", ".5", "5.", "on", "no", "y", "yes", "it's", 'say "hi"', "a\\b",
+    "end\\", "two\nlines", "\ttab", "", " ", " x ", "null", "~", "None", "none", "true", "True", "1", "-1", "???", "${x}", "\\${x}",
+    "\\\\${x}", "${", "$${x}", "${oc.env:HOME}", "${a:${b}}", "a,b", "{a: 1}", "[1, 2]", "a: b", "a=b", "a #b", "@a", "&a", "*a", "!a",
+    "=", "<<", "|", "%a", "`a", "2026-01-01", "naïve", "日本", "\u2028", "🙂", "choice(a,b)", "a b", "/tmp/x.y",
+    None, True, False, 1, 1.0, 0, 0.0, -0.0, -1, 1e-05, 1e16, 5e-324, math.nan, math.inf, -math.inf, 2**63, 10**98,
+    [], [[]], [1, 1.0, True, "1", None, "None", math.nan], ["${x}", "???", "it's"], [{"a": "1e-3", "b": [None, "no"]}],
+]  # fmt: skip
+"""Values that one YAML dialect, Hydra, OmegaConf, Optuna, CSV or pandas takes for another, and sets of them that Python calls equal."""
+MAPPINGS = [{}, {"a b": "1e-3", "1": "no", "": None, "true": "???", "x": {"${y}": "${z}"}}]
+"""Mappings, which are arguments of a function, but no options."""
+TARGET = autotune.target("accuracy", at_least=0.9, max_seconds=1)
+METRIC = Target(metric="accuracy", mode="max", value=0.9, max_train_seconds=1.0)
+
+
+def exactly(value: Any) -> Any:
+    """A value with its types, so that 1, 1.0 and True differ, and NaN is itself."""
+    if isinstance(value, list):
+        return [exactly(item) for item in value]
+    if isinstance(value, dict):
+        return {key: exactly(item) for key, item in value.items()}
+    return (type(value), repr(value))
+
+
+def fit(x: Any, constant: Any = None) -> None:
+    """A training function that is never called here."""
+
+
+def written(folder: Path, options: Any, baseline: dict[str, Any]) -> tuple[Composer, Composed, SearchSpace]:
+    """What a process that tunes ``fit`` reads again of what ``tune`` wrote: the baseline and the space."""
+    arguments = api._write_function(folder, fit, "study_values", {"x": options}, TARGET, baseline)
+    overrides = [argument for argument in arguments if argument not in ("--config-dir", str(folder))]
+    composer = Composer(overrides, [str(folder)])
+    composed = composer.compose()
+    return composer, composed, read_search_space(composed.config.search_space, composer)
+
+
+def result_of(trial: int, suggestion: Suggestion) -> TrialResult:
+    """A result of a trial after a pass through a study's storage."""
+    result = TrialResult(
+        trial=trial,
+        values=suggestion.values,
+        overrides=tuple(suggestion.as_overrides()),
+        seed=trial,
+        outcome=Outcome.ERRORED,
+        evaluations=(),
+        started_at=0.0,
+        stopped_at=float(trial),
+        fingerprint={},
+    )
+    return TrialResult.from_dict(json.loads(json.dumps(result.as_dict())))
+
+
+def check_everywhere(folder: Path, options: list[Any], constant: Any) -> None:
+    """Check each of the options, from ``tune`` to all that a study tells of it."""
+    composer, composed, space = written(folder, options, {"x": options[0], "constant": constant})
+    assert exactly(composed.trial.training["x"]) == exactly(options[0])
+    assert exactly(composed.trial.training["constant"]) == exactly(constant)
+    assert exactly(composed.config.training) == exactly(composed.plain["training"])
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    points = [Suggestion({"training.x": option}) for option in options]
+    results = []
+    for number, point in enumerate(points):
+        assert space.point_of(point.values.get) == point
+        trial, suggestion = create_trial_at(study, space, point)
+        assert exactly(suggestion.values["training.x"]) == exactly(options[number])
+        again = space.suggest(optuna.trial.FixedTrial(json.loads(json.dumps(trial.params))))
+        assert exactly(again.values["training.x"]) == exactly(options[number])
+        composed_trial = composer.compose_suggestion(suggestion, seed=number).trial
+        called = build({**composed_trial.training, "_target_": "builtins.dict"}, ("builtins",), "training")
+        assert exactly(called) == exactly({"x": options[number], "constant": constant})
+        text = arguments_yaml("fit", called, study="a")
+        assert exactly(load_yaml(text, "")) == exactly(yaml.safe_load(text)) == exactly(called)
+        (override,) = suggestion.as_overrides()
+        assert exactly(read_value(override.partition("=")[2])) == exactly(options[number])
+        results.append(result_of(number, suggestion))
+    assert len({tuple(row) for row in UnitCube(space).encode(points)}) == len(points)
+    check_files(folder, space, results, options)
+    base = composer.files.content("experiment", "fit")
+    text = experiment_yaml(base="fit", base_content=base, groups={}, values={"seed": number, **composer.split(point)[1]}, comments=[])
+    check_exported(compose_exported(text, [str(folder)], ["study_values"]).trial, composed_trial)
+
+
+def check_files(folder: Path, space: SearchSpace, results: list[TrialResult], options: list[Any]) -> None:
+    """Check what trials.csv, the recording and MLflow's params give of results, one for each option."""
+    TrialsTable(folder / "trials.csv", space, results, {})
+    column = api.TuneResult("a", folder).trials_dataframe()["training.x"]
+    assert exactly(column.tolist()) == exactly(options)
+    write_recording(folder / "recording", results=results, target=METRIC, space=space.as_mapping(), source="")
+    recorded = read_recording(folder / "recording")
+    assert exactly([trial.suggestion.values["training.x"] for trial in recorded.trials]) == exactly(options)
+    params = [param_text(option) for option in options]
+    parameter = space.parameters["training.x"]
+    assert exactly([earlier_recordings._value(parameter, text, "") for text in params]) == exactly(options)
+
+
+TEXTS = st.text(max_size=12) | st.text(alphabet="ab'\"\\ ,$()[]{}=:\t\n1e5.-+~@/%?|*#&!<>_", max_size=12)
+SCALARS = st.sampled_from(AWKWARD[:-5]) | st.none() | st.booleans() | st.integers(-(10**98), 10**98) | st.floats() | TEXTS
+MAPPED = st.dictionaries(st.sampled_from(["a", "lr", "weight_decay"]), SCALARS, max_size=2)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner | MAPPED, max_size=3), max_leaves=4)
+ARGUMENTS = VALUES | st.dictionaries(TEXTS, VALUES, max_size=3)
+
+
+@pytest.mark.parametrize("num_examples", [8, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_value_arrives_everywhere_as_it_was_given(num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if num_examples == 2000:
+        monkeypatch.setattr("autotune.config.config_files.compose", composed_from_defaults(tmp_path))
+
+    @examples(num_examples)
+    @example(options=AWKWARD, constant=MAPPINGS)
+    @example(options=["it's " * 5_000, "x"], constant=None)
+    @given(options=st.lists(VALUES, min_size=1, max_size=6, unique_by=repr), constant=ARGUMENTS)
+    def run(options: list[Any], constant: Any) -> None:
+        assume(exactly(without_secrets_in(options)) == exactly(options))
+        assume(not any("${" in key or key[:1] == key[-1:] == "_" for key in constant) if isinstance(constant, dict) else True)
+        check_everywhere(tmp_path, options, constant)
+
+    run()
+
+
+def composed_from_defaults(folder: Path) -> Callable[..., DictConfig]:
+    """Hydra's ``compose``, which takes half a second, for many experiments in one file: merged into defaults that it composes once."""
+    known: dict[str, DictConfig] = {}
+    files = UserFiles("test", location_of(folder))
+
+    def compose(config_name: str, overrides: list[str], **settings: Any) -> DictConfig:
+        (experiment,) = (text for text in overrides if text.startswith("experiment="))
+        if experiment not in known:
+            known[experiment] = hydra.compose(config_name, overrides, **settings)
+            OmegaConf.set_struct(known[experiment], False)
+            known[experiment].pop("training")
+        config = known[experiment].copy()
+        written = [files.load_config("experiment/fit.yaml").config]
+        if experiment == "experiment=autotune_exported":
+            written.append(ConfigStore.instance().load("experiment/autotune_exported.yaml").node)
+        for content in written:
+            config.merge_with(OmegaConf.masked_copy(content, [key for key in content if key != "defaults"]))
+        return config
+
+    return compose
+
+
+def test_numpys_values_become_pythons(tmp_path: Path) -> None:
+    given_options = [np.str_("a"), np.int64(3), np.float32(0.1), np.bool_(True), np.array([1, 2]), (1, "2")]
+    options = ["a", 3, 0.10000000149011612, True, [1, 2], [1, "2"]]
+    _, composed, space = written(tmp_path, given_options, {"x": np.str_("a")})
+    assert exactly([option for option, _ in space.parameters["training.x"].options]) == exactly(options)
+    assert exactly(composed.trial.training["x"]) == exactly("a")
+    for domain, plain in (
+        (autotune.integer(np.int64(1), np.int64(6), step=np.int64(5)), {"type": "int", "low": 1, "high": 6, "step": 5}),
+        (autotune.power_of_two(np.int32(2), np.uint8(8)), {"type": "power_of_two", "low": 2, "high": 8}),
+        (autotune.uniform(np.float32(0.5), np.float64(1)), {"type": "float", "low": 0.5, "high": 1.0}),
+        (autotune.log(np.float16(0.5), 1), {"type": "float", "low": 0.5, "high": 1.0, "log": True}),
+    ):
+        _, _, space = written(tmp_path, domain, {"x": plain["high"]})
+        assert exactly(space.as_mapping()["training.x"]) == exactly(plain)
+    assert api._as_overrides("search", {"num_trials": np.int64(3), "sampler": {"name": np.str_("no")}}) == [
+        "search.num_trials=3",
+        "search.sampler.name=no",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([10**400], "tune(fit): space: x: found a whole number of more than 99 digits, accepted are shorter ones"),
+        (autotune.uniform(1, 10**400), "tune(fit): space: x: found a whole number of more than 99 digits, accepted are shorter ones"),
+        (autotune.integer(1, 10**60), "accepted is a whole number from -2**53 to 2**53"),
+        (
+            (0.01, 0.3),
+            "tune(fit): space: x: found (0.01, 0.3), accepted is a range, autotune.uniform(0.01, 0.3) or autotune.log(0.01, 0.3), ",
+        ),
+        ((np.int64(1), 8), "accepted is a range, autotune.integer(1, 8) or autotune.log(1, 8), or for a choice of the two the list [1, 8]"),
+        (["\ud800"], "tune(fit): space: x: found '\\ud800', accepted is text that UTF-8 can hold"),
+        ([{1: "a"}], "tune(fit): space: x: found a mapping with other keys than text, accepted are numbers"),
+        ([Outcome.ERRORED], "tune(fit): space: x: found Outcome, accepted are numbers"),
+        ([np.float32], "tune(fit): space: x: found type, accepted are numbers"),
+        ([[{"a b": 1}]], "training.x: found \"[{'a b':1}]\"; accepted in a list are mappings whose keys are plain names"),
+        ([{"a": 1}], "training.x: a choice is a mapping; accepted are scalars and lists"),
+        (["password=secret1"], "has a secret in it"),
+        ([math.nan, math.nan], "training.x: choice nan is repeated"),
+    ],
+)
+def test_what_cannot_arrive_is_one_line(tmp_path: Path, options: Any, said: str) -> None:
+    with pytest.raises((ConfigError, SearchSpaceError)) as refused:
+        written(tmp_path, options, {"x": 1})
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_cannot_read_the_environment_as_plain_text(tmp_path: Path) -> None:
+    for value in ("${oc.env:HOME}", "\\\\${oc.env:HOME}", "\\${x}${oc.env:HOME}", "${a\\${oc.env:HOME}}", "$\\{oc.env:HOME}${oc.env:HOME}"):
+        text = f"defaults: [cnn, _self_]\ntraining: {{_target_: a.b, x: {json.dumps(value)}}}"
+        with pytest.raises(ConfigError, match=r"training\.x: found \$\{ with more than a key"):
+            compose_exported(text, [], ["a"])
+    with pytest.raises(ConfigError, match=r"model\.x: found \$\{ with more than a key"):
+        compose_exported('defaults: [cnn, _self_]\nmodel: {x: "\\\\${oc.env:HOME}"}', [], ["a"])
+
+
+STUDY = """
+import json, os, sys
+from math import inf, nan
+from pathlib import Path
+
+import autotune
+
+OPTIONS = {options}
+CALLS = Path.cwd() / "calls"
+CALLS.mkdir(exist_ok=True)
+
+
+def fit(x, y, z, constant, seed):
+    (CALLS / f"{{seed}}-{{os.getpid()}}").write_text(repr(dict(x=x, y=y, z=z, constant=constant)), encoding="utf-8")
+    autotune.report(0.5, epoch=1)
+    autotune.report(1.0, epoch=2)
+
+
+if __name__ == "__main__":
+    name, trials, more = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    result = autotune.tune(
+        fit,
+        space={{"x": OPTIONS, "y": OPTIONS[::-1], "z": [1, 1.0, True, "1", None, "None"]}},
+        target=autotune.target("accuracy", at_least=0.9, max_seconds=60),
+        baseline={{"x": "no", "y": "???", "z": True, "constant": {{"a": OPTIONS[:5], "b": "${{x}}"}}}},
+        trials=trials,
+        name=name,
+        search="random",
+        confirm={{"max_runs": 8}},
+        **more,
+    )
+    frame = result.trials_dataframe()
+    rows = zip(*(frame[key].tolist() for key in ("seed", "training.x", "training.y", "training.z")))
+    exported = result.export("exported.yaml").read_text(encoding="utf-8")
+    print(json.dumps({{"best": repr(result.best), "rows": [repr(row) for row in rows], "exported": exported}}))
+"""
+
+SHELL = """
+import json, os, sys
+from math import inf, nan
+from pathlib import Path
+
+import autotune
+
+OPTIONS = {options}
+
+if __name__ == "__main__":
+    result = autotune.tune(
+        autotune.command("python echo.py --x {{x}} --and={{x}}"),
+        space={{"x": OPTIONS}},
+        target=autotune.target("score", at_least=0.5, max_seconds=60),
+        baseline={{"x": OPTIONS[0]}},
+        trials=100,
+        name="shell",
+        search="random",
+        confirm="none",
+        tracking="none",
+        quiet=True,
+    )
+"""
+
+ECHO = """
+import json, os, sys
+from pathlib import Path
+
+Path(os.environ["AUTOTUNE_SEED"] + ".args").write_text(json.dumps(sys.argv[1:]))
+print('{"score": 1.0}')
+"""
+
+
+def run_script(folder: Path, script: str, *arguments: str) -> list[str]:
+    """Lines that a script prints which tunes over ``AWKWARD``."""
+    (folder / "study.py").write_text(script.format(options=repr(AWKWARD)), encoding="utf-8")
+    ran = subprocess.run([sys.executable, "study.py", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    return ran.stdout.splitlines()
+
+
+def evaluated(text: str) -> Any:
+    return eval(text, {"nan": math.nan, "inf": math.inf})
+
+
+def as_json(text: str) -> Any:
+    """Value of a param of MLflow, as ``param_text`` says it is to be read."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+def test_values_of_every_kind_arrive_in_a_study_its_resumption_and_another_that_starts_from_it(tmp_path: Path) -> None:
+    found = json.loads(run_script(tmp_path, STUDY, "mixed", "40", "{}")[-1])
+    calls = {path.name.partition("-")[0]: evaluated(path.read_text(encoding="utf-8")) for path in (tmp_path / "calls").iterdir()}
+    constant = {"a": AWKWARD[:5], "b": "${x}"}
+    kinds = [repr(exactly(option)) for option in AWKWARD]
+    for call in calls.values():
+        assert {repr(exactly(call["x"])), repr(exactly(call["y"]))} <= set(kinds)
+        assert exactly(call["constant"]) == exactly(constant)
+    assert len({repr(call[key]) for call in calls.values() for key in "xy"}) > len(AWKWARD) / 2
+    assert len({repr(call["z"]) for call in calls.values()}) == 6
+    rows = [evaluated(row) for row in found["rows"]]
+    assert len(rows) >= 40
+    for seed, *values in rows:
+        assert exactly(values) == exactly([calls[str(seed)][key] for key in "xyz"])
+    best = evaluated(found["best"])
+    assert repr(exactly(best)) in [repr(exactly(call)) for call in calls.values()]
+    assert exactly(load_yaml(found["exported"], "")) == exactly(yaml.safe_load(found["exported"])) == exactly(best)
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()], max_results=1000)
+    trials = [run for run in runs if run.data.tags["autotune.phase"] == "search"]  # runs of a pair have one seed
+    assert len(trials) >= 40
+    for run in trials:
+        values = [as_json(run.data.params[f"training.{key}"]) for key in "xyz"]
+        assert exactly(values) == exactly([calls[run.data.tags["autotune.seed"]][key] for key in "xyz"])
+
+    more = json.loads(run_script(tmp_path, STUDY, "mixed", "44", "{}")[-1])
+    assert more["rows"][: len(rows)] == found["rows"]
+    assert len(more["rows"]) >= 44
+    said = "\n".join(run_script(tmp_path, STUDY, "warm", "4", '{"warm_start": ["mixed"]}'))
+    assert f"mixed: {len(more['rows'])} of {len(more['rows'])} trials" in said
+    verified = subprocess.run(
+        [sys.executable, "-m", "autotune", "verify", "study=mixed"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert verified.returncode == 0, verified.stdout
+
+
+@pytest.mark.slow
+def test_a_command_is_given_each_value_as_one_argument(tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    run_script(tmp_path, SHELL)
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.args")]
+    texts = {str(option) for option in AWKWARD}
+    for flag, text, both in found:
+        assert flag == "--x"
+        assert text in texts
+        assert both == f"--and={text}"
+    assert len({text for _, text, _ in found}) > len(texts) / 2
