@@ -236,6 +236,7 @@ def tune(
     name: str | None = None,
     folder: str | Path = "outputs",
     seed: int | None = None,
+    reuse_process: bool = False,
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
     quiet: bool = False,
@@ -265,6 +266,8 @@ def tune(
         name: name of the study; a study that exists goes on.
         folder: folder that contains the studies' folders.
         seed: seed of the study.
+        reuse_process: whether a process may call the function for one trial after another, after a call that does not count. That is faster
+            where the function is slow to begin, but a trial then finds what earlier ones left in the process.
         overrides: further ``key=value`` settings, as on the command line.
         config_dirs: your own configuration folders, as ``--config-dir``.
         quiet: whether nothing is printed.
@@ -290,14 +293,17 @@ def tune(
     for key, value in groups.items():
         arguments += _as_overrides(key, value)
     if training is None:
-        for key, given in (("space", space), ("target", target), ("baseline", baseline)):
+        for key, given in (("space", space), ("target", target), ("baseline", baseline), ("reuse_process", reuse_process or None)):
             if given is not None:
                 raise ConfigError(f"tune: {key} goes with a training function; with experiment={experiment}, overrides say it")
         arguments.insert(0, f"experiment={experiment}")
     else:
         if space is None or not isinstance(target, TargetSpec):
             raise ConfigError(f"tune({_function_name(training)}): accepted is with space={{...}} and target=autotune.target(...)")
-        arguments = _write_function(study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline) + arguments
+        written = _write_function(
+            study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline, reuse_process=reuse_process
+        )
+        arguments = written + arguments
     for config_dir in config_dirs:
         arguments += ["--config-dir", str(config_dir)]
     return _run([*arguments, *overrides], name, study_folder, quiet=quiet)
@@ -375,6 +381,8 @@ def _write_function(
     space: Mapping[str, Any],
     target: TargetSpec,
     baseline: Mapping[str, Any] | None,
+    *,
+    reuse_process: bool = False,
 ) -> list[str]:
     """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
     from autotune.config.overrides import as_configured  # noqa: PLC0415  # imports Hydra
@@ -388,7 +396,8 @@ def _write_function(
         "training": {
             "_target_": f"{module}.{name}",
             **_baseline(training, name, space, baseline),
-            **({} if getattr(training, "may_warm_up", True) else {"_warm_up_": False}),
+            **({"_command_": True} if getattr(training, "is_command", False) else {}),
+            **({"_reuse_process_": reuse_process} if reuse_process else {}),
         },
         "target": {**asdict(target), "constraints": {key: dict(limits) for key, limits in target.constraints.items()}},
         "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],

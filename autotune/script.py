@@ -39,8 +39,8 @@ _END_SECONDS = 5.0
 class Command:
     """A training function that runs a command, with the command's fields as its arguments; made by ``command``."""
 
-    may_warm_up = False
-    """Each trial is a process of its own, so there is nothing to warm up."""
+    is_command = True
+    """Each trial is a process of its own, so the process that starts it may start others."""
 
     def __init__(self, template: str) -> None:
         self._template = template

@@ -139,7 +139,7 @@ def main() -> int:
         [
             "experiment=mlp",
             "device=cpu",
-            f"+training={{_target_: {__name__ if __name__ != '__main__' else 'benchmarks.lightning_pausing'}.fit, _warm_up_: false}}",
+            f"+training={{_target_: {__name__ if __name__ != '__main__' else 'benchmarks.lightning_pausing'}.fit}}",
             f"target={{metric: {_TARGET.metric}, value: {_TARGET.value}, mode: max, max_train_seconds: {_TARGET.max_train_seconds}}}",
             "allowed_targets=[benchmarks.lightning_pausing]",
             *(f"+training.{key}={value}" for key, value in _BASELINE.items()),

@@ -149,7 +149,7 @@ def _environment() -> dict[str, str]:
 def study_arguments(name: str, function: str, num_trials: int, *others: str) -> list[str]:
     """Command-line arguments of a study of one of this module's training functions."""
     return [
-        "experiment=cnn", f"study.name={name}", f"training={{_target_: benchmarks.load.{function}, _warm_up_: false}}",
+        "experiment=cnn", f"study.name={name}", f"training={{_target_: benchmarks.load.{function}, _reuse_process_: true}}",
         "allowed_targets=[benchmarks]", f"search.num_trials={num_trials}", "search.time_budget_seconds=null", "target.value=0.9",
         "confirm=none", "device=cpu", *others,
     ]  # fmt: skip

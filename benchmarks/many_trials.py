@@ -68,7 +68,7 @@ def run_study(search: str, num_trials: int, storage: str, tracking: str, *, seed
     with tempfile.TemporaryDirectory(prefix="autotune-many-", ignore_cleanup_errors=True) as folder:
         command = [
             sys.executable, "-m", "autotune", "experiment=cnn", f"study.name={name}", f"study.folder={folder}", f"study.seed={seed}",
-            "training={_target_: benchmarks.many_trials.train, _warm_up_: false}", "allowed_targets=[benchmarks]", f"search={search}",
+            "training={_target_: benchmarks.many_trials.train, _reuse_process_: true}", "allowed_targets=[benchmarks]", f"search={search}",
             "target.value=2", "stopping=none", "confirm=none", "device=cpu", f"search.num_trials={num_trials}", "cluster.num_cpus=1",
             f"search.storage='{storage}'", f"tracking.uri='{tracking}'",
         ]  # fmt: skip

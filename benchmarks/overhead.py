@@ -2,7 +2,8 @@
 
 Both sides search the same space with the same number of tiny trainings on the same number of CPUs, as many at once, tracked in
 MLflow on SQLite, each in a fresh process, in turn. Ours is ``python -m autotune``; stock is ``benchmarks.stock_tune``, with Tune's
-defaults and, for what of it is the reuse of actors alone, once more with that switched on.
+defaults and, for what of it is the reuse of actors alone, once more with that switched on. A third side of ours trains by a function
+of the user's own (``benchmarks.plain_training.fit``), whose trials have a process each.
 
 The measure, the same for every side:
 
@@ -39,7 +40,7 @@ from benchmarks.measuring import circumstances, write_result
 
 MAX_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent
-SIDES = ("ours", "stock", "stock reusing actors")
+SIDES = ("ours", "ours, a function", "stock", "stock reusing actors")
 _NOTHING_REACHED = 3
 """Exit code of a study in which no trial reaches the target, as in this benchmark."""
 
@@ -68,16 +69,17 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
     Raises:
         RuntimeError: the search's process failed, or not every trial ended as it should.
     """
+    is_ours = side.startswith("ours")
     load_average = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="autotune-overhead-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = _our_command(arguments, folder, seed) if side == "ours" else _stock_command(side, arguments, folder, seed)
+        command = _our_command(side, arguments, folder, seed) if is_ours else _stock_command(side, arguments, folder, seed)
         began = time.perf_counter()
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         process_seconds = time.perf_counter() - began
-        if done.returncode != (_NOTHING_REACHED if side == "ours" else 0):
+        if done.returncode != (_NOTHING_REACHED if is_ours else 0):
             raise RuntimeError(f"{side} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        measured = _read_ours(folder) if side == "ours" else json.loads(done.stdout.splitlines()[-1])
+        measured = _read_ours(folder) if is_ours else json.loads(done.stdout.splitlines()[-1])
     seconds: Sequence[float] = measured["training_seconds"]
     if len(seconds) != arguments.trials:
         raise RuntimeError(f"{side} ended {len(seconds)} trials, not {arguments.trials}")
@@ -95,14 +97,26 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
     )
 
 
-def _our_command(arguments: argparse.Namespace, folder: Path, seed: int) -> list[str]:
+def _our_command(side: str, arguments: argparse.Namespace, folder: Path, seed: int) -> list[str]:
+    length = {"batch_size": arguments.batch_size, "epochs": arguments.epochs}
+    space = [f"search_space=[{Path(__file__).with_name('overhead_space.yaml')}]", *(f"{key}={value}" for key, value in length.items())]
     return [
         sys.executable, "-m", "autotune", "experiment=cnn", "study.name=overhead", f"study.folder={folder}", f"study.seed={seed}",
-        f"search_space=[{Path(__file__).with_name('overhead_space.yaml')}]", f"batch_size={arguments.batch_size}",
-        f"epochs={arguments.epochs}",
+        *(space if side == "ours" else _function(length)),
         "target.value=2", "target.max_train_seconds=600", "stopping=none", "confirm=none", "device=cpu",
         f"search.num_trials={arguments.trials}", f"search.max_concurrent_trials={arguments.concurrency}",
         f"cluster.num_cpus={arguments.concurrency}", f"tracking.uri=sqlite:///{folder}/mlflow.db",
+    ]  # fmt: skip
+
+
+def _function(length: Mapping[str, int]) -> list[str]:
+    """Settings of our side that trains by a function: what ``overhead_space.yaml`` says, of its arguments."""
+    values = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "lr_schedule": "constant", "norm": "none", **length}
+    node = ", ".join(f"{key}: {value}" for key, value in {"_target_": "benchmarks.plain_training.fit", **values}.items())
+    return [
+        f"training={{{node}}}", "allowed_targets=[benchmarks]", "search_space=[]", "training.lr=tag(log,interval(1e-3,0.3))",
+        "training.momentum=interval(0.8,0.98)", "training.weight_decay=tag(log,interval(1e-5,1e-2))",
+        "training.lr_schedule=choice(constant,cosine)", "training.norm=choice(none,batch)",
     ]  # fmt: skip
 
 
@@ -175,8 +189,10 @@ def main() -> int:
             ("window", "window_seconds"),
             ("whole process", "process_seconds"),
         )
-        for other in SIDES[1:]
+        for other in SIDES[2:]
     }
+    fields = [of(side, "outside_seconds_per_trial") for side in SIDES[1::-1]]
+    ratios["outside training, ours, a function / ours"] = median_of_ratios(*fields)
     holds = ratios["outside training, ours / stock"].ratio <= MAX_OUTSIDE_RATIO
     path = write_result(
         "overhead",

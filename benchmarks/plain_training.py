@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from autotune.workloads.digits import digits
 from autotune.workloads.simple_cnn import SimpleCNN
 from autotune.workloads.splits import Splits
 
@@ -33,6 +34,26 @@ class Settings:
     epochs: int
     evaluate_every_samples: int
     seed: int
+
+
+def fit(
+    report: Callable[..., None],
+    seed: int,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    lr_schedule: str,
+    norm: str,
+    batch_size: int,
+    epochs: int,
+) -> None:
+    """The training of ``benchmarks.stock_tune`` as a training function of autotune's."""
+    splits = digits()
+    settings = Settings(
+        lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, norm=norm, widths=(16, 32), batch_size=batch_size,
+        epochs=epochs, evaluate_every_samples=len(splits["train"][0]), seed=seed,
+    )  # fmt: skip
+    train_plain(settings, splits, lambda metric, loss: report(metric, loss=loss))
 
 
 def train_plain(settings: Settings, splits: Splits, report: Callable[[float, float], None]) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+import yaml
 
 import autotune
 from autotune import api
@@ -166,6 +167,7 @@ def call(space: Any, **baseline: Any) -> dict[str, Any]:
         ({"training": fit, "experiment": "cnn"}, "tune: accepted is a training function, or experiment=NAME"),
         ({"experiment": "cnn", "trails": 3}, r"tune: trails: no such argument \(did you mean trials\?\)"),
         ({"experiment": "cnn", "space": {}}, "tune: space goes with a training function; with experiment=cnn, overrides say it"),
+        ({"experiment": "cnn", "reuse_process": True}, "tune: reuse_process goes with a training function"),
         ({"training": fit}, r"tune\(fit\): accepted is with space={...} and target=autotune.target\(...\)"),
         (call({"lr": [1]}), r"tune\(fit\): baseline: lr is missing"),
         (call({"lr": [1]}, lr=1) | {"target": 0.9}, r"tune\(fit\): accepted is with space={...} and target=autotune.target\(...\)"),
@@ -310,6 +312,22 @@ def test_a_function_that_has_changed_since_its_study_began_is_told(tmp_path: Pat
     changed.__signature__ = inspect.signature(fit)  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="the function has changed since this study began"):
         write(changed)
+
+
+@pytest.mark.parametrize(
+    ("training", "reuse_process", "said"),
+    [
+        (fit, False, {}),
+        (fit, True, {"_reuse_process_": True}),
+        (autotune.command("python train.py --lr {lr}"), False, {"_command_": True}),
+    ],
+)
+def test_how_processes_call_a_function_is_written_beside_its_name(tmp_path: Path, training: Any, reuse_process: bool, said: Any) -> None:
+    api._write_function(tmp_path, training, "study_line", {"lr": [1, 2]}, TARGET, {"lr": 1}, reuse_process=reuse_process)
+    (written,) = (tmp_path / "experiment").glob("*.yaml")
+    node = yaml.safe_load(written.read_text())["training"]
+    assert node.pop("_target_").startswith("study_line.")
+    assert node == {"lr": 1, **said}
 
 
 def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:

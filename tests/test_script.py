@@ -60,7 +60,6 @@ def own(trial_config: MakeConfig, tmp_path: Path) -> MakeConfig:
             training={
                 "_target_": "autotune.script.run",
                 "command": command.replace("{file}", str(tmp_path / "script.py")),
-                "_warm_up_": False,
                 **({"by": 0.25} | arguments),
             },
             target=Target(metric="score", value=value, mode="max", max_train_seconds=1e9),

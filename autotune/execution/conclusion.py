@@ -420,9 +420,8 @@ def _outlook_note(live: LiveStudy, confirmation: Confirmation) -> list[tuple[str
 
 
 def _notes(runs: Sequence[TrialResult]) -> list[tuple[str, str]]:
-    """Notes for the summary: how a user's training function was first called, and how many runs are marked because of spoilt times."""
-    first_calls = Counter(str(run.fingerprint["first_call"]) for run in runs if "first_call" in run.fingerprint)
-    notes = [("calls", f"{count} {text}") for text, count in first_calls.most_common()]
+    """Notes for the summary: differing devices, how many runs are marked because of spoilt times, reports that come too often."""
+    notes = []
     if (differences := differing_devices(runs)) is not None:
         notes.append(("devices", differences))
     contentions = [run.contention for run in runs if run.contention is not None]

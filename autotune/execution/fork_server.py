@@ -8,8 +8,8 @@ A client gets a process by connecting to the fork server's address: the forked p
 reports there how the process ended. A forked process is ended when its connection closes, or by the kernel when the fork server ends;
 the processes that it has started end with it, as one process group. The fork server ends when its owner is gone, however that ended.
 
-What a training function of the user's imports from libraries, the fork server imports, too, once a process has told it: later processes
-then need not.
+What a user's training function imports from libraries, the fork server imports too, once a process has told it, and before it forks the
+next one: that one then need not.
 """
 
 import contextlib
@@ -145,23 +145,14 @@ class ForkServer:
             devices: ids of the GPUs that the process sees; None for as many as the task takes of those that this process sees.
         """
         try:
-            self._import_libraries(interrupt)
-            if not self._is_ready and interrupt():
-                return
+            if self.fault(interrupt) is None and not self._is_ready:
+                return  # interrupted
             process = ForkedProcess(self.address, resource_environment(task, devices))
         except (EOFError, OSError):
             yield Died(reason=SERVER_ENDED)
             return
         with contextlib.closing(process):
             yield from process.train(task, interrupt)
-
-    def _import_libraries(self, interrupt: Callable[[], bool]) -> None:
-        """Wait until the fork server has imported what earlier trainings imported."""
-        with self._asking:
-            if self.fault(interrupt) is None and self._is_ready:
-                self._connection.send(None)
-                self._is_ready = False
-                self.fault(interrupt)
 
     def capabilities(self) -> Capabilities:
         """Capabilities of this machine, found out in a forked process where possible: the driver then need not import torch.
@@ -237,7 +228,12 @@ class ForkedProcess:
         """Whether the process has ended by itself."""
 
     def close(self) -> None:
-        """End the process, and the training that it still runs."""
+        """End the process, and the training that it still runs, and wait until it is gone with all that it held on a device."""
+        with contextlib.suppress(EOFError, OSError):
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as half:
+                half.shutdown(socket.SHUT_WR)
+            while self._connection.poll(_END_SECONDS) and not isinstance(self._connection.recv(), Died):
+                pass  # a message that was on its way
         self._connection.close()
 
     def train(self, task: TrialTask, interrupt: Callable[[], bool]) -> Iterator[WorkerReport | Died]:
@@ -429,8 +425,6 @@ class _Children:
                 for fd, _ in self._poll.poll(_LOOK_EVERY_SECONDS * 1000 if self._children else None):
                     if fd == self._owner.fileno():
                         self._owner.recv()  # EOFError: it is gone
-                        self._import_libraries()
-                        self._owner.send(None)
                     if fd == self._listener.fileno():
                         self._fork()
                     elif (child := self._children.get(fd)) is not None:
@@ -483,6 +477,7 @@ class _Children:
             _kill(attempt)
 
     def _fork(self) -> None:
+        self._import_libraries()
         connection = Connection(self._listener.accept()[0].detach())
         others = [self._owner, self._listener, *(child.connection for child in self._children.values())]
         deadline = _Deadline()

@@ -1,10 +1,9 @@
-"""Keeps the one-time costs of a user's training function, which its first call in a process pays, out of the measured training time.
+"""What a process pays once for a user's training function: its imports, and a warm-up call where a process calls it many times.
 
-The first call in a process imports libraries, sets up devices and fills caches. The process pays this once, and it often takes longer
-than the training. In a process that trains several times, only the first trial would show it, which in a study is the baseline. So the
-function is called once before the call that counts (unless ``training._warm_up_`` is false), and imports count as build phase in every
-call. Later trainings of the process are charged for both costs as well, in their build phase: for what the call took longer than the one
-that counts, up to the same report, since the rest was training.
+Usually each training is the only one of its process, which calls the function exactly once. With ``_reuse_process_: true`` a process
+calls it for one trial after another. The first call then pays what later ones find there (lazy set-up, caches), and would be slower than
+these, which in a study is the baseline. So there the function is called once before the first call that counts, up to its first report.
+That call is build phase, as are imports of the user's own modules, and later trainings of the process are charged for both as well.
 
 Imports of installed libraries count as nothing, like torch's own: the first of several forked processes would pay alone for what the
 fork server then imports for all others.
@@ -13,32 +12,24 @@ fork server then imports for all others.
 import contextlib
 import importlib
 import importlib.machinery
-import math
 import os
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from autotune.config.schema import TrialConfig
+from autotune.config.schema import COMMAND_KEY, REUSE_KEY, TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Phase, PhaseClock
 
-WARM_UP_KEY = "_warm_up_"
-"""Key beside ``_target_`` in ``training``: whether the function may be called once before the call that counts; true if absent."""
 MAX_STEP_SECONDS = 10.0
 """Longest time that a warm-up call may take from its first optimizer step to its first report."""
-
-WARMED_UP = "warmed up by a call that did not count"
-TIMED = "first call in its process, timed; imports counted as build"
-LATER = "later call in its process"
-RESUMED = "first call in its process, resumed after a pause"
 
 
 class TrainingEnded(BaseException):
@@ -49,15 +40,9 @@ class TrainingEnded(BaseException):
 class PaidOnce:
     """One-time costs of a training function that this process has paid: its warm-up call and its imports."""
 
-    how: str
-    """How the function was last called, for a reader: ``WARMED_UP``, ``TIMED``, ``LATER`` or ``RESUMED``."""
     seconds: float = 0.0
     joules: float | None = 0.0
     """Energy of the one-time costs; None if energy is not measured."""
-    warm_up: "_Costs | None" = None
-    """What the warm-up call took, until the call that counts has come as far."""
-    _after_warm_up: "_Costs" = field(default_factory=lambda: _Costs(0.0, 0.0))
-    """What the clock had counted when the warm-up call ended."""
 
     @contextlib.contextmanager
     def counting(self, clock: PhaseClock) -> Iterator[None]:
@@ -72,97 +57,54 @@ class PaidOnce:
             now = clock.joules(Phase.BUILD)
             self.joules = None if now is None or joules is None or self.joules is None else self.joules + now - joules
 
-    def warmed_up(self, clock: PhaseClock) -> None:
-        """Note that the warm-up call has come to its first report, and that the call that counts begins."""
-        self.warm_up, self._after_warm_up = _Costs(self.seconds, self.joules), _Costs.of(clock)
-
-    def came_to_report(self, clock: PhaseClock) -> None:
-        """Take out of the costs what the call that counts has taken as well up to its first report, where it is now."""
-        if self.warm_up is None:
-            return
-        imports = _Costs(self.seconds, self.joules) - self.warm_up  # of the call that counts
-        again = (_Costs.of(clock) - self._after_warm_up - imports).at_most(self.warm_up)
-        self.warm_up = None
-        clock.add(Phase.BUILD, -again.seconds, None if again.joules is None else -again.joules)
-        left = _Costs(self.seconds, self.joules) - again
-        self.seconds, self.joules = left.seconds, left.joules
-
-
-class _Costs(NamedTuple):
-    seconds: float
-    joules: float | None
-
-    @classmethod
-    def of(cls, clock: PhaseClock) -> "_Costs":
-        return cls(math.fsum(clock.seconds(phase) for phase in Phase), clock.joules(*Phase))
-
-    def __sub__(self, other: "_Costs") -> "_Costs":
-        joules = None if self.joules is None or other.joules is None else self.joules - other.joules
-        return _Costs(self.seconds - other.seconds, joules)
-
-    def at_most(self, limit: "_Costs") -> "_Costs":
-        joules = None if self.joules is None or limit.joules is None else max(0.0, min(self.joules, limit.joules))
-        return _Costs(max(0.0, min(self.seconds, limit.seconds)), joules)
-
 
 _paid: dict[str, PaidOnce] = {}
 """One-time costs of every function that this process has called, by ``_target_``."""
 
 
-def prepare_call(config: TrialConfig, clock: PhaseClock, throw_away: Callable[[], None], *, is_resumed: bool = False) -> PaidOnce:
-    """Warm up the configuration's training function if this process has not called it yet, and charge its one-time costs to the clock.
+def prepare_call(config: TrialConfig, clock: PhaseClock, warm_up: Callable[[], None], *, is_resumed: bool = False) -> PaidOnce:
+    """Charge the one-time costs of the configuration's training function to the clock, after a warm-up call where there is to be one.
 
     Args:
         config: configuration that names the function.
         clock: clock of the call that counts, in its build phase.
-        throw_away: makes a warm-up call: calls the function up to its first report, without counting it, and frees what it leaves.
+        warm_up: calls the function up to its first report, without counting it, and frees what it leaves.
         is_resumed: whether the call resumes a paused training, which is charged for what its first process paid.
 
     Raises:
-        ConfigError: ``training._warm_up_`` is neither true nor false.
         Exception: the function raised it.
     """
     assert config.training is not None
-    name, is_warmed_up = config.training["_target_"], warm_up_of(config)
+    name = config.training["_target_"]
     if (paid := _paid.get(name)) is not None:
-        paid.warm_up = None  # the training that was warmed up never came to a report
         clock.add(Phase.BUILD, paid.seconds, paid.joules)
-        paid.how = WARMED_UP if paid.how == WARMED_UP else LATER
         return paid
-    if is_resumed:
-        is_warmed_up = False  # what the call sets up does not count before it has loaded its state
-    paid = PaidOnce(RESUMED if is_resumed else WARMED_UP if is_warmed_up else TIMED)
-    if is_warmed_up:
-        with paid.counting(clock), _same_folder(), _ended_by_a_step() as is_ended:
-            throw_away()
-        if not is_ended():
-            paid.warmed_up(clock)
+    paid = PaidOnce()
+    if config.training.get(REUSE_KEY) and not is_resumed:  # what a resumed one sets up does not count before it has loaded its state
+        with paid.counting(clock), _same_folder(), _ended_by_a_step():
+            warm_up()
     _paid[name] = paid
     return paid
 
 
-def how_called(config: TrialConfig) -> str | None:
-    """How this process last called the configuration's training function; None before any call, and for autotune's own loop."""
-    paid = None if config.training is None else _paid.get(config.training["_target_"])
-    return None if paid is None else paid.how
-
-
-def warm_up_of(config: TrialConfig) -> bool:
-    """Whether the configuration's training function may be called once before the call that counts.
+def check_node(training: Mapping[str, Any]) -> None:
+    """Check the keys of the ``training`` node that say how processes call the function.
 
     Raises:
-        ConfigError: ``training._warm_up_`` is neither true nor false.
+        ConfigError: ``_reuse_process_`` is neither true nor false, or there is a ``_warm_up_``, which earlier versions had.
     """
-    assert config.training is not None
-    may_warm_up = config.training.get(WARM_UP_KEY, True)
-    if not isinstance(may_warm_up, bool):
-        raise ConfigError(f"training.{WARM_UP_KEY}: found {may_warm_up!r}, accepted are true, false")
-    return may_warm_up
+    if "_warm_up_" in training:
+        raise ConfigError(
+            f"training._warm_up_: is gone, since a process calls the function only once; accepted is {REUSE_KEY}: true, for a process that "
+            f"calls it for one trial after another"
+        )
+    if not isinstance(training.get(REUSE_KEY, False), bool):
+        raise ConfigError(f"training.{REUSE_KEY}: found {training[REUSE_KEY]!r}, accepted are true, false")
 
 
 def function_node(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``training`` node without ``_warm_up_``, which is not an argument of the function."""
-    return {key: value for key, value in training.items() if key != WARM_UP_KEY}
+    """The ``training`` node without what is no argument of the function."""
+    return {key: value for key, value in training.items() if key not in (REUSE_KEY, COMMAND_KEY)}
 
 
 @contextlib.contextmanager
@@ -241,25 +183,19 @@ def _same_folder() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_by_a_step() -> Iterator[Callable[[], bool]]:
-    """End the training at the first optimizer step that is more than ``MAX_STEP_SECONDS`` after the first step.
-
-    Yields:
-        Whether it was ended so.
-    """
+def _ended_by_a_step() -> Iterator[None]:
+    """End the training at the first optimizer step that is more than ``MAX_STEP_SECONDS`` after the first step."""
     began: float | None = None
-    is_ended = False
 
     def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal began, is_ended
+        nonlocal began
         now = time.monotonic()
         began = now if began is None else began
         if now - began > MAX_STEP_SECONDS:
-            is_ended = True
             raise TrainingEnded
 
     handle = register_optimizer_step_post_hook(end)
     try:
-        yield lambda: is_ended
+        yield
     finally:
         handle.remove()

@@ -20,7 +20,6 @@ from autotune.training.capabilities import cpu_name, driver_version, versions
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.device import device_kind, gpu_facts, pick_device, seed_everything
-from autotune.training.first_call import how_called
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import ALONE, Ranks
 from autotune.training.set_up import num_steps
@@ -74,8 +73,7 @@ def check_training(config: TrialConfig) -> None:
 def fingerprint(config: TrialConfig, num_threads: int, started: Collection[int] = ()) -> Mapping[str, Any]:
     """Facts that a trial's measurements depend on besides its configuration: versions, device, driver, threads, data.
 
-    Call this after the training, in the process that trained. For a training function of the user's own, ``first_call`` tells the
-    reader how the function was called, for example whether it was warmed up.
+    Call this after the training, in the process that trained.
 
     Args:
         started: ids of the processes that this one has started: a training that is a command computes in one of them.
@@ -93,7 +91,6 @@ def fingerprint(config: TrialConfig, num_threads: int, started: Collection[int] 
         "host": platform.node(),
         "data_checksum": load_data(config).checksum if config.training is None else None,
         "versions": versions(),
-        **({} if config.training is None else {"first_call": how_called(config)}),
     }
     digest = hashlib.sha256(json.dumps([facts, config.as_dict()], sort_keys=True, default=str).encode())
     return {**facts, "sha256": digest.hexdigest()[:16]}

@@ -4,15 +4,14 @@ Contract of ``training:`` in the configuration: ``_target_`` names a function th
 ``report`` that it takes as an argument, or a generator function that yields mappings. Each report passes ``metric`` and optionally
 ``loss``, ``step``, ``epoch``, ``samples``, and further metrics by name, which are tracked. The function's other arguments are the node's
 other values and, if its signature names them, ``config`` (the TrialConfig), ``seed``, ``device``, ``clock`` and ``checkpoint``. All time
-counts as training, except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. A process calls the
-function once before the call that counts, up to its first report, unless ``training._warm_up_`` is false: see
-``autotune.training.first_call``. A function that calls ``checkpoint.save`` before a report can be paused there.
+counts as training, except imports and code within ``with clock.building():`` and ``with clock.evaluating():``. Each training has a process
+of its own, which calls the function once, unless ``training._reuse_process_`` is true: see ``autotune.training.first_call``. A function
+that calls ``checkpoint.save`` before a report can be paused there.
 """
 
 import contextlib
 import functools
 import inspect
-import logging
 import math
 import queue
 import threading
@@ -30,20 +29,10 @@ from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, out
 from autotune.session import REPORTED, Session, as_reported, in_session, misspelt
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
-from autotune.training.first_call import (
-    WARMED_UP,
-    TrainingEnded,
-    function_node,
-    how_called,
-    imports_are_build,
-    prepare_call,
-    warm_up_of,
-)
+from autotune.training.first_call import TrainingEnded, check_node, function_node, imports_are_build, prepare_call
 from autotune.training.loop import read_progress
 from autotune.training.state_files import is_kept
 from autotune.training.user_checkpoint import TrainingCheckpoint
-
-_log = logging.getLogger(__name__)
 
 _END_SECONDS = 60.0
 """Longest wait for a training function to clean up after it was ended; nothing could be timed beside one that takes longer."""
@@ -103,7 +92,6 @@ def train_own(
     reset_device(device)
     folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
     _warm_up(device)
-    is_first = how_called(config) is None
     paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads, clock), is_resumed=folder is not None)
     _set_threads_and_seeds(config, num_threads)
     checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
@@ -114,32 +102,26 @@ def train_own(
         yield previous
         return
     reports = _reports(config, device, clock, lambda: imports_are_build(clock, paid), checkpoint)
-    try:
-        with contextlib.closing(reports):
-            for values in reports:
-                if not checkpoint.is_loaded:
-                    raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
-                phase = clock.phase  # a report may be made within evaluating()
-                clock.enter(None)
-                paid.came_to_report(clock)
-                evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
-                if state_folder is not None and checkpoint.is_fresh:
-                    checkpoint.write(state_folder, config, evaluation)
-                while (pause_folder := (yield evaluation)) is not None:
-                    checkpoint.write(pause_folder, config, evaluation)
-                if evaluation.outcome is not None:
-                    if weights_path is not None:
-                        checkpoint.write_weights(weights_path, config, evaluation, origin)
-                    return
-                previous = evaluation
-                checkpoint.expire()
-                clock.enter(phase)
-    except Exception:
-        if previous is None and is_first and paid.how == WARMED_UP:
-            _log.warning(
-                f"training: {_name(config)} failed when it was called again; if it must not be, _warm_up_: false beside _target_ says so"
-            )
-        raise
+    with contextlib.closing(reports):
+        for values in reports:
+            if not checkpoint.is_loaded:
+                raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
+            phase = clock.phase  # a report may be made within evaluating()
+            clock.enter(None)
+            evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
+            if previous is None and checkpoint.is_fresh:
+                checkpoint.check()  # before anything is paused
+            if state_folder is not None and checkpoint.is_fresh:
+                checkpoint.write(state_folder, config, evaluation)
+            while (pause_folder := (yield evaluation)) is not None:
+                checkpoint.write(pause_folder, config, evaluation)
+            if evaluation.outcome is not None:
+                if weights_path is not None:
+                    checkpoint.write_weights(weights_path, config, evaluation, origin)
+                return
+            previous = evaluation
+            checkpoint.expire()
+            clock.enter(phase)
     if previous is None:
         raise ConfigError(
             f"training: {_name(config)} ended without one evaluation; accepted is at least one call of autotune.report, or of its "
@@ -166,12 +148,9 @@ def _set_threads_and_seeds(config: TrialConfig, num_threads: int) -> None:
 def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int, clock: PhaseClock) -> None:
     """Call the function up to its first report, with a clock of its own; ``clock`` counts the whole call, in its build phase."""
     _set_threads_and_seeds(config, num_threads)
-    checkpoint = TrainingCheckpoint(device)
-    reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), checkpoint)
+    reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), TrainingCheckpoint(device))
     with contextlib.suppress(TrainingEnded), contextlib.closing(reports):
         next(reports, None)
-        if checkpoint.is_fresh:
-            checkpoint.check()
     reset_device(device)
 
 
@@ -186,9 +165,10 @@ def check_own(config: TrialConfig) -> None:
     """Check, before it runs, that the user's training function can be called.
 
     Raises:
-        ConfigError: the target cannot be resolved, takes other arguments, or ``_warm_up_`` is no boolean.
+        ConfigError: the target cannot be resolved, takes other arguments, or a key says in a wrong way how it is called.
     """
-    warm_up_of(config)
+    assert config.training is not None
+    check_node(config.training)
     function = _function(config)
     try:
         signature = inspect.signature(function.func)

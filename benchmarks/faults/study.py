@@ -110,7 +110,7 @@ class Study:
         storage = [f"search.storage='{self.storage}'"] if self.storage else []
         return [
             sys.executable, "-m", "autotune", "experiment=cnn", f"study.name={self.name}", "allowed_targets=[benchmarks]", "device=cpu",
-            f"training={{{node}, diary: {self.diary}, _warm_up_: false}}", "search_space=[]", "training.rate=interval(0.005,0.3)",
+            f"training={{{node}, diary: {self.diary}}}", "search_space=[]", "training.rate=interval(0.005,0.3)",
             "training.width=choice(4,8,16)", "target.metric=loss", "target.mode=min", "target.value=0.01", "target.max_train_seconds=5",
             f"search.num_trials={num_trials}", "search.time_budget_seconds=null", "confirm.max_runs=8",
             f"cluster.num_cpus={num_cpus}", "confirm.budget_fraction=null", f"tracking.uri='{self.tracking}'", *storage, *self.overrides,

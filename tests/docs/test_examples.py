@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,54 @@ def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, 
     if is_paused:
         weights, _ = read_weights(best.with_name("best.safetensors"))
         assert weights
+
+
+_AUTOCAST = """with torch.autocast("cpu", torch.bfloat16, enabled={name}):
+            \\g<0>"""
+PRECISION = {
+    "with_lightning": (("batch_size=32)", 'batch_size=32, bf16="32-true")'), ("max_epochs=30", "max_epochs=30, precision=bf16")),
+    "with_hugging_face": (("batch_size=16)", "batch_size=16, bf16=False)"), ('"output",', '"output", bf16=bf16, use_cpu=True,')),
+    "with_accelerate": (("batch_size=32)", 'batch_size=32, bf16="no")'), (r"Accelerator\(\)", "Accelerator(mixed_precision=bf16)")),
+    "with_plain_pytorch": (("max_norm=1.0)", "max_norm=1.0, bf16=False)"), (r"loss = nn.*", _AUTOCAST.format(name="bf16"))),
+    "tune_a_script": (("{batch_size}", "{batch_size} --bf16 {bf16}"), ('"batch_size": 32', '"batch_size": 32, "bf16": 0')),
+    "a_script": (
+        (r"\narguments =", '\nparser.add_argument("--bf16", type=int)\\g<0>'),
+        (r"loss = nn.*", _AUTOCAST.format(name="arguments.bf16")),
+    ),
+}
+"""What makes bfloat16 an argument of each program: patterns, and what stands in their place."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "options"),
+    [
+        ("with_lightning", ["32-true", "bf16-mixed"]),
+        ("with_hugging_face", [False, True]),
+        ("with_accelerate", ["no", "bf16"]),
+        ("with_plain_pytorch", [False, True]),
+        ("tune_a_script", [0, 1]),
+    ],
+)
+def test_a_program_searches_its_precision(tmp_path: Path, example: str, options: list[Any]) -> None:
+    if example == "with_hugging_face":
+        pytest.importorskip("peft")
+    for name in {example, "a_script"}:
+        text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+        for pattern, replacement in PRECISION[name]:
+            text, num_places = re.subn(pattern, replacement, text)
+            assert num_places == 1, pattern
+        text = text.replace("space={", f'space={{"bf16": {options}, ')
+        text = re.sub(r"trials=\d+", 'trials=12, seed=3, confirm="none", tracking="none"', text)
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    ran = subprocess.run([sys.executable, f"{example}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (trials,) = (tmp_path / "outputs").glob("*/trials.csv")
+    with trials.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert "ERRORED" not in {row["outcome"] for row in rows}, ran.stdout
+    reached = {row["training.bf16"] for row in rows if row["outcome"] == "REACHED"}
+    assert len(reached) == 2, "each precision reaches the target"
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def train(report, log, lr):
 """
 
 _EXPERIMENT = """# @package _global_
-training: {_target_: noting.train, _warm_up_: false, log: '???', lr: 0.1}
+training: {_target_: noting.train, log: '???', lr: 0.1}
 target: {metric: accuracy, value: 0.9, max_train_seconds: 10}
 search_space:
   - training.lr: interval(0.01,0.5)

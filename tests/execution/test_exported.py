@@ -45,7 +45,7 @@ def test_a_winner_that_no_script_can_say_leaves_none_and_says_why(tmp_path: Path
 
 
 def test_a_winner_of_a_function_leaves_its_arguments_and_its_call(tmp_path: Path) -> None:
-    training = "{_target_: my_fit.train, lr: 0.03, widths: [8, 16], name: plain, _warm_up_: false}"
+    training = "{_target_: my_fit.train, lr: 0.03, widths: [8, 16], name: plain}"
     config = Composer(["experiment=cnn", f"training={training}", "allowed_targets=[my_fit]"]).compose().trial
     assert write_program(tmp_path, config, "", num_threads=1) is None
     assert [path.name for path in tmp_path.iterdir()] == ["best_arguments.yaml"]

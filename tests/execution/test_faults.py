@@ -44,7 +44,7 @@ def train(lr):
 _STOP_SECONDS = 5.0
 """Twice what a trial may train."""
 _EXPERIMENT = f"""# @package _global_
-training: {{_target_: faulty.train, lr: 0.1, _warm_up_: false}}
+training: {{_target_: faulty.train, lr: 0.1}}
 search_space: [{{training.lr: {{type: float, low: 1e-3, high: 1e-1, log: true}}}}]
 target: {{value: 1.0, max_train_seconds: {_STOP_SECONDS / 2}}}
 search: {{num_trials: 4, max_concurrent_trials: 1, max_retakes: 20, max_retries: 20}}

@@ -71,7 +71,7 @@ def make_run(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callab
     def make(how: str | None, *overrides: str, num_cpus: int = 1, on_start: Callable[[], None] = lambda: None) -> FreshRun:
         config = trial_config("epochs=1", "allowed_targets=[trainings]", *overrides)
         if how is not None:
-            config = replace(config, training={"_target_": f"trainings.{how}", "_warm_up_": False})
+            config = replace(config, training={"_target_": f"trainings.{how}"})
         task = TrialTask(
             name="confirm-0-0",
             config=config,

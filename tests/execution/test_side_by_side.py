@@ -49,7 +49,7 @@ def train(report, seed, lr, seconds, notes):
 """
 
 _EXPERIMENT = """# @package _global_
-training: {_target_: noting.train, _warm_up_: false, notes: '???', lr: 0.9, seconds: 0.5}
+training: {_target_: noting.train, notes: '???', lr: 0.9, seconds: 0.5}
 target: {metric: accuracy, value: 0.9, max_train_seconds: 100}
 search_space:
   - training.lr: interval(0.01,0.9)

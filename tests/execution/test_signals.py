@@ -206,7 +206,7 @@ def test_a_second_ctrl_c_ends_a_study_that_hangs_and_all_that_it_started(command
     (tmp_path / "hanging.py").write_text(_HANGS)
     (tmp_path / "my_conf/experiment").mkdir(parents=True)
     (tmp_path / "my_conf/experiment/hangs.yaml").write_text(
-        "# @package _global_\ntraining: {_target_: hanging.hangs, lr: 0.1, _warm_up_: false}\nsearch_space: [{training.lr: [0.1, 0.2]}]\n"
+        "# @package _global_\ntraining: {_target_: hanging.hangs, lr: 0.1}\nsearch_space: [{training.lr: [0.1, 0.2]}]\n"
     )
     command = ["experiment=hangs", "allowed_targets=[hanging]", "study.name=ended", "search=random", "tracking=none"]
     process = commands.start(*command, "--config-dir", "my_conf", folder=tmp_path)

@@ -78,7 +78,7 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
     (tmp_path / "trainings.py").write_text(_TRAININGS)
 
     def make(seconds: float, how: str = "computes", **fields: Any) -> TrialTask:
-        training = {"_target_": f"trainings.{how}", "seconds": seconds, "_warm_up_": False}
+        training = {"_target_": f"trainings.{how}", "seconds": seconds}
         config = replace(trial_config("allowed_targets=[trainings]"), training=training)
         task = TrialTask(
             name="trial-0",

@@ -1,4 +1,4 @@
-"""What the first call of a training function costs beside training is not of the time that counts; a clock of the tests' own tells."""
+"""What a process pays once for a training function, and how often it calls it; a clock of the tests' own tells."""
 
 import importlib
 import os
@@ -16,8 +16,7 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
-from autotune.training.first_call import LATER, TIMED, WARMED_UP
-from autotune.training.run import check_training, fingerprint, start_training
+from autotune.training.run import check_training, start_training
 from autotune.training.user_training import TrainingClock
 
 MakeConfig = Callable[..., TrialConfig]
@@ -116,13 +115,6 @@ def failing(report: Callable[..., None]) -> None:
     raise ZeroDivisionError("the batch was empty")
 
 
-def once(report: Callable[..., None]) -> None:
-    if PROCESS.calls:
-        raise FileExistsError("the log is there already")
-    PROCESS.calls.append({})
-    report(0.25)
-
-
 def importing_aside(report: Callable[..., None]) -> None:
     """Imports in a thread of its own, as what loads data may."""
     thread = threading.Thread(target=importlib.import_module, args=("library",))
@@ -160,47 +152,36 @@ both_kinds = pytest.mark.parametrize("function", [lazy, lazy_generator])
 
 
 @both_kinds
-def test_what_a_first_call_pays_once_is_build_in_every_training_of_the_process(own: MakeConfig, function: Callable[..., Any]) -> None:
-    for _ in range(3):
-        ended = last(own(function))
-        assert (ended.train_seconds, ended.evaluate_seconds) == (2 * STEPS, 6)
-        assert ended.build_seconds == 2 * IMPORT + SET_UP, "without what the call that did not count trained and evaluated"
-    assert len(PROCESS.calls) == 4
-
-
-@both_kinds
-@pytest.mark.parametrize("warm_up", [True, False])
-def test_imports_of_installed_libraries_are_paid_by_no_training(
-    own: MakeConfig, function: Callable[..., Any], warm_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autotune.training.first_call._LIBRARY_FOLDERS", (str(tmp_path),))
-    first, *others = (last(own(function, _warm_up_=warm_up)) for _ in range(3))
-    assert [each.build_seconds for each in (first, *others)] == [SET_UP if warm_up else 0] * 3
-    assert [each.train_seconds for each in (first, *others)] == [2 * STEPS + (0 if warm_up else SET_UP), 2 * STEPS, 2 * STEPS]
-
-
-@both_kinds
-def test_a_function_that_must_not_be_called_twice_is_not_and_its_imports_are_build(own: MakeConfig, function: Callable[..., Any]) -> None:
-    first, *others = (last(own(function, _warm_up_=False)) for _ in range(3))
+def test_a_function_is_called_once_and_its_imports_are_build(own: MakeConfig, function: Callable[..., Any]) -> None:
+    first, *others = (last(own(function)) for _ in range(3))
     assert (first.train_seconds, first.evaluate_seconds) == (2 * STEPS + SET_UP, 6)
     assert [each.train_seconds for each in others] == [2 * STEPS] * 2
     assert [each.build_seconds for each in (first, *others)] == [2 * IMPORT] * 3
     assert len(PROCESS.calls) == 3
 
 
-@pytest.mark.parametrize("warm_up", [True, False])
-def test_a_fingerprint_says_how_the_function_was_called(own: MakeConfig, trial_config: MakeConfig, warm_up: bool) -> None:
-    config = own(lazy, _warm_up_=warm_up)
-    said = []
+@both_kinds
+def test_a_process_that_is_reused_calls_it_once_before_it_counts(own: MakeConfig, function: Callable[..., Any]) -> None:
     for _ in range(3):
-        last(config)
-        said.append(fingerprint(config, 1)["first_call"])
-    assert said == ([WARMED_UP] * 3 if warm_up else [TIMED, LATER, LATER])
-    assert "first_call" not in fingerprint(trial_config(), 1), "autotune's own loop warms itself up"
+        ended = last(own(function, _reuse_process_=True))
+        assert (ended.train_seconds, ended.evaluate_seconds) == (2 * STEPS, 6)
+        assert ended.build_seconds == 2 * IMPORT + SET_UP + STEPS + 3, "all of the first call, up to its first report"
+    assert len(PROCESS.calls) == 4
+
+
+@both_kinds
+@pytest.mark.parametrize("reuse", [True, False])
+def test_imports_of_installed_libraries_are_paid_by_no_training(
+    own: MakeConfig, function: Callable[..., Any], reuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.training.first_call._LIBRARY_FOLDERS", (str(tmp_path),))
+    first, *others = (last(own(function, _reuse_process_=reuse)) for _ in range(3))
+    assert [each.build_seconds for each in (first, *others)] == [SET_UP + STEPS + 3 if reuse else 0] * 3
+    assert [each.train_seconds for each in (first, *others)] == [2 * STEPS + (0 if reuse else SET_UP), 2 * STEPS, 2 * STEPS]
 
 
 def test_the_call_that_counts_starts_where_the_other_one_did(own: MakeConfig, tmp_path: Path) -> None:
-    last(own(careless, folder=str(tmp_path)))
+    last(own(careless, folder=str(tmp_path), _reuse_process_=True))
     thrown_away, counted = PROCESS.calls
     assert thrown_away == counted
     assert torch.get_default_dtype() is torch.float64, "as that one left it"
@@ -210,32 +191,17 @@ def test_the_call_that_counts_starts_where_the_other_one_did(own: MakeConfig, tm
 
 def test_a_call_that_does_not_count_is_ended_at_a_step_where_it_does_not_report(own: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.training.first_call.MAX_STEP_SECONDS", -1.0)
-    assert last(own(stepping)).metric == 0.25
+    assert last(own(stepping, _reuse_process_=True)).metric == 0.25
     assert [each["steps"] for each in PROCESS.calls] == [0, 20], "the step that ends it is not left"
 
 
 def test_an_error_of_the_call_that_does_not_count_is_that_of_the_training(own: MakeConfig) -> None:
     with pytest.raises(ZeroDivisionError, match="the batch was empty"):
-        last(own(failing))
-
-
-def test_a_function_that_fails_when_it_is_called_again_is_told_how_to_forbid_that(
-    own: MakeConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(FileExistsError):
-        last(own(once))
-    [said] = caplog.messages
-    assert said.startswith(f"training: {__name__}.once failed when it was called again; ")
-    assert "_warm_up_: false" in said
-    PROCESS.calls.clear()
-    caplog.clear()
-    with pytest.raises(ZeroDivisionError):
-        last(own(failing))
-    assert caplog.messages == []
+        last(own(failing, _reuse_process_=True))
 
 
 def test_imports_of_other_threads_are_not_told_apart(own: MakeConfig) -> None:
-    ended = last(own(importing_aside, _warm_up_=False))
+    ended = last(own(importing_aside))
     assert (ended.build_seconds, ended.train_seconds) == (0, 2 * IMPORT)
 
 
@@ -245,7 +211,22 @@ def test_imports_after_the_first_report_are_build_too(own: MakeConfig) -> None:
         assert (ended.build_seconds, ended.train_seconds) == (2 * IMPORT, STEPS)
 
 
-def test_a_setting_that_is_neither_is_refused_before_anything_runs(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^training\._warm_up_: found 'never', accepted are true, false$"):
-        check_training(own(lazy, _warm_up_="never"))
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("_reuse_process_", "never", r"^training\._reuse_process_: found 'never', accepted are true, false$"),
+        ("_warm_up_", False, r"^training\._warm_up_: is gone, .*; accepted is _reuse_process_: true, "),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_before_anything_runs(own: MakeConfig, key: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_training(own(lazy, **{key: value}))
     assert PROCESS.calls == []
+
+
+@pytest.mark.parametrize("key", ["_reuse_process_", "_command_"])
+def test_who_may_share_a_process_says_so(own: MakeConfig, trial_config: MakeConfig, key: str) -> None:
+    assert own(lazy).needs_fresh_process
+    assert not own(lazy, **{key: True}).needs_fresh_process
+    assert not trial_config(training={"_target_": "autotune.script.run"}).needs_fresh_process
+    assert not trial_config().needs_fresh_process

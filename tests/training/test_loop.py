@@ -134,7 +134,7 @@ def test_what_a_device_takes_to_start_counts_as_building(toy: MakeConfig, monkey
     monkeypatch.setattr("autotune.measurement.time", device)
     for name, value in (("pick_device", device.picked), ("synchronizer", lambda _: device.wait), ("energy_meter", device.meter)):
         monkeypatch.setattr(f"autotune.training.{module}.{name}", value)
-    training = None if module == "loop" else {"_target_": f"{__name__}.one_report", "_warm_up_": False}
+    training = None if module == "loop" else {"_target_": f"{__name__}.one_report"}
     first = next(start_training(toy(training=training)))
     assert (first.build_seconds, first.prepare_seconds, first.train_seconds) == (123.0, 0.0, 0.0)
     assert (first.build_joules, first.energy_joules) == (7.0, 0.0)
