@@ -16,6 +16,9 @@ How a *trial* ends is not an error but data: see ``autotune.outcome.Outcome``. E
 (file and dotted key), what was found and what is accepted; entry points print it and exit with 2.
 """
 
+import re
+from collections.abc import Sequence
+
 from autotune.hiding import without_secrets
 
 
@@ -79,3 +82,29 @@ class WorkerError(ExecutionError):
     def __init__(self, message: str, traceback_text: str) -> None:
         super().__init__(message)
         self.traceback_text = without_secrets(traceback_text)
+
+
+def last_exception(lines: Sequence[str]) -> int | None:
+    """Index of the line that tells the exception which the last Python traceback in a program's output ends with; None without one.
+
+    Exceptions by which a launcher such as torchrun tells that a process of its own failed are no cause, unless there is no other.
+    """
+    found: list[int] = []
+    in_traceback = False
+    for index, line in enumerate(_OF_RANK.sub("", line) for line in lines):
+        if line.lstrip().startswith("Traceback (most recent call last):"):
+            in_traceback = True
+        elif in_traceback and line.strip() and not line[0].isspace():
+            in_traceback = False
+            found += [index] if _EXCEPTION.match(line) else []
+        elif _TOLD_ALONE.match(line):  # that of a script which is not even read has no traceback
+            found.append(index)
+    causes = [index for index in found if not _OF_LAUNCHER.match(_OF_RANK.sub("", lines[index]))]
+    return next(reversed(causes or found), None)
+
+
+_OF_RANK = re.compile(r"^(?:\[[\w:]+\]: ?)+")
+"""What torch and its launchers write before each line of a rank's output."""
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
+_TOLD_ALONE = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): \S")
+_OF_LAUNCHER = re.compile(r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b")

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from autotune.contention import Contention
+from autotune.errors import last_exception
 from autotune.hiding import without_secrets
 from autotune.outcome import Outcome
 
@@ -35,6 +36,8 @@ class Phase(StrEnum):
     """Evaluation on the validation split; never part of a time to target."""
 
 
+OUTPUT_AT = "all that it printed: "
+"""Begin of the last line of an error whose trial has printed something; the file's path follows."""
 PAUSED = "PAUSED"
 """Stands in place of an outcome for a trial that is paused and may be resumed."""
 
@@ -217,11 +220,15 @@ class TrialResult:
 
     @property
     def error_line(self) -> str:
-        """The error in one line: the last line of a traceback, the first line of any other text; empty without an error."""
-        lines = [line.strip() for line in (self.error or "").splitlines() if line.strip()]
-        if not lines:
-            return ""
-        return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        """The error in one line: the exception that a traceback ends with, else the first line; empty without an error."""
+        lines = [line for line in (self.error or "").splitlines() if line.strip()] or [""]
+        index = last_exception(lines) if lines[0].startswith("Traceback") else 0
+        return lines[-1 if index is None else index].strip()
+
+    @property
+    def output_path(self) -> str:
+        """Path of the file that has all that the trial's code printed, as its error tells it; empty where that tells none."""
+        return (self.error or "").rstrip().rpartition("\n")[2].partition(OUTPUT_AT)[2]
 
     @property
     def time_to_target_seconds(self) -> float | None:

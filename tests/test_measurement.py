@@ -232,3 +232,34 @@ def test_runs_on_cards_that_differ_are_told_and_those_on_cards_of_one_kind_are_n
         "runs were timed on devices that differ: A100, at most 1980 MHz (1); H100, at most 350 W, at most 1980 MHz (1); "
         "H100, at most 700 W, at most 1980 MHz (2)"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("", ""),
+        ("found 3\naccepted is 2", "found 3"),
+        ("Traceback (most recent call last):\n  File 'a'\nValueError: one\nnote\n", "ValueError: one"),
+        (
+            "Traceback (most recent call last):\n  File 'a'\nKeyError: 1\n\nDuring\n\nTraceback (most recent call last):\n  b\nmy.Fault\n",
+            "my.Fault",
+        ),
+        (
+            "Traceback (most recent call last):\n  a\nRuntimeError: x\n  File 't.py', line 1\n    (\n    ^\nSyntaxError: no end\n",
+            "SyntaxError: no end",
+        ),
+        (
+            "Traceback (most recent call last):\n  a\nRuntimeError: torchrun ended with exit code 1\n"
+            "[rank1]: Traceback (most recent call last):\n[rank1]:   File 't.py'\n[rank1]: ValueError: empty\n"
+            "Traceback (most recent call last):\n  b\nerrors.ChildFailedError: \n====\nFAILED",
+            "[rank1]: ValueError: empty",
+        ),
+        ("Traceback (most recent call last):\n  a\nCalledProcessError: x\nFAILED", "CalledProcessError: x"),
+    ],
+)
+def test_the_line_of_an_error_is_its_last_exception(error: str, line: str) -> None:
+    result = TrialResult(
+        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.ERRORED, evaluations=(), started_at=0.0, stopped_at=0.0, fingerprint={},
+        error=error,
+    )  # fmt: skip
+    assert result.error_line == line
