@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotune.api import TuneResult, integer, log, power_of_two, target, tune, uniform
     from autotune.script import command
-    from autotune.session import Checkpoint, building, checkpoint, evaluating, report
+    from autotune.session import Checkpoint, building, checkpoint, evaluating, report, trial
 
 __all__ = [
     "Checkpoint",
@@ -22,6 +22,7 @@ __all__ = [
     "power_of_two",
     "report",
     "target",
+    "trial",
     "tune",
     "uniform",
 ]
@@ -29,7 +30,7 @@ __all__ = [
 _SUBMODULES = frozenset({"lightning", "transformers"})
 """Modules for other libraries, which are imported when they are asked for."""
 _MODULE_OF = {
-    **dict.fromkeys(("Checkpoint", "building", "checkpoint", "evaluating", "report"), "autotune.session"),
+    **dict.fromkeys(("Checkpoint", "building", "checkpoint", "evaluating", "report", "trial"), "autotune.session"),
     "command": "autotune.script",
 }
 """Module of what is not in ``autotune.api``, by name."""

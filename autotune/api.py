@@ -27,6 +27,7 @@ from autotune.config.experiments import dated_name, shipped_folder
 from autotune.errors import AutotuneError, ConfigError, FileError, StudyError, WorkerError
 from autotune.files import make_folder, replace_file
 from autotune.remote.url import user_path
+from autotune.session import refuse_within_training
 from autotune.yaml_files import MAX_DIGITS, read_yaml, yaml_text
 
 if TYPE_CHECKING:
@@ -280,6 +281,7 @@ def tune(
         KeyboardInterrupt: Ctrl-C ended the study; the same call with its ``name`` goes on.
         SystemExit: SIGTERM or SIGHUP ended it, likewise.
     """
+    refuse_within_training()
     if (training is None) == (experiment is None):
         raise ConfigError("tune: accepted is a training function, or experiment=NAME")
     _check_groups(groups.keys())

@@ -141,6 +141,27 @@ def check_kind(path: Path, *, is_folder: bool, may_be_link: bool = False) -> Non
         raise FileError(f"{path}: found {kind}, accepted is {wanted}, or nothing there")
 
 
+def drop_middle(path: Path, *, num_first: int, num_last: int) -> None:
+    """Cut the middle out of a file that others append to; what is written meanwhile may be lost.
+
+    Args:
+        num_first: bytes to keep of the file's begin.
+        num_last: bytes to keep of its end.
+
+    Raises:
+        FileError: the file cannot be opened, or is a symbolic link or no file; names it.
+    """
+    descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
+    try:
+        num_dropped = os.fstat(descriptor).st_size - num_first - num_last
+        if num_dropped > 0:
+            last = os.pread(descriptor, num_last, num_first + num_dropped)
+            os.ftruncate(descriptor, num_first)
+            os.write(descriptor, b"\n[autotune left out what was here]\n" + last)
+    finally:
+        os.close(descriptor)
+
+
 def check_writable(folder: Path) -> None:
     """Write a file of a few bytes into a folder and remove it.
 

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,7 +102,8 @@ def in_session(session: Session) -> Iterator[None]:
     global _active  # noqa: PLW0603  # a process runs one training at a time
     _active = session
     try:
-        yield
+        with _environment({PROCESS: str(os.getpid())}):
+            yield
     finally:
         if _active is session:
             _active = None
@@ -114,18 +115,108 @@ def is_pausable() -> bool:
 
 
 def current() -> Session | None:
-    """The trial that this process trains; None outside a trial."""
+    """The trial that this process trains; None outside a trial.
+
+    Raises:
+        ConfigError: the process is one that the training has started: it trains nothing by itself.
+    """
     global _active  # noqa: PLW0603  # a process runs one training at a time
+    trains = os.environ.get(PROCESS)
+    if trains is not None and trains != str(os.getpid()):
+        raise ConfigError(
+            f"autotune: was called in process {os.getpid()}, which the training in process {trains} has started; accepted is the process "
+            f"that trains, one a trial: processes that train together are not supported yet"
+        )
     if _active is None and (address := os.environ.pop(ADDRESS, None)) is not None:
         client = _Client(address)
         _active = Session(report=client.report, clock=client, checkpoint=Checkpoint(), seed=int(os.environ.get(SEED, "0")))
+        os.environ[PROCESS] = str(os.getpid())
     return _active
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialInfo:
+    """Which trial some code runs in; see ``trial``."""
+
+    number: int | None
+    """Number of the trial in its study; a confirmation run has that of the trial whose configuration it trains. None outside a study."""
+    name: str | None
+    """Name of the run, unique in its study, such as ``trial-7`` or ``confirm-7-1``; None outside a study."""
+    folder: Path
+    """Folder for what the run writes, such as logs and checkpoints; no other run has it. Outside a study the working folder."""
+    seed: int
+
+
+def trial() -> TrialInfo:
+    """The trial that this code runs in, in a process that a training has started, too.
+
+    Examples:
+        >>> logger = CSVLogger(autotune.trial().folder)
+    """
+    folder, number = os.environ.get(TRIAL_FOLDER), os.environ.get(TRIAL_NUMBER)
+    return TrialInfo(
+        number=None if number is None else int(number),
+        name=None if folder is None else Path(folder).name,
+        folder=Path.cwd() if folder is None else Path(folder),
+        seed=int(os.environ.get(SEED, "0")) if _active is None else _active.seed,
+    )
+
+
+@contextlib.contextmanager
+def in_trial(trial: TrialInfo) -> Iterator[None]:
+    """Context in which ``trial`` is the one that this process, and all that it starts, runs in."""
+    number = None if trial.number is None else str(trial.number)
+    with _environment({TRIAL_FOLDER: str(trial.folder), TRIAL_NUMBER: number, SEED: str(trial.seed)}):
+        yield
+
+
+def refuse_within_training() -> None:
+    """Refuse to tune in a process that trains, or that is one of several which a launcher has started.
+
+    Raises:
+        ConfigError: this is such a process.
+    """
+    if PROCESS in os.environ or ADDRESS in os.environ:
+        raise ConfigError(
+            "tune: was called within a trial, accepted is outside of one; in a script that is trained, or starts processes, it belongs "
+            "beneath if __name__ == '__main__'"
+        )
+    for rank, size in (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
+        found = os.environ.get(size, "1")
+        if found != "1" or os.environ.get(rank, "0") != "0":
+            raise ConfigError(
+                f"tune: found {rank}={os.environ.get(rank)} {size}={found}, accepted is one process: start it without torchrun, accelerate "
+                f"launch or mpirun; a study starts its own processes"
+            )
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Context with other environment variables; None is one that is not there."""
+    before = {name: os.environ.get(name) for name in values}
+    _set_environment(values)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 ADDRESS = "AUTOTUNE_SESSION"
 """Environment variable with the path of the socket that a script reports to."""
+PROCESS = "AUTOTUNE_PROCESS"
+"""Environment variable with the id of the process that trains, for those that it starts."""
 SEED = "AUTOTUNE_SEED"
-"""Environment variable with the seed of a script's trial."""
+"""Environment variable with the seed of a trial."""
+TRIAL_FOLDER, TRIAL_NUMBER = "AUTOTUNE_TRIAL_FOLDER", "AUTOTUNE_TRIAL_NUMBER"
+"""Environment variables with the folder and the number of a trial."""
 
 
 class _Client:
@@ -137,7 +228,7 @@ class _Client:
         self._lines = self._socket.makefile("r", encoding="utf-8")
 
     def report(self, *metric: Any, **values: Any) -> None:
-        self._send({name: float(value) for name, value in as_reported(metric, values).items()})
+        self._send({"report": {name: as_number(name, value) for name, value in as_reported(metric, values).items()}})
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         return self._within("build")
@@ -196,15 +287,31 @@ REPORTED = frozenset({"metric", "loss", "step", "epoch", "samples"})
 """Names of reported values that are no further metrics."""
 
 
-def misspelt(name: str) -> str | None:
-    """The name of ``REPORTED`` that a further metric's name was probably meant to be; None if it is a name of its own."""
-    close = [] if name in REPORTED else difflib.get_close_matches(name, REPORTED, n=1, cutoff=0.8)
-    return close[0] if close else None
-
-
 def further_metrics(metrics: Mapping[str, Any], monitor: str) -> dict[str, Any]:
     """What a trainer measured beside the metric that it is monitored by, as ``report`` takes it by name."""
-    return {name: value for name, value in metrics.items() if name != monitor and name not in REPORTED and not misspelt(name)}
+    return {name: value for name, value in metrics.items() if name != monitor and name not in REPORTED - {"loss"}}
+
+
+def meant_by(names: Iterable[str], metric: str) -> str:
+    """A remark on the one of the reported names that the target's metric was probably meant by; empty if none is close."""
+    close = difflib.get_close_matches(metric, names, n=1, cutoff=0.5)  # of acc and accuracy, which are 0.54 alike
+    return f" (did you mean it by {close[0]}?)" if close else ""
+
+
+def as_number(name: str, value: Any) -> float:
+    """A reported value as a number.
+
+    Raises:
+        ConfigError: it is text, a truth value or anything else that is no number.
+    """
+    is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    try:
+        if is_truth or isinstance(value, str | bytes):
+            raise TypeError(f"found {str(value)[:40]!r}")
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"reported {name} as {type(value).__name__}, accepted is a number ({reason})") from error
 
 
 def as_reported(metric: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:

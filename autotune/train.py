@@ -5,6 +5,7 @@ Prints every evaluation, and at the end the outcome, the times of the phases and
 """
 
 import logging
+import math
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,9 +150,10 @@ _EPILOG = "An exported experiment runs by name: autotune train experiment=NAME -
 
 
 def _describe(evaluation: Evaluation, metric: str) -> str:
+    speed = "" if math.isnan(evaluation.samples_per_second) else f"  {evaluation.samples_per_second:,.0f} samples/s"
     return (
         f"step {evaluation.step:6d}  epoch {evaluation.epoch:6.2f}  train {evaluation.train_seconds:8.3f} s  "
-        f"{metric} {evaluation.metric:.4f}  loss {evaluation.loss:.4f}  {evaluation.samples_per_second:,.0f} samples/s"
+        f"{metric} {evaluation.metric:.4f}  loss {evaluation.loss:.4f}{speed}"
     )
 
 

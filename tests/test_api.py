@@ -20,6 +20,7 @@ import autotune
 from autotune import api
 from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
+from autotune.execution.settings import check_settings
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 SCRIPT = """
@@ -343,3 +344,18 @@ def test_everything_public_is_there_and_told() -> None:
         assert inspect.getdoc(getattr(autotune, name)), name
     with pytest.raises(AttributeError, match="module 'autotune' has no attribute 'tunes'"):
         _ = autotune.tunes  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "2"), ("1", "1")])
+def test_a_study_in_one_of_several_processes_is_refused_before_it_writes_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: str, size: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    said = f"tune: found RANK={rank} WORLD_SIZE={size}, accepted is one process: start it without torchrun"
+    with pytest.raises(ConfigError, match=said):
+        autotune.tune(**call({"lr": [1]}, lr=1))
+    with pytest.raises(ConfigError, match=said):
+        check_settings(Composer(["experiment=cnn"]))
+    assert [*tmp_path.iterdir()] == []

@@ -13,6 +13,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.outcome import Outcome
+from autotune.session import TrialInfo, in_trial
 from autotune.training.run import check_training, start_training
 from tests.patience import wait_until
 
@@ -88,7 +89,7 @@ def test_it_ends_at_the_target(own: MakeConfig, script: str) -> None:
 
 
 def test_a_script_that_fails_is_told_with_the_end_of_its_output(own: MakeConfig) -> None:
-    with pytest.raises(RuntimeError, match=r"ended with exit code 1\nreading 0.25\nthere is no such file"):
+    with pytest.raises(RuntimeError, match=r"^there is no such file \(.* ended with exit code 1\)\nreading 0.25\nthere is no such file$"):
         list(start_training(own(FAILING)))
 
 
@@ -125,3 +126,187 @@ def test_an_experiment_file_runs_no_command_unless_it_is_allowed(own: MakeConfig
 def test_a_template_without_names_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="command: "):
         autotune.command(template)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            """python train.py --config '{"lr": {lr}}'""",
+            r"braces of the command's own are doubled, such as --config '\{\{\"lr\": \{lr\}\}\}'",
+        ),
+        ("python train.py {lr} }", "Single '}' encountered in format string; braces of the command's own are doubled"),
+        ("torchrun --nproc_per_node=2 train.py {lr}", "found torchrun --nproc_per_node=2, accepted is 1: processes that train together"),
+        ("torchrun --standalone --nproc-per-node gpu -m train {lr}", "found torchrun --nproc-per-node=gpu, accepted is 1"),
+        ("python -m torch.distributed.run --nnodes 1:4 train.py {lr}", "found torch.distributed.run --nnodes=1:4, accepted is 1"),
+        ("accelerate launch --num_processes 2 train.py {lr}", "found accelerate --num_processes=2, accepted is 1"),
+        ("mpirun -np 2 python train.py {lr}", "found mpirun -np=2, accepted is 1"),
+    ],
+)
+def test_a_command_that_cannot_be_tuned_is_told_before_it_is(own: MakeConfig, template: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"command: .*{said}") as refused:
+        autotune.command(template)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match=f"command: .*{said}"):
+        check_training(own("", command=template, lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        """python train.py --config '{{"lr": {lr}}}' --out {trial_folder}/{trial_number}""",
+        "torchrun --standalone --nproc_per_node=1 train.py {lr} -n 8",
+        "accelerate launch --num_processes {n} train.py {lr}",
+        "python train.py --launcher torchrun -n {n} {lr}",
+    ],
+)
+def test_a_command_of_one_process_and_doubled_braces_are_accepted(own: MakeConfig, template: str) -> None:
+    assert "trial_folder" not in autotune.command(template).__signature__.parameters
+    check_training(own("", command=template, lr=0.1, n=1))
+    if "{n}" in template:
+        with pytest.raises(
+            ConfigError, match=r"training\.command: n has no value; accepted in braces are by, lr, trial_folder, trial_number"
+        ):
+            check_training(own("", command=template, lr=0.1))
+
+
+def test_a_number_of_processes_that_is_searched_is_refused_before_the_command_starts(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="found torchrun --nproc_per_node=2, accepted is 1"):
+        list(start_training(own("", command="torchrun --nproc_per_node={n} {file}", n=2)))
+
+
+@pytest.mark.parametrize("metric", ['"0.95"', "true", "null", "[0.5]"])
+def test_text_and_truth_values_in_a_line_of_json_are_no_metrics(own: MakeConfig, metric: str) -> None:
+    with pytest.raises(ConfigError, match=r"reported metric as (str|bool|NoneType|list), accepted is a number"):
+        list(start_training(own(f"""print('{{"score": {metric}}}')""")))
+
+
+def test_text_and_truth_values_in_a_report_of_a_script_are_no_metrics(own: MakeConfig) -> None:
+    for value in ("'0.95'", "True"):
+        with pytest.raises(RuntimeError, match=r"autotune\.errors\.ConfigError: reported metric as (str|bool), accepted is a number"):
+            list(start_training(own(f"import autotune\nautotune.report({value})")))
+
+
+@pytest.mark.parametrize("name", ["d_loss", "my_metric", "n_epoch", "enter", "leave"])
+@pytest.mark.parametrize("by", ["print(json.dumps(values))", "autotune.report(values)"])
+def test_a_further_metric_of_a_script_keeps_its_name(own: MakeConfig, name: str, by: str) -> None:
+    script = f"import json, autotune\nvalues = {{'score': 0.5, {name!r}: 3}}\n{by}"
+    config = own(script)
+    target = replace(config.target, value=0.5, constraints={name: {"at_most": 3}})
+    (evaluation,) = start_training(replace(config, target=target))
+    assert (evaluation.metrics, evaluation.outcome) == ({name: 3}, Outcome.REACHED)
+
+
+def test_lines_of_json_without_the_metric_are_told(own: MakeConfig) -> None:
+    script = """print('{"scores": 0.5, "epoch": 1}')"""
+    with pytest.raises(ConfigError, match=r"lines of JSON with scores, epoch, accepted is one with score \(did you mean it by scores\?\)"):
+        list(start_training(own(script)))
+
+
+RANKS = """
+import os, subprocess, sys
+if "WORLD_SIZE" not in os.environ:
+    ranks = [subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}) for rank in range(2)]
+    sys.exit(max(rank.wait() for rank in ranks))
+for epoch in range(3):
+"""
+
+
+@pytest.mark.parametrize(
+    "by", ["""print('{"score": 1}')""", "import autotune; autotune.report(1)", "import autotune; autotune.building().__enter__()"]
+)
+def test_processes_that_train_together_are_refused_at_their_first_word(own: MakeConfig, by: str) -> None:
+    with pytest.raises(ConfigError, match=r"the command started 2 processes that train together \(WORLD_SIZE of process \d+\)"):
+        list(start_training(own(f"{RANKS}    {by}\n", command="python {file}")))
+
+
+TWO = """
+import subprocess, sys, autotune
+other = subprocess.Popen([sys.executable, "-c", "input(); import autotune; autotune.report(1); autotune.report(2)"], stdin=subprocess.PIPE)
+"""
+
+
+def test_a_second_process_that_reports_is_refused_unless_the_first_has_ended(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="two processes of the command report, accepted is one"):
+        list(start_training(own(f"{TWO}autotune.report(3); other.communicate(b'go')")))
+    evaluations = start_training(own(f"{TWO}other.communicate(b'go'); autotune.report(3)"))
+    assert [evaluation.metric for evaluation in evaluations] == [1, 2, 3]
+
+
+def test_a_report_by_both_ways_is_refused(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"reports by autotune\.report and by lines of JSON, accepted is one of both"):
+        list(start_training(own("""import autotune\nprint('{"score": 1}')\nautotune.report(1)""")))
+
+
+FAILED_UNDER_A_LAUNCHER = """
+import sys
+print('''[rank0]: Traceback (most recent call last):
+[rank0]:   File "train.py", line 3, in <module>
+[rank0]: ValueError: the data is empty
+Traceback (most recent call last):
+  File "torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ''')
+print("=" * 60)
+print("train.py FAILED" + 40 * "\\n------")
+sys.exit(1)
+"""
+
+
+def test_a_failed_script_is_told_by_its_exception_not_by_what_a_launcher_prints_after_it(own: MakeConfig) -> None:
+    with pytest.raises(RuntimeError) as failed:
+        list(start_training(own(FAILED_UNDER_A_LAUNCHER)))
+    assert "ended with exit code 1" in str(failed.value).splitlines()[0]
+    assert str(failed.value).splitlines()[-1] == "[rank0]: ValueError: the data is empty"
+
+
+SLOW_TO_START = """
+import sys, time
+sys.path.insert(0, {folder!r})
+if {by_json}:
+    time.sleep(1.5)
+    import slow_module
+    print('{{"score": 1}}')
+else:
+    import autotune
+    with autotune.building():
+        import slow_module
+    time.sleep(1.5)
+    autotune.report(1)
+time.sleep(1.5)
+import other_slow_module
+print('{{"score": 2}}') if {by_json} else autotune.report(2)
+"""
+
+
+@pytest.mark.parametrize("by_json", [True, False])
+def test_start_and_imports_up_to_the_first_report_are_building_and_all_else_is_training(
+    own: MakeConfig, tmp_path: Path, by_json: bool
+) -> None:
+    for name in ("slow_module", "other_slow_module"):
+        (tmp_path / f"{name}.py").write_text("import time, helper\ntime.sleep(1.5)")
+    (tmp_path / "helper.py").write_text("")
+    first, second = start_training(own(SLOW_TO_START.format(folder=str(tmp_path), by_json=by_json)))
+    assert first.build_seconds >= 1.5, "an import is building, once, though it may be within building()"
+    assert first.train_seconds >= 1.5, "what is neither the start nor an import is training, though nothing is printed meanwhile"
+    assert second.build_seconds == first.build_seconds
+    assert second.train_seconds - first.train_seconds >= 3.0
+
+
+SITE = "import sitecustomize, json; print(json.dumps({'score': sitecustomize.MARK}))"
+
+
+def test_a_sitecustomize_of_ones_own_is_still_imported(own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("MARK = 7")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert [evaluation.metric for evaluation in start_training(own(SITE))] == [7]
+
+
+def test_a_trial_is_told_to_a_command(own: MakeConfig, tmp_path: Path) -> None:
+    script = "import sys, json, os, autotune; t = autotune.trial(); print(json.dumps({'score': float(sys.argv[1] == str(t.number) == "
+    script += (
+        "os.environ['AUTOTUNE_TRIAL_NUMBER'] and sys.argv[2] == str(t.folder) == os.environ['AUTOTUNE_TRIAL_FOLDER']), 'seed': t.seed}))"
+    )
+    config = own(script, command="python {file} {trial_number} {trial_folder}")
+    with in_trial(TrialInfo(number=3, name="trial-3", folder=tmp_path / "trial-3", seed=7)):
+        (evaluation,) = start_training(config)
+    assert (evaluation.metric, evaluation.metrics) == (1.0, {"seed": 7})

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -260,7 +261,8 @@ def _confirm(
     def task(arm: Arm, number: int) -> TrialTask:
         name = confirmation_name(arm.trial, number)
         config, path = confirmation_config(plan, arm.suggestion, number), run_path(plan.folder, name)
-        return live.task(name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path)
+        made = live.task(name, config, math.inf, plan.trial_deadline_seconds, score_test=True, weights_path=path)
+        return replace(made, number=arm.trial)
 
     lanes = Lanes.of([task(arm, race.first_round) for arm in race.arms], plan.capabilities) if plan.capabilities.num_gpus else Lanes()
     num_ended = len(race.runs(confirmations(live.study)))

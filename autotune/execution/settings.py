@@ -11,6 +11,7 @@ from autotune.config.schema import ClusterConfig, Config, ConfirmConfig
 from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError
 from autotune.race import MIN_PAIRS
+from autotune.session import refuse_within_training
 from autotune.space import SearchSpace, Suggestion
 
 
@@ -32,6 +33,7 @@ def check_settings(composer: Composer) -> StudySettings:
     Raises:
         ConfigError: a setting has a value that is not accepted, or a branch of the space cannot be composed.
     """
+    refuse_within_training()
     composed = composer.compose()
     config = composed.config
     if not config.search_space and not composer.sweeps:

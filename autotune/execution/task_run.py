@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
-from autotune.errors import AutotuneError, DataError, StateError
+from autotune.errors import AutotuneError, ConfigError, DataError, StateError, last_exception
 from autotune.execution.death import LOW_ON_MEMORY, Death, death_of, hang_path, is_killed, num_killed_for_memory
+from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, last_printed, trial_folder
 from autotune.execution.watch import Watch, descendants
 from autotune.files import appending, make_folder
-from autotune.measurement import Evaluation
+from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.outcome import Outcome
 from autotune.remote.cache import say_what_is_fetched
 from autotune.remote.path import paused_while_waiting
@@ -44,6 +45,8 @@ class TrialTask:
 
     name: str
     """Name of the run, such as ``trial-7``."""
+    number: int | None = None
+    """Number of the trial whose configuration is trained; None outside a study."""
     config: TrialConfig
     cap_seconds: float
     num_threads: int
@@ -138,7 +141,8 @@ class TaskRun:
         self._last: Evaluation | None = None
         self._hang_file: TextIO | None = None
         self._meet = meet
-        self._rendezvous = contextlib.ExitStack()
+        self._entered = contextlib.ExitStack()
+        self._folder: Path | None = None
 
     @property
     def num_workers(self) -> int:
@@ -176,7 +180,7 @@ class TaskRun:
         if self._training is not None:
             self._training.close()
             self._training = None
-        self._rendezvous.close()
+        self._entered.close()
         self._watch.close()
         if self._hang_file is not None:
             self._hang_file.close()
@@ -200,18 +204,24 @@ class TaskRun:
         except Exception as error:  # noqa: BLE001  # any error of the trained code is an outcome, reported with its traceback
             if is_killed(error):
                 return report_of_death(self._task, seconds=0.0, reason=f"{_killed_reason(error)}{self._memory_note()}")
-            outcome = Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
-            return WorkerReport(evaluation=None, outcome=outcome, error=traceback.format_exc())
-        self._last = evaluation
+            text = traceback.format_exc()
+            refusal = _refusal_in(text)
+            outcome = Outcome.INVALID if refusal else Outcome.OUT_OF_MEMORY if is_out_of_memory(error) else Outcome.ERRORED
+            return WorkerReport(evaluation=None, outcome=outcome, error=refusal or f"{text}{self._output_note()}")
+        is_first, self._last = self._last is None, evaluation
         test_metric = self._test_metric(evaluation) if self._task.score_test and evaluation.outcome is not None else None
         return WorkerReport(
             evaluation=evaluation,
             outcome=evaluation.outcome,
+            error=_START_UP.format(evaluation) if is_first and self._folder and evaluation.outcome is Outcome.TIMED_OUT else None,
             fingerprint=self._take_fingerprint(),
             test_metric=test_metric,
             is_first_in_process=self._is_first,
             can_pause=self._can_pause,
         )
+
+    def _output_note(self) -> str:
+        return f"{OUTPUT_AT}{self._folder / OUTPUT_FILE}\n" if self._folder is not None and has_printed(self._folder) else ""
 
     def _memory_note(self) -> str:
         return LOW_ON_MEMORY if num_killed_for_memory() > self._num_killed else ""
@@ -224,6 +234,9 @@ class TaskRun:
         take_niceness(task)
         enter_code_folders(task)
         use_compiled_folder(task)
+        if task.config.training is not None:
+            run = trial_folder(Path(task.hang_folder), task.name, number=task.number, seed=task.config.seed, is_resumed=task.is_paused)
+            self._folder = self._entered.enter_context(run)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
         kept: dict[str, Any] = {}
@@ -232,7 +245,7 @@ class TaskRun:
         if (rendezvous := self._meet(task)) is not None:
             from autotune.training.parallel.rendezvous import joined_at  # noqa: PLC0415  # imports torch
 
-            kept["ranks"] = self._rendezvous.enter_context(joined_at(rendezvous, task.config))
+            kept["ranks"] = self._entered.enter_context(joined_at(rendezvous, task.config))
         return start_training(task.config, **_settings(task), **kept)
 
     def _test_metric(self, evaluation: Evaluation) -> float | None:
@@ -328,13 +341,31 @@ def _settings(task: TrialTask) -> dict[str, Any]:
 
 def outcome_of_death(task: TrialTask, *, seconds: float, reason: str) -> Death:
     """What it says that a training's process died without reporting an outcome, ``seconds`` after the training began."""
-    return death_of(task.name, task.hang_folder, is_past_deadline=seconds >= task.deadline_seconds, reason=reason)
+    death = death_of(task.name, task.hang_folder, is_past_deadline=seconds >= task.deadline_seconds, reason=reason)
+    printed = "" if task.config.training is None else last_printed(Path(task.hang_folder), task.name)
+    line, *others = death.error.split("\n", 1)
+    return death._replace(error="\n".join([f"{line}; {printed}" if printed else line, *others]))
 
 
 def report_of_death(task: TrialTask, *, seconds: float, reason: str) -> WorkerReport:
     """The report in place of the one that a training's process did not make before it died."""
     death = outcome_of_death(task, seconds=seconds, reason=reason)
     return WorkerReport(evaluation=None, outcome=death.outcome, error=death.error, num_retries=death.num_retries)
+
+
+def _refusal_in(traceback_text: str) -> str | None:
+    """What autotune refused in a process that the training had started; None if that is not what its traceback is about."""
+    lines = traceback_text.splitlines()
+    index = last_exception(lines)
+    found = "" if index is None else lines[index].partition(f"{ConfigError.__module__}.{ConfigError.__name__}: ")[2]
+    return found or None
+
+
+_START_UP = (
+    "its first evaluation came after {0.train_seconds:.1f} s of training, and {0.build_seconds:.1f} s of building before; what is no "
+    "training, such as reading data, belongs in: with autotune.building()"
+)
+"""What is told of a training that took all of its time to its first evaluation."""
 
 
 def _killed_reason(error: Exception) -> str:

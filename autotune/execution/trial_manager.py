@@ -346,7 +346,7 @@ class TrialManager:
     def _managed(self, trial: Trial, composed: Composed, stage: TrialStage) -> _ManagedTrial:
         tracked = _tracked(trial, composed)
         task = self._make_task(tracked.name, composed.trial, trial.cap_seconds, self._deadline_seconds())
-        task = replace(task, state_folder=str(self._state_folder(trial.number)), is_paused=stage.is_paused)
+        task = replace(task, number=trial.number, state_folder=str(self._state_folder(trial.number)), is_paused=stage.is_paused)
         return _ManagedTrial(trial, tracked, task, stage, handed_out_at=time.time(), waits_since=time.time())
 
     def _deadline_seconds(self) -> float:

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.comparison import Ratio
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import OUTPUT_AT, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_arm, describe_ratio, describe_reached, format_seconds
 from autotune.reporting.time_left import TimeLeft
@@ -171,8 +171,7 @@ class StudyDisplay:
         parts.append(nothing if spent is None else self._scale.format(spent))
         parts.append(f"{self._target.metric} {'none' if last is None else format_metric(last.metric)}")
         parts.append(self._best_so_far())
-        if result.error_line:
-            parts.append(result.error_line)
+        parts += [result.error_line, result.output_path and f"{OUTPUT_AT}{result.output_path}"]
         return "  ".join(part for part in parts if part)
 
     def _best_so_far(self) -> str:

@@ -14,8 +14,10 @@ import functools
 import inspect
 import math
 import queue
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,8 +27,9 @@ import torch
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
+from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
-from autotune.session import REPORTED, Session, as_reported, in_session, misspelt
+from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, trial
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import TrainingEnded, check_node, function_node, imports_are_build, prepare_call
@@ -51,6 +54,12 @@ class TrainingClock:
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Context for scoring the validation data."""
         return self._within(Phase.EVALUATE)
+
+    def count_as_build(self, seconds: float) -> None:
+        """Count seconds as building that were counted as training, at most all of them; their energy stays where it is."""
+        seconds = min(seconds, self._clock.seconds(Phase.TRAIN))
+        self._clock.add(Phase.TRAIN, -seconds, 0.0)
+        self._clock.add(Phase.BUILD, seconds, 0.0)
 
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
@@ -149,9 +158,19 @@ def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads
     """Call the function up to its first report, with a clock of its own; ``clock`` counts the whole call, in its build phase."""
     _set_threads_and_seeds(config, num_threads)
     reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), TrainingCheckpoint(device))
-    with contextlib.suppress(TrainingEnded), contextlib.closing(reports):
+    with _throw_away_folder(), contextlib.suppress(TrainingEnded), contextlib.closing(reports):
         next(reports, None)
     reset_device(device)
+
+
+@contextlib.contextmanager
+def _throw_away_folder() -> Iterator[None]:
+    """Context in which ``autotune.trial`` tells another folder than the trial's, which the call that counts is to find empty."""
+    this = trial()
+    with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as temporary:
+        folder = make_folder(Path(temporary, this.name or "trial"))
+        with in_trial(replace(this, folder=folder)):
+            yield
 
 
 def _warm_up(device: torch.device) -> None:
@@ -170,6 +189,8 @@ def check_own(config: TrialConfig) -> None:
     assert config.training is not None
     check_node(config.training)
     function = _function(config)
+    if (check := getattr(function.func, "autotune_check", None)) is not None:
+        check(**function.keywords)
     try:
         signature = inspect.signature(function.func)
     except ValueError:  # some callables written in C have none
@@ -278,13 +299,11 @@ def _evaluation(
     if not isinstance(values, Mapping) or "metric" not in values or not all(isinstance(key, str) for key in values):
         found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
         optional = ", ".join(sorted(REPORTED - {"metric"}))
+        meant = meant_by(found, target.metric) if isinstance(found, list) else ""
         raise ConfigError(
             f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name; metric may "
-            f"be called {target.metric}, too"
+            f"be called {target.metric}, too{meant}"
         )
-    for key in values:
-        if meant := misspelt(key):
-            raise ConfigError(f"training: {_name(config)} reported {key} (did you mean {meant}?)")
     numbers = {key: _number(config, key, value) for key, value in values.items()}
     metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
     train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
@@ -304,7 +323,7 @@ def _evaluation(
         evaluate_seconds=clock.seconds(Phase.EVALUATE),
         metric=metric,
         loss=numbers.get("loss", math.nan),
-        samples_per_second=(samples - previous_samples) / max(train_seconds - previous_seconds, 1e-9),
+        samples_per_second=(samples - previous_samples) / max(train_seconds - previous_seconds, 1e-9) if "samples" in numbers else math.nan,
         peak_memory_bytes=peak_memory_bytes(device),
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
@@ -319,10 +338,9 @@ def _evaluation(
 def _number(config: TrialConfig, key: str, value: Any) -> float:
     """A reported value as a float; only metrics and the loss may be NaN or infinite."""
     try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"training: {_name(config)} reported {key} as {type(value).__name__}, accepted is a number ({reason})") from error
+        number = as_number(key, value)
+    except ConfigError as error:
+        raise ConfigError(f"training: {_name(config)} {error}") from error
     if key in ("step", "epoch", "samples") and not math.isfinite(number):
         raise ConfigError(f"training: {_name(config)} reported {key}={number}, accepted is a finite number")
     return number

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import math
+import multiprocessing
 import threading
 import traceback
 import weakref
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +20,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
+from autotune.session import further_metrics
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.run import check_training, start_training
 from autotune.training.user_training import TrainingClock, check_own, train_own
@@ -270,7 +274,11 @@ def test_the_thread_ends_even_where_the_function_goes_on_reporting(own: MakeConf
         (None, "loss", "reported loss as NoneType, accepted is a number"),
         ([1, 2], "step", "reported step as list, accepted is a number"),
         (float("nan"), "samples", "reported samples=nan, accepted is a finite number"),
-        (1.0, "epochs", r"reported epochs \(did you mean epoch\?\)"),
+        ("0.95", "metric", r"reported metric as str, accepted is a number \(found '0.95'\)"),
+        (True, "metric", "reported metric as bool, accepted is a number"),
+        (np.bool_(True), "metric", "reported metric as bool, accepted is a number"),
+        (torch.tensor(True), "metric", "reported metric as Tensor, accepted is a number"),
+        (10**400, "metric", "reported metric as int, accepted is a number"),
         ("high", "accuracy", "reported accuracy as str, accepted is a number"),
     ],
 )
@@ -286,6 +294,37 @@ def test_a_yield_that_is_no_evaluation_is_refused_in_one_line(own: MakeConfig, v
     with pytest.raises(ConfigError, match="accepted is metric, any of epoch, loss, samples, step, and further metrics by name") as refused:
         run(own(saying_itself, value=value))
     assert "\n" not in str(refused.value)
+
+
+NAMES = (
+    "d_loss", "g_loss", "q_loss", "r_loss", "loss_d", "loss1", "losses", "vloss", "step1", "t_step", "my_metric", "symmetric", "geometric",
+    "examples", "n_samples", "n_epoch", "epochs", "Loss",
+)  # fmt: skip
+"""Names that look like those which a report gives a meaning to, and are none of them."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_exact_names_have_a_meaning(own: MakeConfig, name: str) -> None:
+    config = own(saying, value=3.0, key=name)
+    for at_most, outcome in ((3.0, Outcome.REACHED), (2.0, None)):
+        constrained = replace(config.target, constraints={name: {"at_most": at_most}})
+        (evaluation,) = run(replace(config, target=constrained))
+        assert (evaluation.metrics, evaluation.outcome) == ({name: 3.0}, outcome)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "loss"])
+def test_what_a_callback_measures_beside_its_metric_is_reported_by_its_name(name: str) -> None:
+    assert further_metrics({name: 3.0, "accuracy": 0.5, "epoch": 1, "step": 7}, "accuracy") == {name: 3.0}
+
+
+def test_a_metric_that_is_missing_is_told_with_a_name_that_is_close_to_it(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"reported \['scores'\], .*; metric may be called score, too \(did you mean it by scores\?\)"):
+        run(own(saying_itself, value={"scores": 0.5}))
+
+
+def test_a_throughput_that_is_not_known_is_told_as_none(own: MakeConfig) -> None:
+    assert math.isnan(run(own(saying_itself, value={"score": 0.5}))[0].samples_per_second)
+    assert run(own(saying_itself, value={"score": 0.5, "samples": 8}))[0].samples_per_second > 0
 
 
 def test_further_metrics_are_kept_and_decide_nothing(own: MakeConfig) -> None:
@@ -341,6 +380,39 @@ def reporting_aside() -> None:
     thread = threading.Thread(target=report)
     thread.start()
     thread.join()
+
+
+def in_a_process(queue: "multiprocessing.SimpleQueue[str]") -> None:
+    try:
+        autotune.report(0.5)
+    except ConfigError as error:
+        queue.put(str(error))
+    else:
+        queue.put("reported")
+
+
+def reporting_in_processes() -> None:
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        process = context.Process(target=in_a_process, args=(queue,))
+        process.start()
+        process.join()
+        autotune.report(float("accepted is the process that trains" in queue.get()) / 4)
+
+
+def test_a_report_from_a_process_that_the_function_starts_is_refused_there(own: MakeConfig) -> None:
+    assert [evaluation.metric for evaluation in run(own(reporting_in_processes, _warm_up_=False))] == [0.25, 0.25]
+
+
+def tuning_within(report: Report) -> None:
+    with pytest.raises(ConfigError, match="tune: was called within a trial"):
+        autotune.tune(reporting_by_name, space={"said": [1]}, target=autotune.target("score", at_least=1, max_seconds=1))
+    report(0.5)
+
+
+def test_a_study_within_a_trial_is_refused(own: MakeConfig) -> None:
+    assert run(own(tuning_within))[-1].outcome is Outcome.REACHED
 
 
 @pytest.mark.parametrize(

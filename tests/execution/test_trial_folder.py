@@ -1,0 +1,279 @@
+"""The folder of a trial of the user's own code, and what it printed: how both are kept apart, told and bounded."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
+from autotune.execution.trial_folder import OUTPUT_FILE
+from autotune.measurement import Target, TrialResult
+from autotune.outcome import Outcome
+
+MakeTask = Callable[..., TrialTask]
+
+
+@pytest.fixture
+def task(trial_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTask:
+    """Makes the task of a trial of a function here, of a study whose folder is ``study``."""
+    monkeypatch.setattr("autotune.training.first_call._paid", {})
+    (tmp_path / "study").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def make(function: Callable[..., Any], *, name: str = "trial-3", max_train_seconds: float = 1e9, **arguments: Any) -> TrialTask:
+        config = trial_config(
+            training={"_target_": f"{__name__}.{function.__name__}", **({"_warm_up_": False} | arguments)},
+            target=Target(metric="score", value=1.0, mode="max", max_train_seconds=max_train_seconds),
+            allowed_targets=(__name__,),
+            seed=5,
+        )
+        return TrialTask(
+            name=name, number=3, config=config, cap_seconds=1e9, num_threads=1, deadline_seconds=600.0, code_folders=(),
+            working_folder=str(tmp_path), hang_folder=str(tmp_path / "study"), num_cpus=1, num_gpus=0,
+        )  # fmt: skip
+
+    return make
+
+
+def trained(task: TrialTask) -> WorkerReport:
+    """The last report of a task's training."""
+    run = TaskRun(task)
+    try:
+        while (report := run.next_report()).outcome is None:
+            pass
+    finally:
+        run.close()
+    return report
+
+
+def error_of(task: TrialTask, report: WorkerReport) -> TrialResult:
+    assert report.outcome is not None
+    return TrialResult(
+        trial=3, values={}, overrides=(), seed=5, outcome=report.outcome, evaluations=(), started_at=0.0, stopped_at=0.0, fingerprint={},
+        error=report.error,
+    )  # fmt: skip
+
+
+def printing() -> Iterator[Mapping[str, Any]]:
+    os.write(1, b"to stdout\n")
+    os.write(2, b"to stderr\n")
+    subprocess.run(["echo", "of another program"], check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", "import autotune; print(autotune.trial())"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    trial = autotune.trial()
+    assert {path.name for path in trial.folder.iterdir()} <= {OUTPUT_FILE}
+    (trial.folder / "model.ckpt").write_text("weights")
+    yield {"score": float((trial.number, trial.name, trial.seed, str(trial)) == (3, trial.folder.name, 5, told))}
+
+
+def test_what_a_trial_writes_and_prints_lies_in_a_folder_of_its_own(task: MakeTask, tmp_path: Path, capfd: Any) -> None:
+    for name in ("trial-3", "confirm-3-1", "trial-3"):
+        report = trained(task(printing, name=name))
+        assert report.outcome is Outcome.REACHED, report.error
+        folder = tmp_path / "study/trials" / name
+        assert sorted(path.name for path in folder.iterdir()) == ["model.ckpt", OUTPUT_FILE]
+        assert (folder / OUTPUT_FILE).read_text() == "to stdout\nto stderr\nof another program\n"
+    os.write(1, b"after it\n")
+    assert capfd.readouterr().out == "after it\n"
+    assert autotune.trial() == replace(autotune.trial(), number=None, name=None, folder=tmp_path)
+
+
+def test_the_call_that_does_not_count_has_a_folder_of_its_own(task: MakeTask, tmp_path: Path) -> None:
+    report = trained(task(printing, _warm_up_=True))
+    assert report.outcome is Outcome.REACHED, report.error
+    assert (tmp_path / "study/trials/trial-3/model.ckpt").exists()
+
+
+def silent() -> Iterator[Mapping[str, Any]]:
+    yield {"score": float(autotune.trial().folder.is_dir())}
+
+
+def test_a_folder_that_stays_empty_is_deleted(task: MakeTask, tmp_path: Path) -> None:
+    assert trained(task(silent)).outcome is Outcome.REACHED
+    assert [*(tmp_path / "study/trials").iterdir()] == []
+
+
+def test_a_trial_on_a_machine_without_the_studys_folder_has_a_temporary_one(task: MakeTask, tmp_path: Path) -> None:
+    assert trained(replace(task(silent), hang_folder=str(tmp_path / "elsewhere"))).outcome is Outcome.REACHED
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def counting() -> Iterator[Mapping[str, Any]]:
+    file = autotune.trial().folder / "log"
+    os.write(1, b"a call\n")
+    file.write_text(file.read_text() + "x" if file.exists() else "x")
+    yield {"score": 1.0, "calls": len(file.read_text())}
+
+
+def test_a_resumed_trial_finds_its_folder_as_it_was_and_a_new_attempt_an_empty_one(task: MakeTask, tmp_path: Path) -> None:
+    for is_paused, num_calls in ((False, 1), (True, 2), (False, 1)):
+        report = trained(replace(task(counting), is_paused=is_paused))
+        assert report.evaluation is not None
+        assert report.evaluation.metrics == {"calls": num_calls}
+        assert (tmp_path / "study/trials/trial-3" / OUTPUT_FILE).read_text() == "a call\n" * num_calls
+
+
+def chatty() -> Iterator[Mapping[str, Any]]:
+    os.write(1, b"the first line\n")
+    for _ in range(30):
+        os.write(2, b"y" * 99_999 + b"\n")
+    os.write(1, b"the last line\n")
+    yield {"score": 1.0}
+
+
+def test_of_a_long_output_the_begin_and_the_end_are_kept(task: MakeTask, tmp_path: Path) -> None:
+    trained(task(chatty))
+    output = (tmp_path / "study/trials/trial-3" / OUTPUT_FILE).read_bytes()
+    assert output.startswith(b"the first line\n")
+    assert output.endswith(b"the last line\n")
+    assert b"\n[autotune left out what was here]\n" in output
+    assert len(output) < 1_001_000
+
+
+def failing() -> Iterator[Mapping[str, Any]]:
+    os.write(1, b"reading the data\n")
+    yield {"score": 0.5}
+    raise ValueError("the data is empty\nwhich is told in two lines")
+
+
+def test_an_error_is_told_by_its_exception_with_the_file_that_has_the_rest(task: MakeTask, tmp_path: Path) -> None:
+    result = error_of(task(failing), trained(task(failing)))
+    assert (result.outcome, result.error_line) == (Outcome.ERRORED, "ValueError: the data is empty")
+    assert Path(result.output_path).read_text() == "reading the data\n"
+
+
+def killed() -> Iterator[Mapping[str, Any]]:
+    print("reading the data")  # Python keeps it until a line ends, or it is killed
+    print("the second process was not found\r10%|#")
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield {"score": 0.5}
+
+
+def test_what_a_killed_process_printed_last_is_told(task: MakeTask, tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=trained, args=(task(killed),))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    report = report_of_death(task(killed), seconds=1.0, reason="the worker died: it was ended by SIGKILL")
+    path = tmp_path / "study/trials/trial-3" / OUTPUT_FILE
+    said = f"the worker died: it was ended by SIGKILL; it last printed: 10%|# (all of it: {path})"
+    assert (report.outcome, report.error) == (Outcome.LOST, said)
+    assert error_of(task(killed), report).error_line == said
+
+
+def reporting_in_a_process() -> Iterator[Mapping[str, Any]]:
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        pool.submit(autotune.report, 0.5).result()
+    yield {"score": 1.0}
+
+
+def test_what_is_refused_in_a_process_of_the_trainings_makes_it_invalid(task: MakeTask) -> None:
+    report = trained(task(reporting_in_a_process))
+    assert report.outcome is Outcome.INVALID
+    assert report.error is not None
+    assert "accepted is the process that trains, one a trial" in report.error
+    assert "\n" not in report.error
+
+
+def late() -> Iterator[Mapping[str, Any]]:
+    time.sleep(0.2)
+    yield {"score": 0.5}
+
+
+def test_a_training_that_takes_all_of_its_time_to_its_first_evaluation_is_told_so(task: MakeTask) -> None:
+    report = trained(task(late, max_train_seconds=0.1))
+    assert report.outcome is Outcome.TIMED_OUT
+    assert report.error is not None
+    assert report.error.startswith("its first evaluation came after 0.")
+    assert "belongs in: with autotune.building()" in report.error
+
+
+FORTY = """
+import json, os, sys
+import autotune
+
+
+def fit(lr):
+    train(lr, autotune.trial().folder)
+
+
+def train(lr, folder, report=autotune.report):
+    assert {*os.listdir(folder)} <= {"output.txt"}, os.listdir(folder)
+    for epoch in range(1, 4):
+        for name in ("log.txt", "checkpoints/last.ckpt"):
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            with open(os.path.join(folder, name), "a") as file:
+                file.write(f"{autotune.trial().name} {lr}\\n")
+        print("epoch", epoch, "of lr", lr)
+        autotune.report(epoch / 3, epoch=epoch)
+
+
+if __name__ == "__main__" and len(sys.argv) == 3:
+    train(float(sys.argv[1]), sys.argv[2])
+elif __name__ == "__main__":
+    autotune.tune(
+        autotune.command(f"python {__file__} {{lr}} {{trial_folder}}") if sys.argv[1] == "command" else fit,
+        space={"lr": autotune.log(1e-3, 1e-1)}, baseline={"lr": 1e-2}, target=autotune.target("score", at_least=1, max_seconds=60),
+        trials=40, name="forty", search="random", confirm="quick", tracking="none", cluster={"num_cpus": 2},
+        overrides=["search.max_concurrent_trials=2", "stopping=none", "search.max_retakes=0"],
+    )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["function", "command"])
+def test_forty_trials_side_by_side_do_not_meet(tmp_path: Path, how: str) -> None:
+    (tmp_path / "forty.py").write_text(FORTY)
+    ran = subprocess.run([sys.executable, "forty.py", how], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    folders = [*(tmp_path / "outputs/forty/trials").iterdir()]
+    assert {f"trial-{number}" for number in range(40)} <= {folder.name for folder in folders}
+    assert sum(folder.name.startswith("confirm-") for folder in folders) >= 2
+    for folder in folders:
+        log = (folder / "log.txt").read_text().splitlines()
+        assert len(log) == 3
+        assert len({*log}) == 1
+        assert log[0].split()[0] == folder.name
+        assert (folder / "checkpoints/last.ckpt").read_text().splitlines() == log
+        assert (folder / OUTPUT_FILE).read_text() == "".join(f"epoch {epoch} of lr {log[0].split()[1]}\n" for epoch in (1, 2, 3))
+
+
+FAILING_STUDY = """
+import autotune
+
+if __name__ == "__main__":
+    autotune.tune(
+        autotune.command("python train.py {lr}"), space={"lr": [1, 2]}, baseline={"lr": 1}, trials=4, name="failing", tracking="none",
+        target=autotune.target("accuracy", at_least=0.9, max_seconds=10), cluster={"num_cpus": 1},
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ("print('epochs: 3'); print(1 / 0)", "ZeroDivisionError: division by zero  all that it printed: "),
+        ("import autotune; autotune.report(acc=0.5)", "did you mean it by acc?"),
+    ],
+)
+def test_a_command_that_fails_or_reports_what_is_refused_is_told_by_the_cause(tmp_path: Path, train: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(train)
+    (tmp_path / "tune.py").write_text(FAILING_STUDY)
+    ran = subprocess.run([sys.executable, "tune.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    told = ran.stdout + ran.stderr
+    assert said in told
+    trials = [*(tmp_path / "outputs/failing/trials").glob("*/output.txt")]
+    assert trials if "acc" not in train else not trials
