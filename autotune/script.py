@@ -182,6 +182,7 @@ def run(command: str, report: Callable[..., None], clock: "TrainingClock", confi
             exit_code = process.wait()
         finally:
             _end(process)
+            messages.finish()
     if exit_code == -signal.SIGKILL:
         raise RuntimeError(f"{parts[0]} was ended by SIGKILL: {shlex.join(parts)}")
     if exit_code != 0:
@@ -316,6 +317,7 @@ class _Messages:
         """The connection by which the script reports, None for its stdout; empty before its first report."""
         self._names: dict[str, None] = {}
         """Names in lines of JSON that were no evaluations."""
+        self._is_over = False
         self.output: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
 
     def __iter__(self) -> Iterator[tuple[Mapping[str, Any], Callable[[], object]]]:
@@ -326,6 +328,7 @@ class _Messages:
         while True:
             line, connection = self._lines.get()
             if connection is None and not line:
+                self._is_over = True
                 return
             message = json.loads(line) if connection is not None else self._printed(line)
             if message is None:
@@ -336,6 +339,15 @@ class _Messages:
             if "report" in message:
                 self._check_reporter(connection)
             yield message, (lambda: None) if connection is None else partial(_answer, connection)
+
+    def finish(self) -> None:
+        """Take the output that a script which was ended had printed before, unless something that it left behind keeps it open."""
+        with contextlib.suppress(queue.Empty):
+            while not self._is_over:
+                line, connection = self._lines.get(timeout=_END_SECONDS)
+                self._is_over = connection is None and not line
+                if connection is None:
+                    self._printed(line)
 
     def check_reported(self) -> None:
         """Check that the script, which has ended, has not printed another metric in place of the target's.
@@ -352,10 +364,10 @@ class _Messages:
     def _read(self, file: IO[bytes], connection: socket.socket | None) -> None:
         for line in iter(partial(file.readline, _MAX_LINE_BYTES), b""):
             self._lines.put((line, connection))
+        file.close()
         if connection is None:
             self._lines.put((b"", None))
         else:
-            file.close()
             connection.close()
 
     def _accept(self) -> None:
@@ -432,8 +444,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         _signal(process, signal.SIGKILL)
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:

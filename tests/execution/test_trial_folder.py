@@ -247,7 +247,7 @@ def test_forty_trials_side_by_side_do_not_meet(tmp_path: Path, how: str) -> None
         assert len({*log}) == 1
         assert log[0].split()[0] == folder.name
         assert (folder / "checkpoints/last.ckpt").read_text().splitlines() == log
-        assert (folder / OUTPUT_FILE).read_text() == "".join(f"epoch {epoch} of lr {log[0].split()[1]}\n" for epoch in (1, 2, 3))
+        assert (folder / OUTPUT_FILE).read_text().endswith("".join(f"epoch {epoch} of lr {log[0].split()[1]}\n" for epoch in (1, 2, 3)))
 
 
 FAILING_STUDY = """
