@@ -9,12 +9,14 @@ of its own, which calls the function once, unless ``training._reuse_process_`` i
 that calls ``checkpoint.save`` before a report can be paused there.
 """
 
+import ast
 import contextlib
 import functools
 import inspect
 import math
 import queue
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -29,7 +31,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
-from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, trial
+from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, report, trial
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import TrainingEnded, check_node, function_node, imports_are_build, prepare_call
@@ -196,10 +198,32 @@ def check_own(config: TrialConfig) -> None:
     except ValueError:  # some callables written in C have none
         return
     offered = accepted_arguments(function, dict.fromkeys(("report", "config", "seed", "device", "clock", "checkpoint")))
+    _check_reports(config, function.func)
     try:
         signature.bind(**function.keywords, **offered)
     except TypeError as error:
         raise ConfigError(f"training: {_name(config)}: {error}; accepted are {', '.join(signature.parameters)}") from error
+
+
+def _check_reports(config: TrialConfig, function: Callable[..., Any]) -> None:
+    """Check the calls of ``report`` in a function's source, if that is there: a mistake in one is told only minutes later otherwise.
+
+    Raises:
+        ConfigError: a call has no metric, or more than the metric by position.
+    """
+    try:
+        calls = [node for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))) if isinstance(node, ast.Call)]
+        is_ours = "report" in inspect.signature(function).parameters or getattr(function, "__globals__", {}).get("report") is report
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return
+    for call in calls:
+        if ast.unparse(call.func) != "autotune.report" and not (is_ours and ast.unparse(call.func) == "report"):
+            continue
+        names = [keyword.arg for keyword in call.keywords]
+        if not any(isinstance(argument, ast.Starred) for argument in call.args):
+            as_reported([ast.unparse(argument) for argument in call.args], {})
+        if not call.args and None not in names and not {"metric", config.target.metric} & {*names}:
+            raise _without_metric(config, sorted(map(str, names)))
 
 
 def _function(config: TrialConfig) -> "functools.partial[Any]":
@@ -297,13 +321,7 @@ def _evaluation(
     if isinstance(values, Mapping) and "metric" not in values and target.metric in values:
         values = {"metric": values[target.metric], **{key: value for key, value in values.items() if key != target.metric}}
     if not isinstance(values, Mapping) or "metric" not in values or not all(isinstance(key, str) for key in values):
-        found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-        optional = ", ".join(sorted(REPORTED - {"metric"}))
-        meant = meant_by(found, target.metric) if isinstance(found, list) else ""
-        raise ConfigError(
-            f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name; metric may "
-            f"be called {target.metric}, too{meant}"
-        )
+        raise _without_metric(config, sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__)
     numbers = {key: _number(config, key, value) for key, value in values.items()}
     metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
     train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
@@ -332,6 +350,15 @@ def _evaluation(
         outcome=outcome_of(
             target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False, counts=not target.violation(bounded)
         ),
+    )
+
+
+def _without_metric(config: TrialConfig, found: list[str] | str) -> ConfigError:
+    metric, optional = config.target.metric, ", ".join(sorted(REPORTED - {"metric"}))
+    meant = meant_by(found, metric) if isinstance(found, list) else ""
+    return ConfigError(
+        f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name; metric may "
+        f"be called {metric}, too{meant}"
     )
 
 

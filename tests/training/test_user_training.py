@@ -488,3 +488,36 @@ def test_a_function_with_other_arguments_is_refused_before_it_runs(own: MakeConf
         check_training(own(unable, batch_size=1, batches=1))
     for function in (rising, reporting):
         check_own(own(function, num_evaluations=1))
+
+
+def misspelling(lr: float = 0.1) -> None:
+    for epoch in range(3):
+        autotune.report(scores=0.5, epoch=epoch)
+
+
+def saying_too_much(report: Report) -> None:
+    report(1, 0.5)
+
+
+def reporting_rightly(report: Report, said: dict[str, float], epoch: int = 1) -> None:
+    report(0.5, epoch=epoch)
+    report(score=0.5)
+    report(metric=0.5)
+    report(**said)
+    autotune.report(said)
+
+
+def reporting_elsewhere() -> None:
+    def report(name: str, epoch: int) -> None:
+        autotune.report(*[0.5])
+
+    report(name="a", epoch=1)
+
+
+def test_a_report_without_a_metric_is_refused_before_anything_is_trained(own: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"misspelling reported \['epoch', 'scores'\], .* \(did you mean it by scores\?\)"):
+        check_training(own(misspelling))
+    with pytest.raises(ConfigError, match=r"found 2 arguments by position \(1, 0.5\)"):
+        check_training(own(saying_too_much))
+    check_training(own(reporting_rightly, said={"score": 0.5}))
+    check_training(own(reporting_elsewhere))
