@@ -282,7 +282,7 @@ def note_imports():
             inner.clear()
             note(began)
 
-    note(0.0)  # all before was the start of Python
+    note(time.monotonic() - time.process_time())  # the start of Python, as far as it computed
     _frozen_importlib._find_and_load = timed
 
 
@@ -294,7 +294,8 @@ except ImportError as error:
     if error.name != "sitecustomize":
         raise
     sys.modules["sitecustomize"] = this
-if "AUTOTUNE_IMPORTS" in os.environ:
+is_helper = any("multiprocessing" in argument for argument in getattr(sys, "orig_argv", ()))  # while it starts, another may train
+if "AUTOTUNE_IMPORTS" in os.environ and not is_helper:
     note_imports()
 """
 """Module that a script's Python imports as it starts: notes when the main thread was importing."""

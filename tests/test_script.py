@@ -292,6 +292,26 @@ def test_start_and_imports_up_to_the_first_report_are_building_and_all_else_is_t
     assert second.train_seconds - first.train_seconds >= 2.0, "an import after the first report is training"
 
 
+WITH_HELPERS = """
+import multiprocessing, subprocess, sys, time
+if __name__ == "__main__":
+    time.sleep(1.5)
+    helper = multiprocessing.get_context("spawn").Process(target=print)  # imports this file, as a worker that gathers batches does
+    helper.start()
+    helper.join()
+    subprocess.run([sys.executable, "-c", "pass"])
+    print('{"score": 1}')
+else:
+    import slow_module
+"""
+
+
+def test_training_is_not_building_since_another_python_starts_meanwhile(own: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(1.5)")
+    (evaluation,) = start_training(own(WITH_HELPERS))
+    assert evaluation.train_seconds >= 2.8
+
+
 SITE = "import sitecustomize, json; print(json.dumps({'score': sitecustomize.MARK}))"
 
 
