@@ -74,6 +74,11 @@ class Checkpoint:
         return None
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether a training that was paused has loaded its state; True where none was paused."""
+        return True
+
+    @property
     def is_fresh(self) -> bool:
         """Whether ``save`` was called since the last report, so that the training can be paused now."""
         return False
@@ -91,6 +96,9 @@ class Session:
     """Identifier of the thread that trains, the only one that may report."""
     refused: list[ConfigError] = field(default_factory=list)
     """Errors of reports from other threads, where nobody may see them."""
+    trainers: list[object] = field(default_factory=list)
+    """Trainers of Lightning or Hugging Face that began a training, in order; a pause within a later training than the first is not
+    possible, because the first would take its checkpoint."""
 
 
 _active: Session | None = None

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
+from autotune.measurement import Evaluation
 from tests.served import Server, served
 
 MakeTrialConfig = Callable[..., TrialConfig]
@@ -88,6 +89,32 @@ def trial_config() -> MakeTrialConfig:
         return replace(_composed(overrides), **fields)
 
     return make
+
+
+@pytest.fixture
+def paused_everywhere(tmp_path: Path) -> Callable[[TrialConfig], list[Evaluation]]:
+    """Runs a training that is paused at each report where it can be, and continued by the function's next call; returns its evaluations."""
+    from autotune.session import is_pausable
+    from autotune.training.run import start_training  # the tests of other parts do without torch
+
+    def run(config: TrialConfig) -> list[Evaluation]:
+        evaluations: list[Evaluation] = []
+        folder: Path | None = None
+        is_paused = True
+        while is_paused:
+            is_paused = False
+            training = start_training(config, paused_folder=folder)
+            for evaluation in training:
+                evaluations.append(evaluation)
+                if is_pausable():
+                    folder = tmp_path / f"paused-{len(evaluations)}"
+                    training.send(folder)
+                    training.close()
+                    is_paused = True
+                    break
+        return evaluations
+
+    return run
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """Lightning trainings with the callback: reported, capped, paused and resumed through Lightning's own checkpoint."""
 
+import csv
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -99,21 +102,6 @@ def test_each_validation_is_an_evaluation(own: MakeConfig) -> None:
     assert all(set(evaluation.metrics) == {"val_accuracy"} for evaluation in evaluations)
 
 
-@pytest.mark.parametrize("num_before", [1, 4])
-def test_a_paused_training_has_the_same_curve(own: MakeConfig, tmp_path: Path, num_before: int) -> None:
-    config = own(lr=0.01)
-    whole = [evaluation.metric for evaluation in start_training(config)]
-    training = start_training(config)
-    before: list[Evaluation] = [next(training) for _ in range(num_before)]
-    assert is_pausable()
-    training.send(tmp_path / "paused")
-    training.close()
-    after = list(start_training(config, paused_folder=tmp_path / "paused"))
-    assert [evaluation.metric for evaluation in [*before, *after]] == whole
-    seconds = [evaluation.train_seconds for evaluation in [*before, *after]]
-    assert seconds == sorted(seconds)
-
-
 def test_within_an_epoch_it_is_not_paused(own: MakeConfig) -> None:
     training = start_training(own(lr=0.01, val_check_interval=0.5))
     assert [(next(training).step, is_pausable()) for _ in range(3)] == [(3, False), (6, True), (9, False)]
@@ -141,3 +129,204 @@ def test_a_metric_that_is_not_logged_is_one_line(own: MakeConfig) -> None:
 
 def test_by_hand_it_does_nothing(tmp_path: Path) -> None:
     fit(lr=0.01, epochs=1, folder=str(tmp_path))
+
+
+class Noisy(Classifier):
+    """A module whose validation loss is best after a few epochs, with metrics of every kind that a callback or schedule may watch."""
+
+    def __init__(self, lr: float, schedule: str | None) -> None:
+        super().__init__(lr)
+        self.schedule = schedule
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        self.log("train/loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        if self.schedule == "plateau":
+            schedule: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+        if self.schedule == "each epoch":
+            return super().configure_optimizers()
+        if self.schedule == "one_cycle":
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.lr, total_steps=EPOCHS * 6)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        return optimizer
+
+
+class Blobs(lightning.LightningDataModule):  # type: ignore[misc, name-defined]
+    def train_dataloader(self) -> Any:
+        return DataLoader(blobs(192), batch_size=32, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(blobs(90), batch_size=90)
+
+
+EPOCHS = 7
+ENDS: list[dict[str, Any]] = []
+"""How the trainings of ``fit_row`` ended that came to their end."""
+
+
+def early_stopping(folder: Path, patience: int = 2, **settings: Any) -> list[Any]:
+    return [lightning.callbacks.EarlyStopping("val_loss", patience=patience, **settings)]
+
+
+def saving(folder: Path, **settings: Any) -> list[Any]:
+    return [lightning.callbacks.ModelCheckpoint(folder / "best", monitor="val_loss", save_last=True, **settings)]
+
+
+def each_callback(folder: Path) -> list[Any]:
+    return [*early_stopping(folder, check_on_train_epoch_end=False), *saving(folder, save_top_k=2)]
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "early stopping at the epoch's end": {"callbacks": early_stopping},
+    "early stopping at the validation's end": {"callbacks": partial(early_stopping, check_on_train_epoch_end=False)},
+    "early stopping before its least number of epochs": {"callbacks": early_stopping, "min_epochs": 6},
+    "early stopping between validations": {
+        "callbacks": partial(early_stopping, patience=3, check_on_train_epoch_end=True, strict=False), "check_val_every_n_epoch": 2,
+    },
+    "model checkpoint": {"callbacks": saving},
+    "model checkpoint at the validation's end": {"callbacks": partial(saving, save_on_train_epoch_end=False, save_top_k=2)},
+    "learning rate reduced on a plateau": {"schedule": "plateau"},
+    "learning rate reduced each few epochs": {"schedule": "each epoch"},
+    "one cycle by step": {"schedule": "one_cycle"},
+    "stochastic weight averaging": {
+        "callbacks": lambda _: [lightning.callbacks.StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=3, annealing_epochs=2)]
+    },
+    "weight averaging by step": {"callbacks": lambda _: [lightning.callbacks.WeightAveraging()]},
+    "accumulated gradients": {"accumulate_grad_batches": 4},
+    "a change of accumulation": {"callbacks": lambda _: [lightning.callbacks.GradientAccumulationScheduler({0: 1, 2: 3})]},
+    "two validations an epoch": {"val_check_interval": 0.5, "callbacks": each_callback},
+    "a number of steps": {"max_epochs": -1, "max_steps": 28, "callbacks": each_callback},
+    "a logger": {"logger": True, "log_every_n_steps": 2},
+    "all at once": {"schedule": "plateau", "callbacks": each_callback, "accumulate_grad_batches": 2, "logger": True},
+}  # fmt: skip
+
+
+def fit_row(row: str, is_first: bool, folder: str) -> None:
+    settings = {"max_epochs": EPOCHS, "logger": False, **ROWS[row]}
+    callbacks = settings.pop("callbacks", lambda _: [])(Path(folder))
+    ours = autotune.lightning.ReportCallback(monitor="val_loss")
+    if settings["logger"]:
+        settings["logger"] = lightning.loggers.CSVLogger(folder)
+    model = Noisy(0.3, settings.pop("schedule", None))
+    trainer = lightning.Trainer(
+        **settings,
+        accelerator="cpu",
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(callback, lightning.callbacks.ModelCheckpoint) for callback in callbacks),
+        callbacks=[ours, *callbacks] if is_first else [*callbacks, ours],
+    )
+    trainer.fit(model, datamodule=Blobs())
+    end: dict[str, Any] = {"epochs": trainer.current_epoch, "step": trainer.global_step, "should_stop": trainer.should_stop}
+    end["rates"] = [group["lr"] for group in trainer.optimizers[0].param_groups]
+    end["weights"] = [parameter.tolist() for parameter in model.parameters()]
+    for callback in trainer.early_stopping_callbacks:
+        end["stopping"] = (callback.wait_count, callback.stopped_epoch, callback.best_score.item(), callback.stopping_reason_message)
+    if trainer.checkpoint_callback is not None:
+        best = trainer.checkpoint_callback
+        end["best"] = (Path(best.best_model_path).name, best.best_model_score.item(), Path(best.last_model_path).name)
+        end["files"] = sorted(path.name for path in Path(folder, "best").iterdir())
+    end["logged"] = [
+        {key: value for key, value in line.items() if value}
+        for path in sorted(Path(folder).rglob("metrics.csv"), key=lambda path: int(path.parent.name.removeprefix("version_")))
+        for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    ]
+    ENDS.append(end)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize("row", ROWS)
+def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
+    own: MakeConfig, tmp_path: Path, paused_everywhere: Callable[[TrialConfig], list[Evaluation]], row: str, is_first: bool
+) -> None:
+    ENDS.clear()
+
+    def config(folder: str) -> TrialConfig:
+        arguments = {"row": row, "is_first": is_first, "folder": str(tmp_path / folder), "_warm_up_": False}
+        return own(**arguments, _target_=f"{__name__}.fit_row")
+
+    whole = list(start_training(config("whole")))
+    paused = paused_everywhere(config("paused"))
+    assert len(list(tmp_path.glob("paused-*"))) >= 2, "else nothing was paused"
+    keys = ("step", "epoch", "metric", "metrics")
+    assert [[getattr(evaluation, key) for key in keys] for evaluation in paused] == [
+        [getattr(evaluation, key) for key in keys] for evaluation in whole
+    ]
+    assert len(ENDS) == 2
+    assert ENDS[1] == ENDS[0]
+    if "stopping" in ENDS[0]:
+        assert ENDS[0]["stopping"][0] >= 2, "else early stopping did nothing"
+    seconds = [evaluation.train_seconds for evaluation in paused]
+    assert seconds == sorted(seconds)
+
+
+def fit_otherwise(how: str, folder: str) -> None:
+    """Trainings of users who do more than call ``fit`` once, or something else."""
+    ours = autotune.lightning.ReportCallback(monitor="val_loss")
+    settings: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0} if how == "validated after it" else {"max_epochs": 2}
+    if how in ("ddp", "ddp_spawn", "ddp_fork"):
+        settings |= {"strategy": how, "devices": 1 if how == "ddp_fork" else 2}
+    model = Noisy(0.1, None)
+    if how == "added by the module":
+        model.configure_callbacks = lambda: [ours]
+
+    def trainer() -> Any:
+        return lightning.Trainer(
+            **settings, accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, callbacks=[] if how == "added by the module" else [ours],
+        )  # fmt: skip
+
+    first = trainer()
+    if how == "validated before it":
+        first.validate(model, Blobs().val_dataloader(), verbose=False)
+    first.fit(model, Blobs().train_dataloader(), Blobs().val_dataloader())
+    if how in ("validated before it", "validated after it"):
+        first.limit_val_batches = 1.0
+        first.validate(model, Blobs().val_dataloader(), verbose=False)
+    if how == "in two stages":
+        trainer().fit(model, Blobs())
+
+
+@pytest.mark.parametrize(
+    ("how", "reports"),
+    [
+        ("validated before it", [(6, 1, True), (12, 2, False)]),
+        ("validated after it", [(12, 2, False)]),
+        ("in two stages", [(6, 1, True), (12, 2, False), (6, 1, False), (12, 2, False)]),
+    ],
+)
+def test_each_state_is_reported_once_and_is_paused_where_it_can_be_found_again(
+    own: MakeConfig, how: str, reports: list[tuple[int, int, bool]]
+) -> None:
+    training = start_training(own(how=how, _target_=f"{__name__}.fit_otherwise", _warm_up_=False))
+    assert [(evaluation.step, evaluation.epoch, is_pausable()) for evaluation in training] == reports
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("ddp", r"found a Trainer with devices=2, num_nodes=1 and DDPStrategy, accepted in a trial is one .* Trainer\(devices=1"),
+        ("ddp_spawn", r"found a Trainer with devices=2"),
+        (
+            "ddp_fork",
+            r"found a Trainer with devices=1, num_nodes=1 and DDPStrategy, accepted in a trial is one that trains in the trial's own",
+        ),
+        ("added by the module", r"configure_callbacks gave, accepted is Trainer\(..., callbacks="),
+    ],
+)
+def test_what_a_trial_cannot_train_is_refused_before_a_process_is_started(
+    own: MakeConfig, monkeypatch: pytest.MonkeyPatch, how: str, told: str
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")  # so that what Lightning would set is taken back
+        monkeypatch.delenv(name)
+    before = psutil.Process().children(recursive=True)
+    with pytest.raises(ConfigError, match=told):
+        list(start_training(own(how=how, _target_=f"{__name__}.fit_otherwise", _warm_up_=False)))
+    assert psutil.Process().children(recursive=True) == before

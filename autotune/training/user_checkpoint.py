@@ -90,7 +90,7 @@ class TrainingCheckpoint(Checkpoint):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the function has loaded what it was resumed from, if anything."""
+        """See ``Checkpoint.is_loaded``."""
         return self._resumed is None
 
     def expire(self) -> None:
