@@ -50,16 +50,13 @@ def tiny_bert() -> Any:
     )
 
 
-def fit(
-    lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accuracy", eval_steps: int | None = None, is_added: bool = False
-) -> None:
+def fit(lr: float, epochs: int = 4, folder: str = ".", monitor: str = "eval_accuracy", is_added: bool = False) -> None:
     arguments = transformers.TrainingArguments(
         folder,
         learning_rate=lr,
         num_train_epochs=epochs,
         per_device_train_batch_size=16,
-        eval_strategy="epoch" if eval_steps is None else "steps",
-        eval_steps=eval_steps,
+        eval_strategy="epoch",
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
@@ -96,26 +93,6 @@ def own(trial_config: MakeConfig, tmp_path: Path) -> MakeConfig:
     return make
 
 
-@pytest.mark.parametrize(("eval_steps", "num_before"), [(None, 1), (None, 3), (4, 2), (4, 3)])
-def test_a_paused_training_has_the_same_curve(own: MakeConfig, tmp_path: Path, eval_steps: int | None, num_before: int) -> None:
-    config = own(lr=0.01, monitor="eval_loss", eval_steps=eval_steps)
-    whole = list(start_training(config))
-    assert [evaluation.step for evaluation in whole] == ([6, 12, 18, 24] if eval_steps is None else [4, 8, 12, 16, 20, 24])
-    training = start_training(config)
-    before: list[Evaluation] = [next(training) for _ in range(num_before)]
-    assert is_pausable()
-    training.send(tmp_path / "paused")
-    training.close()
-    after = list(start_training(config, paused_folder=tmp_path / "paused"))
-    parts = [*before, *after]
-    assert [evaluation.metric for evaluation in parts] == [evaluation.metric for evaluation in whole]
-    assert [evaluation.step for evaluation in parts] == [evaluation.step for evaluation in whole]
-    seconds = [evaluation.train_seconds for evaluation in parts]
-    assert seconds == sorted(seconds)
-    assert all(evaluation.evaluate_seconds > 0 for evaluation in parts)
-    assert all(set(evaluation.metrics) == {"eval_accuracy"} for evaluation in whole)
-
-
 def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path) -> None:
     evaluations = list(start_training(own(lr=0.01, value=0.8, epochs=60), weights_path=tmp_path / "weights.safetensors"))
     assert evaluations[-1].outcome is Outcome.REACHED
@@ -141,3 +118,141 @@ def test_a_callback_that_is_added_later_could_not_pause(own: MakeConfig) -> None
 @pytest.mark.parametrize("is_added", [False, True])
 def test_by_hand_it_does_nothing(tmp_path: Path, is_added: bool) -> None:
     fit(lr=0.01, epochs=1, folder=str(tmp_path), is_added=is_added)
+
+
+EPOCHS = 6
+ENDS: list[dict[str, Any]] = []
+"""How the trainings of ``fit_row`` ended that came to their end."""
+
+KEEPING_THE_BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_strategy": "epoch"}
+
+ROWS: dict[str, dict[str, Any]] = {
+    "early stopping": {**KEEPING_THE_BEST, "early_stopping": True, "learning_rate": 0.2},
+    "the best model at the end": {**KEEPING_THE_BEST, "save_total_limit": 1},
+    "the best model of evaluations within epochs": {
+        **KEEPING_THE_BEST, "early_stopping": True, "eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4,
+    },
+    "saved when it is best": {**KEEPING_THE_BEST, "save_strategy": "best"},
+    "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 5},
+    "learning rate reduced on a plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0}},
+    "saved each few steps": {"save_strategy": "steps", "save_steps": 5, "save_total_limit": 2, "save_only_model": True},
+    "saved each epoch": {"save_strategy": "epoch"},
+    "accumulated gradients": {"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
+    "an evaluation before all": {**KEEPING_THE_BEST, "early_stopping": True, "eval_on_start": True},
+    "adapters": {**KEEPING_THE_BEST, "peft": True},
+    "several data sets": {"data_sets": True},
+}  # fmt: skip
+
+
+def fit_row(row: str, is_first: bool, folder: str) -> None:
+    settings = {"eval_strategy": "epoch", "save_strategy": "no", "learning_rate": 0.05, **ROWS[row]}
+    others = [transformers.EarlyStoppingCallback(early_stopping_patience=2)] if settings.pop("early_stopping", False) else []
+    model = tiny_bert()
+    if is_peft := settings.pop("peft", False):
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+    is_dict = settings.pop("data_sets", False)
+    ours = autotune.transformers.ReportCallback(monitor="eval_b_loss" if is_dict else "eval_loss")
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            folder,
+            **settings,
+            num_train_epochs=EPOCHS,
+            per_device_train_batch_size=16,
+            logging_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=Words(90),
+        eval_dataset={"a": Words(32), "b": Words(64)} if is_dict else Words(64),
+        compute_metrics=accuracy,
+        callbacks=[ours, *others] if is_first else [*others, ours],
+    )
+    trainer.train()
+    state = trainer.state
+    ENDS.append(
+        {
+            "step": state.global_step,
+            "epoch": state.epoch,
+            "best": (state.best_metric, Path(state.best_model_checkpoint or "").name),
+            "rates": trainer.lr_scheduler.get_last_lr(),
+            "evaluated": [
+                {key: value for key, value in line.items() if key in ("step", "epoch", "eval_loss", "eval_accuracy", "eval_b_loss")}
+                for line in state.log_history
+                if any(key.startswith("eval") for key in line)
+            ],
+            "patience": [
+                callback.early_stopping_patience_counter
+                for callback in trainer.callback_handler.callbacks
+                if isinstance(callback, transformers.EarlyStoppingCallback)
+            ],
+            "files": sorted(path.name for path in Path(folder).glob("checkpoint-*")),
+            "weights": {name: value.tolist() for name, value in model.state_dict().items() if not is_peft or "lora" in name},
+        }
+    )
+
+
+@pytest.mark.parametrize("is_first", [pytest.param(True, id="first"), pytest.param(False, id="last", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", ROWS)
+def test_a_training_that_is_paused_at_every_evaluation_is_as_if_it_were_not(
+    own: MakeConfig, tmp_path: Path, paused_everywhere: Callable[[TrialConfig], list[Evaluation]], row: str, is_first: bool
+) -> None:
+    ENDS.clear()
+
+    def config(folder: str) -> TrialConfig:
+        arguments = {"row": row, "is_first": is_first, "folder": str(tmp_path / folder), "_warm_up_": False}
+        return own(**arguments, _target_=f"{__name__}.fit_row")
+
+    whole = list(start_training(config("whole")))
+    paused = paused_everywhere(config("paused"))
+    assert len(list(tmp_path.glob("paused-*"))) >= 2, "else nothing was paused"
+    keys = ("step", "epoch", "metric", "metrics")
+    assert [[getattr(evaluation, key) for key in keys] for evaluation in paused] == [
+        [getattr(evaluation, key) for key in keys] for evaluation in whole
+    ]
+    assert len(ENDS) == 2
+    assert ENDS[1] == ENDS[0]
+    if "early_stopping" in ROWS[row]:
+        assert ENDS[0]["patience"] == [2], "else early stopping did nothing"
+    seconds = [evaluation.train_seconds for evaluation in paused]
+    assert seconds == sorted(seconds)
+    assert all(evaluation.evaluate_seconds > 0 for evaluation in paused)
+
+
+def fit_otherwise(how: str, folder: str) -> None:
+    """Trainings of users who evaluate outside of ``train``, or train twice."""
+    arguments = transformers.TrainingArguments(
+        folder, num_train_epochs=2, per_device_train_batch_size=16, eval_strategy="no" if how == "evaluated after it" else "epoch",
+        save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    model = tiny_bert()
+
+    def trainer() -> Any:
+        ours = autotune.transformers.ReportCallback(monitor="eval_loss")
+        return transformers.Trainer(model, arguments, train_dataset=Words(96), eval_dataset=Words(64), callbacks=[ours])
+
+    first = trainer()
+    if how == "evaluated around it":
+        first.evaluate()
+    first.train(resume_from_checkpoint=False)
+    if how != "in two stages":
+        first.evaluate()
+    else:
+        trainer().train()
+
+
+@pytest.mark.parametrize(
+    ("how", "reports"),
+    [
+        ("evaluated around it", [(6, 1, True), (12, 2, False)]),
+        ("evaluated after it", [(12, 2, False)]),
+        ("in two stages", [(6, 1, True), (12, 2, False), (6, 1, False), (12, 2, False)]),
+    ],
+)
+def test_each_state_is_reported_once_and_is_paused_where_it_can_be_found_again(
+    own: MakeConfig, how: str, reports: list[tuple[int, int, bool]]
+) -> None:
+    training = start_training(own(how=how, _target_=f"{__name__}.fit_otherwise", _warm_up_=False))
+    assert [(evaluation.step, evaluation.epoch, is_pausable()) for evaluation in training] == reports
