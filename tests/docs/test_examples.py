@@ -24,7 +24,69 @@ from autotune.training.run import start_training
 EXAMPLES = Path(__file__).parent.parent.parent / "docs/examples"
 
 
+_STOPS_EARLY = [
+    ("    start = autotune", "    kept = autotune"),
+    (
+        '.get("epoch", 0)\n',
+        '\n    start, best, waited = (kept.get(name, 0) for name in ("epoch", "best", "waited"))\n    folder = tempfile.mkdtemp()\n',
+    ),
+    (
+        "        autotune.checkpoint().save({",
+        "        best, waited = (accuracy, 0) if accuracy > best else (best, waited + 1)\n"
+        "        if waited == 0:\n"
+        '            torch.save(model.state_dict(), f"{folder}/best.pt")\n'
+        '        autotune.checkpoint().save({"best": best, "waited": waited, ',
+    ),
+    (
+        "        autotune.report(accuracy, epoch=epoch + 1)\n",
+        "        autotune.report(accuracy, epoch=epoch + 1)\n        if waited == 8:\n            break\n",
+    ),
+    ("import torch\n", "import tempfile\n\nimport torch\n"),
+]
+WITH_EARLY_STOPPING = {
+    "with_lightning": [
+        (
+            "import lightning\n",
+            "import tempfile\n\nimport lightning\nfrom lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint\n",
+        ),
+        ("        enable_checkpointing=False,\n", ""),
+        (
+            "        callbacks=[",
+            '        callbacks=[EarlyStopping("val_accuracy", mode="max", patience=8), '
+            'ModelCheckpoint(tempfile.mkdtemp(), monitor="val_accuracy", mode="max"), ',
+        ),
+    ],
+    "with_hugging_face": [
+        ("import torch\n", "import tempfile\n\nimport torch\n"),
+        ("Trainer, TrainingArguments\n", "EarlyStoppingCallback, Trainer, TrainingArguments\n"),
+        ('        "output",\n', "        tempfile.mkdtemp(),\n"),
+        (
+            '        save_strategy="no",\n',
+            '        save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_accuracy",\n',
+        ),
+        ("        callbacks=[", "        callbacks=[EarlyStoppingCallback(early_stopping_patience=8), "),
+    ],
+    "with_accelerate": _STOPS_EARLY,
+    "with_plain_pytorch": _STOPS_EARLY,
+    "a_script": [
+        ("import json\n", "import json\nimport tempfile\n"),
+        ("for epoch in range(1, 61):\n", "best, waited, folder = 0.0, 0, tempfile.mkdtemp()\nfor epoch in range(1, 61):\n"),
+        (
+            '    print(json.dumps({"accuracy": accuracy, "epoch": epoch}))\n',
+            '    print(json.dumps({"accuracy": accuracy, "epoch": epoch}))\n'
+            "    best, waited = (accuracy, 0) if accuracy > best else (best, waited + 1)\n"
+            "    if waited == 0:\n"
+            '        torch.save(model.state_dict(), f"{folder}/best.pt")\n'
+            "    if waited == 8:\n"
+            "        break\n",
+        ),
+    ],
+}
+"""What a user adds to the programs who stops early and keeps the best state, as text and its replacement."""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("stops_early", [False, True])
 @pytest.mark.parametrize(
     ("example", "is_paused"),
     [
@@ -35,11 +97,14 @@ EXAMPLES = Path(__file__).parent.parent.parent / "docs/examples"
         ("tune_a_script", False),
     ],
 )
-def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, is_paused: bool) -> None:
+def test_a_program_is_tuned_to_a_confirmed_result(tmp_path: Path, example: str, is_paused: bool, stops_early: bool) -> None:
     if example == "with_hugging_face":
         pytest.importorskip("peft")
     for path in EXAMPLES.glob("*.py"):
         text = path.read_text(encoding="utf-8")
+        for before, after in WITH_EARLY_STOPPING.get(path.stem, []) if stops_early else []:
+            assert text.count(before) == 1, before
+            text = text.replace(before, after)
         (tmp_path / path.name).write_text(re.sub(r"trials=\d+", 'trials=8, confirm={"max_runs": 8}', text), encoding="utf-8")
     ran = subprocess.run([sys.executable, f"{example}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
