@@ -24,7 +24,7 @@ class OutcomeTraits(NamedTuple):
     optuna_state: str
     """Name of the ``optuna.trial.TrialState`` with which the trial is told to Optuna."""
     mlflow_status: str
-    """Status of the trial's run in MLflow: FINISHED if its time says something, since MLflow's pages mark KILLED as red as FAILED."""
+    """Status of the trial's run in MLflow: FINISHED unless it failed or was lost, since MLflow's pages mark KILLED as red as FAILED."""
     terminal_style: str
     """Rich style of the outcome's name in the terminal."""
     colour: str
@@ -71,7 +71,7 @@ class Outcome(StrEnum):
         "The loss or the metric was no longer finite.")
     INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "v", 7,
         "A component refused the configuration's values, so nothing was trained.")
-    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "yellow", "#888888", "1", 7,
+    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "FINISHED", "yellow", "#888888", "1", 7,
         "Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again.")
     LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x", 7,
         "A worker was lost with its machine or killed from outside, which says nothing about the configuration.", needs_new_worker=True)

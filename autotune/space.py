@@ -245,6 +245,16 @@ class SearchSpace:
             if isinstance(parameter, Choice) and parameter.opens_any and (index := parameter.index_of(value)) is not None:
                 yield from parameter.options[index][1]._opened(value_of, parameter.branch(branch + key, value))  # noqa: SLF001  # same class
 
+    @property
+    def keys(self) -> list[str]:
+        """Config keys of the parameters of every branch, outer ones first."""
+        return list(dict.fromkeys(key for _, key, _ in self.items()))
+
+    @property
+    def choices(self) -> list[str]:
+        """Config keys of the choices of every branch, outer ones first."""
+        return list(dict.fromkeys(key for _, key, parameter in self.items() if isinstance(parameter, Choice)))
+
     def items(self, branch: str = "") -> Iterator[tuple[str, str, Parameter]]:
         """Yield every parameter of every branch: qualified name, config key, parameter."""
         for key, parameter in self.parameters.items():

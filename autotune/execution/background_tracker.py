@@ -176,6 +176,8 @@ class BackgroundTracker:
         self._num_dropped = 0
         """Number of runs whose end could not be told, since the disk is full or the process is gone."""
         self._num_written = 0
+        self.page: str | None = None
+        """Address of a page that shows the trials, once the tracker is open; None if it has none."""
         self._make_model: Callable[[], tuple[Any, Any]] | None = None
         self._is_closed = False
         self._is_hurried = False
@@ -385,6 +387,8 @@ class BackgroundTracker:
                     (self._num_written,) = said
                 elif verb == "said":
                     self._say(said[0])
+                elif verb == "page":
+                    (self.page,) = said
                 else:
                     self._closed = said[0], said[1]
         except (EOFError, OSError):
@@ -417,6 +421,7 @@ def serve(connection: Connection, target: str) -> None:
                 connection.send(error)
                 return
             connection.send(None)
+            connection.send(("page", getattr(tracker, "page", None)))
             before = os.getpriority(os.PRIO_PROCESS, 0)
             os.nice(_NICENESS)
             connection.send(("closed", *_Reader(connection, tracker, spool, niceness_at_end=before).carry_out()))

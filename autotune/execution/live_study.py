@@ -317,6 +317,7 @@ def _tracker_opening(
         folder=str(plan.folder),
         settings=study_settings(plan),
         tags={"autotune.device": plan.capabilities.device_name},
+        parameters=plan.space.keys,
         baseline=plan.baseline.values if plan.baseline is not None else {},
         files={
             "study.yaml": {**target_fields(plan.trial.target), "baseline": policy.baseline_trial},

@@ -54,7 +54,7 @@ class TrialsTable:
     ) -> None:
         self._path = path
         self._unit = unit
-        self._parameters = list(dict.fromkeys(key for _, key, _ in space.items()))
+        self._parameters = space.keys
         with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["trial", *_MEASURED, *self._parameters])

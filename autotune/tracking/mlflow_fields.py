@@ -7,6 +7,7 @@ that one such value never costs a whole batch.
 import hashlib
 import json
 import math
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ from autotune.tracking.tracker import StudyInfo, TrackedTrial
 
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 5000
-CUT_MARK = " ... [cut]"
 RUN_TAG, OUTCOME_TAG = "autotune.run", "autotune.outcome"
 """Tags of a child run: its name, as the study knows it, and its outcome."""
 INTERRUPTED = "INTERRUPTED"
@@ -37,6 +37,7 @@ EVALUATION_METRICS = (
     "build_joules",
     "num_workers",
 )
+RESULT_METRICS = ("time_to_target_seconds", "score", "test_metric", "warm_seconds", "cold_seconds", "reused_build_seconds")
 STEP_METRIC = "train_seconds"
 """The metric that every evaluation has, so that its history shows which evaluations MLflow holds."""
 
@@ -101,10 +102,17 @@ def fingerprint_of(trial: TrackedTrial, result: TrialResult) -> str:
 
 
 def evaluation_points(evaluation: Evaluation, at: float, metric_name: str | None = None) -> list[Point]:
-    """The metrics of one evaluation; ``at`` is its Unix time. The target's metric is written as ``metric`` and by its own name."""
+    """The metrics of one evaluation; ``at`` is its Unix time. The target's metric is written as ``metric`` and by its own name.
+
+    A reported metric whose name is one of autotune's own fields, such as ``score``, gets a key with a hash.
+    """
     values = {key: getattr(evaluation, key) for key in EVALUATION_METRICS}
-    named = {**evaluation.metrics, **({} if metric_name is None else {metric_name: evaluation.metric})}
-    values |= {key: value for key, value in named.items() if plain_key(key) not in values}
+    named = dict(evaluation.metrics)
+    if metric_name not in (None, "metric"):
+        named[str(metric_name)] = evaluation.metric
+    if math.isnan(evaluation.loss) and "loss" in named:  # the target's metric is the loss, and was not reported as such, too
+        values["loss"] = named.pop("loss")
+    values |= {hashed_key(key) if key in EVALUATION_METRICS or key in RESULT_METRICS else plain_key(key): named[key] for key in named}
     return list(_points(values.items(), at, evaluation.step))
 
 
@@ -139,14 +147,15 @@ def result_points(result: TrialResult, score: float | None) -> list[Point]:
 
 def study_points(metrics: Mapping[str, float], at: float) -> list[Point]:
     """The metrics of a whole study, at step 0; ``at`` is their Unix time."""
-    return list(_points(metrics.items(), at, 0))
+    return list(_points(((plain_key(key), value) for key, value in metrics.items()), at, 0))
 
 
 def _points(values: Iterable[tuple[str, float | None]], at: float, step: int) -> Iterator[Point]:
+    step = min(max(step, -(2**63)), 2**63 - 1)  # a database has no larger ones, and would refuse the run
     # MLflow stores infinity as 1.8e308, which flattens every chart, so such values are left out; the outcome tag tells the reason.
     for key, value in values:
         if value is not None and math.isfinite(value):
-            yield Point(plain_key(key), float(value), milliseconds(at), step)
+            yield Point(key, float(value), milliseconds(at), step)
 
 
 def params(values: Mapping[str, Any]) -> dict[str, str]:
@@ -175,9 +184,31 @@ def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {plain_key(key): _cut(value, MAX_TAG_CHARACTERS) for key, value in tags.items()}
 
 
+_MAX_KEY_CHARACTERS = 250
+_REPLACED = re.compile(r"[^/\w.\- ]")
+"""Characters that no server takes in a key; a colon is refused by servers on Windows."""
+_HASH_DIGITS = 8
+_LOOKS_HASHED = re.compile(rf"-[0-9a-f]{{{_HASH_DIGITS}}}\Z")
+
+
 def plain_key(key: str) -> str:
-    """A key in the characters that MLflow accepts, cut to 250 of them; an underscore replaces any other character."""
-    return re.sub(r"[^/\w.\- ]", "_", key).strip("/")[:250]
+    """A key that MLflow accepts, another one for every name: the name itself where that will do, else what can be kept of it and a hash.
+
+    MLflow refuses characters, more than 250 of them, and what is no plain relative path, such as ``..`` or ``/loss``.
+    """
+    is_path = posixpath.normpath(key) == key and key != "." and not key.startswith(("..", "/"))
+    is_plain = is_path and len(key) <= _MAX_KEY_CHARACTERS and not _REPLACED.search(key)
+    return key if is_plain and not _LOOKS_HASHED.search(key) else hashed_key(key)
+
+
+def hashed_key(key: str) -> str:
+    """What can be kept of a name in a key, and a hash of the whole name."""
+    kept = [part for part in _REPLACED.sub("_", key).split("/") if part.strip(".")]
+    return f"{'/'.join(kept).lstrip('.')[: _MAX_KEY_CHARACTERS - _HASH_DIGITS - 1]}-{_hash(key)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
 
 
 def plain(value: Any) -> Any:
@@ -191,7 +222,15 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def storable(text: str) -> str:
+    """A text as databases and files take it: escapes stand for characters that UTF-8 does not have, and for NUL."""
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
 def _cut(text: str, max_characters: int) -> str:
+    """A text of at most that many characters; the end of one that is cut tells it from others that begin alike."""
+    text = storable(text)
     if len(text) <= max_characters:
         return text
-    return text[: max_characters - len(CUT_MARK)] + CUT_MARK
+    mark = f" ... [cut, {_hash(text)}]"
+    return text[: max_characters - len(mark)] + mark

@@ -6,6 +6,7 @@ call may raise what the store's client raises, and may be repeated: nothing is s
 
 import getpass
 import json
+import logging
 import shutil
 import tempfile
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 import yaml
 from mlflow.entities import LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
 from mlflow.models import Model, infer_signature
 from mlflow.utils.file_utils import local_file_uri_to_path
 
@@ -34,14 +36,21 @@ from autotune.tracking.mlflow_store import (
     one_transaction,
     open_experiment,
     tagged_runs,
+    view_page,
 )
-from autotune.tracking.mlflow_uri import store_uri
+from autotune.tracking.mlflow_uri import reason_of, store_uri
 from autotune.tracking.tracker import StudyInfo, TrackedTrial, display_name
 from autotune.yaml_files import yaml_text
 
 _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
+_MAX_NAME_CHARACTERS = 250
+_MAX_BATCH_CHARACTERS = 50_000
+"""Characters of each kind per batch: a server accepts 1 MB of JSON, which may take six bytes for a character."""
+LOGGER = logging.getLogger("autotune.tracking")
+_KINDS = {"metrics": Metric, "params": Param, "tags": RunTag}
+"""Kinds of entries of a batch, by the names of their arguments."""
 _DESCRIPTION = "mlflow.note.content"
 """Tag whose Markdown MLflow's page of a run shows first."""
 
@@ -58,9 +67,13 @@ class MlflowRuns:
         self._study, self._baseline = info.name, info.baseline
         self._folders: dict[str, str] = {}
         """Folder of a run's artifacts, by the run's id, where it is a folder of this machine and the run has not ended."""
+        self._is_together = False  # within a transaction, which fails as a whole
+        self._has_refused = False
         self._origin = {"mlflow.user": _user(), "mlflow.source.name": "autotune", "mlflow.source.type": "LOCAL"}
         with first_contact(uri):
-            self._client, self._experiment = open_experiment(uri, info.experiment)
+            self._client, self._experiment = open_experiment(uri, info.experiment, info.parameters)
+            self.page = view_page(uri, self._experiment)
+            """Address of the page that shows the trials of the experiment, best first."""
             self.has_transactions = has_transactions(self._client)
             """Whether several runs can be written ``together``."""
             self.parent = self._open_parent(info, is_resumed=bool(finished))
@@ -150,7 +163,7 @@ class MlflowRuns:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Context manager in which all writes to a database are one transaction; if it fails, files of its runs are deleted too."""
-        before = set(self._folders)
+        before, self._is_together = set(self._folders), True
         try:
             with one_transaction(self._client):
                 yield
@@ -158,6 +171,8 @@ class MlflowRuns:
             for run_id in set(self._folders) - before:
                 shutil.rmtree(Path(self._folders.pop(run_id)).parent, ignore_errors=True)
             raise
+        finally:
+            self._is_together = False
 
     def interrupt(self, run_id: str) -> None:
         """End a run as KILLED, with the outcome INTERRUPTED: it will have no result."""
@@ -223,6 +238,7 @@ class MlflowRuns:
         self._client.set_terminated(self.parent, status)
 
     def _create(self, name: str, tags: Mapping[str, str], started_at: float) -> str:
+        name = fields.storable(name)[:_MAX_NAME_CHARACTERS]
         run = self._client.create_run(self._experiment, fields.milliseconds(started_at), {**self._origin, **tags}, run_name=name)
         run_id = str(run.info.run_id)
         if run.info.artifact_uri.startswith(("/", "file:")):
@@ -244,8 +260,23 @@ class MlflowRuns:
             _batches([RunTag(key, value) for key, value in tags.items()], _MAX_TAGS),
             fillvalue=(),
         )
-        for metrics, some_params, some_tags in batches:
-            self._client.log_batch(run_id, metrics=metrics, params=some_params, tags=some_tags)
+        for batch in batches:
+            self._log_batch(run_id, [entity for entities in batch for entity in entities])
+
+    def _log_batch(self, run_id: str, entities: Sequence[Metric | Param | RunTag]) -> None:
+        """Write a batch, without entries that the store refuses for themselves: one such value must not keep a run out of MLflow."""
+        kinds = {name: [entity for entity in entities if isinstance(entity, kind)] for name, kind in _KINDS.items()}
+        try:
+            self._client.log_batch(run_id, **kinds)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE" or self._is_together:
+                raise
+            if len(entities) > 1:
+                for half in (entities[: len(entities) // 2], entities[len(entities) // 2 :]):
+                    self._log_batch(run_id, half)
+            elif not self._has_refused:
+                self._has_refused = True
+                LOGGER.warning("MLflow refuses %s (%s); the rest of the run is written", entities[0].key, reason_of(error))
 
     def _log_files(self, run_id: str, files: Mapping[str, str]) -> None:
         """Write artifacts (text by file name): into the run's folder where it is known, else in one call, which first asks for it."""
@@ -253,11 +284,11 @@ class MlflowRuns:
             own_folder = Path(self._folders[run_id])
             own_folder.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
-                (own_folder / name).write_text(text, encoding="utf-8")
+                (own_folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
             return
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
-                Path(folder, name).write_text(text, encoding="utf-8")
+                Path(folder, name).write_text(text, encoding="utf-8", errors="backslashreplace")
             self._client.log_artifacts(run_id, folder)
 
     def _children(self, parent: str) -> list[ChildRun]:
@@ -284,9 +315,17 @@ def _was_interrupted(run: ChildRun) -> bool:
     return run.tags.get(OUTCOME_TAG) == INTERRUPTED
 
 
-def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for begin in range(0, len(items), size):
-        yield items[begin : begin + size]
+def _batches(entities: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    """Entities in order, in batches of at most ``most``, and of at most ``_MAX_BATCH_CHARACTERS`` but for a single one."""
+    begin, num_characters = 0, 0
+    for end, entity in enumerate(entities):
+        length = len(entity.key) + len(str(entity.value))
+        if end - begin == most or (end > begin and num_characters + length > _MAX_BATCH_CHARACTERS):
+            yield entities[begin:end]
+            begin, num_characters = end, 0
+        num_characters += length
+    if begin < len(entities):
+        yield entities[begin:]
 
 
 def _user() -> str:

@@ -26,7 +26,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from autotune.errors import AutotuneError
+from autotune.hiding import without_secrets
 from autotune.remote.url import check_listens, kind_of_database
+from autotune.tracking.mlflow_fields import MAX_TAG_CHARACTERS, plain_key
 from autotune.tracking.mlflow_uri import reason_of, unusable
 
 LOGGER = logging.getLogger("autotune.tracking")
@@ -65,7 +67,8 @@ def first_contact(uri: str) -> Iterator[None]:
 
 _TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Tags of an experiment: MLflow's pages then show its runs as trainings, not as evaluations of a language model."""
-_VIEW_TAG = "mlflow.sharedViewState.autotune"
+_VIEW_KEY = "autotune"
+_VIEW_TAG = f"mlflow.sharedViewState.{_VIEW_KEY}"
 _VIEW_NAME = "trials, best first"
 _VIEW = {
     "searchFilter": "tags.`autotune.phase` = 'search'",
@@ -73,23 +76,52 @@ _VIEW = {
     "orderByAsc": True,
     "selectedColumns": ["metrics.`score`", "metrics.`metric`", "tags.`autotune.outcome`", "tags.`autotune.study`"],
 }
-"""State of MLflow's table of runs that its menu Views offers: as MLflow itself shows the table, no metric is in it.
+"""State of MLflow's table of runs that its menu Views offers, but for columns of params: as MLflow itself shows the table, it has neither.
 
 Source: the experiment's tag that MLflow 3.17's page writes where a view is saved.
 """
 
 
-def open_experiment(uri: str, name: str) -> tuple[MlflowClient, str]:
-    """A client of the store, and the id of the named experiment, which is created or restored, and given a view, if necessary."""
+def open_experiment(uri: str, name: str, parameters: Sequence[str] = ()) -> tuple[MlflowClient, str]:
+    """A client of the store, and the id of the named experiment, which is created or restored, and given a view, if necessary.
+
+    Args:
+        parameters: config keys whose params the view is to show as columns.
+    """
     _check_database(uri)
     _make_tables(uri)
     client = MlflowClient(uri)
     experiment = _experiment_id(client, uri, name)
-    if _VIEW_TAG not in client.get_experiment(experiment).tags:
-        now = round(time.time() * 1000)
-        view = {"name": _VIEW_NAME, "createdAt": now, "updatedAt": now, "state": json.dumps(_VIEW)}
-        client.set_experiment_tag(experiment, _VIEW_TAG, json.dumps(view))
+    stored = client.get_experiment(experiment).tags.get(_VIEW_TAG)
+    if (view := _view_with(stored, [f"params.`{plain_key(key)}`" for key in parameters])) != stored:
+        client.set_experiment_tag(experiment, _VIEW_TAG, view)
     return client, experiment
+
+
+def _view_with(stored: str | None, columns: Sequence[str]) -> str:
+    """The view with further columns, as many as its tag has room for; one that somebody changed stays as it is."""
+    now = round(time.time() * 1000)
+    view: dict[str, Any] = {"name": _VIEW_NAME, "createdAt": now, "updatedAt": now, "state": json.dumps(_VIEW)}
+    try:
+        view = view if stored is None else json.loads(stored)
+        state = json.loads(view["state"])
+        if stored is not None and view["updatedAt"] != view["createdAt"]:
+            return stored
+        for column in columns:
+            state["selectedColumns"] += [column] if column not in state["selectedColumns"] else []
+            with_column = {**view, "state": json.dumps(state)}
+            if len(json.dumps(with_column)) > MAX_TAG_CHARACTERS:
+                break
+            view = with_column
+    except (LookupError, TypeError, ValueError):  # it is not autotune's own any more
+        return str(stored)
+    return json.dumps(view)
+
+
+def view_page(uri: str, experiment: str) -> str:
+    """Address of the page that shows the view, of the store's server or of ``mlflow ui`` on this machine; ``experiment`` is its id."""
+    server = uri.rstrip("/") if uri.startswith(("http://", "https://")) else "http://127.0.0.1:5000"
+    return f"{without_secrets(server)}/#/experiments/{experiment}/runs?viewStateShareKey={_VIEW_KEY}"
 
 
 def open_store(uri: str) -> MlflowClient:

@@ -99,6 +99,8 @@ class MlflowTracker:
 
         self._finished = FinishedRuns.of(finished)
         self._store = MlflowRuns(info, uri, {end.name for end in self._finished.ends})
+        self.page = self._store.page
+        """Address of the page that shows the trials of the experiment, best first."""
         self._complete = {name for name, run_id in self._store.left.items() if run_id is None}
         self.lacking = [place for place, end in enumerate(self._finished.ends) if end.name not in self._complete]
         """Places in ``finished`` of the runs that the store lacked when the tracker was made."""

@@ -5,13 +5,13 @@ MLflow tracker this one need not outlive a failing server: only a full disk make
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
+from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.tracker import FinishedRun, FinishedRuns, StudyInfo, TrackedTrial
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ class TensorBoardTracker:
         """Write the scalars of an evaluation of the run ``name``."""
         writer = self._writer(name)
         self._steps[name].add(evaluation.step)
-        for key, value in {**evaluation.metrics, **{key: getattr(evaluation, key) for key in _SCALARS}}.items():
-            if math.isfinite(value):
-                writer.add_scalar(key, value, evaluation.step)
+        for key, value, _, step in fields.evaluation_points(evaluation, at=0.0):
+            if key in _SCALARS or key not in fields.EVALUATION_METRICS:
+                # tensorboardX would replace spaces, so that two names could become one
+                writer.add_scalar(fields.hashed_key(key) if " " in key else key, value, step)
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Write the run's missing evaluations and its row in the HPARAMS tab, and close its file."""

@@ -35,6 +35,8 @@ class StudyInfo:
     settings: Mapping[str, Any]
     """The study's settings as a flat mapping: target, sampler, number of trials, ..."""
     tags: Mapping[str, str]
+    parameters: Sequence[str] = ()
+    """Config keys of the search space; empty where nothing is searched."""
     baseline: Mapping[str, Any] = field(default_factory=dict)
     """Values of the baseline by config key, as ``TrackedTrial.values``; empty if the search space does not contain it."""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

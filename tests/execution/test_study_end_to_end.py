@@ -51,7 +51,7 @@ _COMMAND = (
     _SLOW_BASELINE,
 )
 _FIGURES = {"best_over_search.png", "curves.png", "importance.png", "baseline_vs_best.png"}
-_RUN_STATUS = {"CONTENDED": "KILLED", "LOST": "KILLED", "OUT_OF_MEMORY": "FAILED", "DIVERGED": "FAILED", "ERRORED": "FAILED"}
+_RUN_STATUS = {"LOST": "KILLED", "OUT_OF_MEMORY": "FAILED", "DIVERGED": "FAILED", "ERRORED": "FAILED"}
 
 
 @dataclass(frozen=True)

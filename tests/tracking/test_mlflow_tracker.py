@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -20,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from mlflow.utils.validation import _validate_metric
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.tracking import mlflow_store, mlflow_tracker
+from autotune.tracking.mlflow_fields import plain_key
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
 from tests.execution.test_spool import largest_file
@@ -136,8 +142,8 @@ def parent_of(uri: str) -> Run:
     return parent
 
 
-def children_of(uri: str) -> dict[str, Run]:
-    children = [run for run in runs_of(uri) if "mlflow.parentRunId" in run.data.tags]
+def children_of(uri: str, experiment_name: str = "cnn") -> dict[str, Run]:
+    children = [run for run in runs_of(uri, experiment_name) if "mlflow.parentRunId" in run.data.tags]
     assert len({run.data.tags["autotune.run"] for run in children}) == len(children)
     return {run.data.tags["autotune.run"]: run for run in children}
 
@@ -287,7 +293,7 @@ def test_a_trial_that_has_ended_soon_is_written_in_one_go(info: StudyInfo, uri: 
 
 @pytest.mark.parametrize(
     ("outcome", "status"),
-    [(Outcome.MISSED, "FINISHED"), (Outcome.CAPPED, "FINISHED"), (Outcome.OUT_OF_MEMORY, "FAILED"), (Outcome.CONTENDED, "KILLED")],
+    [(Outcome.MISSED, "FINISHED"), (Outcome.CAPPED, "FINISHED"), (Outcome.OUT_OF_MEMORY, "FAILED"), (Outcome.CONTENDED, "FINISHED")],
 )
 def test_a_run_that_did_not_reach_the_target_says_how_it_ended(info: StudyInfo, uri: str, outcome: Outcome, status: str) -> None:
     tracker = MlflowTracker(info, uri=uri)
@@ -346,7 +352,89 @@ def test_a_long_trial_with_many_parameters_exceeds_no_batch(info: StudyInfo, uri
     assert steps_of(uri, run) == list(range(1, 401))
     assert len(run.data.params) == 150
     assert len(run.data.params["key.0"]) == 6000
-    assert run.data.params["key.0"].endswith("[cut]")
+    assert re.search(r" ... \[cut, [0-9a-f]{8}\]$", run.data.params["key.0"])
+
+
+def test_every_metric_gets_a_key_of_its_own_and_none_keeps_its_run_out(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 1.0)
+    names = [
+        "MAP@k",
+        "MAP_k",
+        "val/MAP@k",
+        "@",
+        "%",
+        "_",
+        "",
+        ".",
+        "..",
+        "/..",
+        "../b",
+        "a//b",
+        "a/../b",
+        "/loss",
+        "loss/",
+        "x" * 251,
+        "x" * 252,
+    ]
+    names += ["loss-deadbeef", "score", "loss", "train_seconds", "a b", "a\nb", "\ud800", "F₁", "lr:0"]
+    metrics = {name: 1000.0 + number for number, name in enumerate(names)}
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run(evaluations=(make_evaluation(2**70, metrics=metrics),)))
+    close(tracker)
+    assert tracker.num_unwritten == 0
+    found = children_of(uri)["trial-0"].data.metrics
+    kept = {key: value for key, value in found.items() if value in metrics.values()}
+    assert kept.keys() >= {"MAP_k", "_", "a b", "F₁"}
+    assert sorted(kept.values()) == list(metrics.values())
+    assert (found["MAP_k"], found["score"], found["loss"]) == (1001.0, 1.5, 0.3)
+
+
+@given(st.sets(st.text(alphabet=st.sampled_from("aA_-./ @%:é\n\ud8000d"), max_size=12) | st.text(max_size=300), min_size=2, max_size=8))
+def test_keys_of_different_names_differ_and_mlflow_takes_them(names: set[str]) -> None:
+    keys = {plain_key(name) for name in names}
+    assert len(keys) == len(names)
+    for key in keys:
+        _validate_metric(key, 1.0, 0, 0)
+
+
+def test_long_and_odd_params_and_tags_stay_apart(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 1.0)
+    trial, result, score = make_run(error="Traceback: \ud800", outcome=Outcome.ERRORED)
+    values = {"opt@a": "x" * 7000 + "1", "opt_a": "x" * 7000 + "2", "k" * 300: "\ud800", "nul": "a\0b", "..": [1, 2]}
+    tracker = MlflowTracker(replace(info, name="n" * 250, tags={"..": "1", "a@b": "2", "a_b": "3"}), uri=uri)
+    tell(tracker, (replace(trial, values=values), result, score))
+    close(tracker)
+    assert tracker.num_unwritten == 0
+    run, tags = children_of(uri)["trial-0"], parent_of(uri).data.tags
+    assert len(run.data.params) == 5
+    assert run.data.params["opt_a"] not in {value for key, value in run.data.params.items() if key != "opt_a"}
+    assert all(len(value) <= 6000 for value in run.data.params.values())
+    assert sorted(tags[key] for key in tags if not key.startswith(("autotune.", "mlflow."))) == ["1", "2", "3"]
+    assert artifact(uri, run, "error.txt") == "Traceback: \\ud800"
+
+
+def test_what_a_store_refuses_keeps_only_itself_out(
+    info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_batch = MlflowClient.log_batch
+
+    def refuse(self: MlflowClient, run_id: str, **kinds: Any) -> None:
+        if any(entry.key in ("f1", "optimizer") for entries in kinds.values() for entry in entries):
+            raise MlflowException("not this one", INVALID_PARAMETER_VALUE)
+        log_batch(self, run_id, **kinds)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", refuse)
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 1.0)
+    tracker = MlflowTracker(info, uri=uri)
+    for number in range(3):  # several are written in one transaction first
+        tell(tracker, make_run(number))
+    close(tracker)
+    assert tracker.num_unwritten == 0
+    for run in children_of(uri).values():
+        assert run.data.metrics["accuracy"] == 0.9
+        assert "f1" not in run.data.metrics
+        assert run.data.params.keys() == {"optimizer.lr"}
+    assert len([line for line in caplog.messages if "MLflow refuses" in line]) == 1
 
 
 def test_a_running_trial_can_be_watched(info: StudyInfo, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +542,7 @@ def test_a_new_study_of_an_old_name_gets_its_own_parent(info: StudyInfo, uri: st
 
 def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that_was_changed(info: StudyInfo, uri: str) -> None:
     client, tag = MlflowClient(uri), "mlflow.sharedViewState.autotune"
-    tracker = MlflowTracker(info, uri=uri)
+    tracker = MlflowTracker(replace(info, parameters=["optimizer", "optimizer.lr"]), uri=uri)
     tell(tracker, make_run())
     close(tracker)
     experiment = client.get_experiment_by_name("cnn")
@@ -463,11 +551,20 @@ def test_mlflows_pages_offer_a_view_with_the_trials_best_first_and_keep_one_that
     assert view["name"] == "trials, best first"
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
     (run,) = client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])  # as the page asks for it
-    shown = {"metrics": run.data.metrics, "tags": run.data.tags}
+    shown = {"metrics": run.data.metrics, "tags": run.data.tags, "params": run.data.params}
     columns = [column.partition(".") for column in state["selectedColumns"]]
-    assert [shown[kind][key.strip("`")] for kind, _, key in columns] == [1.5, 0.9, "REACHED", "cnn-1"]
+    assert [shown[kind][key.strip("`")] for kind, _, key in columns] == [1.5, 0.9, "REACHED", "cnn-1", "sgd", "0.1"]
+    assert tracker.page == f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=autotune"
+    close(MlflowTracker(replace(info, name="cnn-2", parameters=["optimizer.lr", *(f"key.{number}" for number in range(1000))]), uri=uri))
+    columns = json.loads(json.loads(client.get_experiment_by_name("cnn").tags[tag])["state"])["selectedColumns"]
+    assert columns[-1].startswith("params.`key.")
+    assert len(client.get_experiment_by_name("cnn").tags[tag]) <= 5000
+    changed = json.dumps({**view, "updatedAt": view["updatedAt"] + 1})
+    client.set_experiment_tag(experiment.experiment_id, tag, changed)
+    close(MlflowTracker(replace(info, name="cnn-3", parameters=["other"]), uri=uri))
+    assert client.get_experiment_by_name("cnn").tags[tag] == changed
     client.set_experiment_tag(experiment.experiment_id, tag, "changed")
-    close(MlflowTracker(replace(info, name="cnn-2"), uri=uri))
+    close(MlflowTracker(replace(info, name="cnn-4", parameters=["other"]), uri=uri))
     assert client.get_experiment_by_name("cnn").tags[tag] == "changed"
 
 
@@ -792,6 +889,16 @@ def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pyte
     assert "batch_size: 64" in artifact(server, children_of(server)["trial-0"], "config.yaml")
     assert steps_of(server, children_of(server)["trial-1"]) == [1, 2, 3]
     assert "View run" not in capfd.readouterr().out
+
+
+def test_batches_of_long_texts_are_within_what_a_server_takes(info: StudyInfo, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 2.0)
+    trial, result, score = make_run()
+    tracker = MlflowTracker(replace(info, experiment="long"), uri=server)
+    tell(tracker, (replace(trial, values={f"key.{number}": "é" * 6000 for number in range(150)}), result, score))
+    close(tracker)
+    assert tracker.num_unwritten == 0
+    assert len(children_of(server, "long")["trial-0"].data.params) == 150
 
 
 def answers(url: str) -> bool:

@@ -82,3 +82,14 @@ def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:
 def test_how_it_is_browsed_is_said() -> None:
     node = {"_target_": "autotune.tracking.tensorboard_tracker.TensorBoardTracker"}
     assert browse_command(node, "my outputs") == "tensorboard --logdir 'my outputs'"
+
+
+def test_names_that_tensorboard_would_make_one_stay_apart(info: StudyInfo) -> None:
+    metrics = {"MAP@k": 1.0, "MAP_k": 2.0, "a b": 3.0, "a_b": 4.0, "/x": 5.0, "x": 6.0}
+    trial, result, score = make_run(evaluations=(make_evaluation(1, metrics=metrics),))
+    tracker = TensorBoardTracker(info)
+    tracker.finish(trial, result, score)
+    closed(tracker)
+    names = [name for name in read(info, trial.name).Tags()["scalars"] if name.startswith(("MAP", "a", "x"))]
+    assert len(names) == len(metrics)
+    assert sorted(each.value for name in names for each in read(info, trial.name).Scalars(name)) == list(metrics.values())
