@@ -129,12 +129,12 @@ class TuneResult:
 
     @property
     def speed_up(self) -> float | None:
-        """The baseline's expected time to target over the best configuration's, on fresh seeds; None if no gain was measured."""
+        """The baseline's expected time to target over the best configuration's, on fresh seeds; None if no gain was shown."""
         return self._ratio("ratio")
 
     @property
     def speed_up_interval(self) -> tuple[float, float] | None:
-        """95% interval of ``speed_up``, up to infinity if the baseline never reached the target; None if no gain was measured."""
+        """95% interval of ``speed_up``, up to infinity if the baseline never reached the target; None if it does not lie above 1."""
         low, high = self._ratio("low"), self._ratio("high")
         return None if low is None else (low, math.inf if high is None else high)
 
@@ -196,7 +196,7 @@ class TuneResult:
 
     def _ratio(self, field: str) -> float | None:
         speed_up = None if self._best_json is None else self._best_json["speed_up"]
-        return None if speed_up is None else speed_up[field]
+        return speed_up[field] if speed_up is not None and (speed_up["low"] or 0.0) > 1 else None
 
     @cached_property
     def _best_json(self) -> dict[str, Any] | None:

@@ -69,6 +69,19 @@ class Ratio:
     """Number of pairs of runs that the ratio is computed from."""
     claim: Claim = Claim.MEASURED
 
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the two sides are shown to differ: the interval does not contain 1, as it does with a single pair.
+
+        A ratio that is not resolved is never told as a result, only with its interval as a detail.
+        """
+        return not self.low <= 1 <= self.high
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether the denominator's side is shown to be the better one."""
+        return self.low > 1
+
     def __str__(self) -> str:
         words = "" if self.claim is Claim.MEASURED else f"{self.claim} "
         return f"{words}{self.ratio:.4g} [{self.low:.4g}, {self.high:.4g}] (n={self.num_pairs})"

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from autotune import api
 from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.execution.settings import check_settings
+from autotune.reporting.study_files import write_json
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 SCRIPT = """
@@ -337,6 +339,17 @@ def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:
     assert result.speed_up is None
     with pytest.raises(StudyError, match="study none has nothing confirmed to export"):
         result.export(tmp_path / "best.yaml")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.5, 3.0, (2.0, (1.5, 3.0))), (1.5, None, (2.0, (1.5, math.inf))), (0.9, 3.0, (None, None)), (0.0, None, (None, None))],
+)
+def test_a_speed_up_that_is_not_shown_is_none(tmp_path: Path, low: float, high: float | None, expected: tuple[object, object]) -> None:
+    speed_up = {"ratio": 2.0, "low": low, "high": high, "num_pairs": 2, "claim": "measured"}
+    write_json(tmp_path / "best.json", "summary", {"overrides": [], "best": {"num_runs": 2}, "speed_up": speed_up})
+    result = autotune.TuneResult("one", tmp_path)
+    assert (result.speed_up, result.speed_up_interval) == expected
 
 
 def test_everything_public_is_there_and_told() -> None:

@@ -29,6 +29,7 @@ from autotune.measurement import Target, TrialResult, differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, write_recording
+from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_arm, describe_ratio, describe_reached, score_format_of
 from autotune.reporting.study_files import (
     REPORT,
@@ -45,7 +46,7 @@ from autotune.reporting.study_files import (
 from autotune.reporting.terminal import Summary, format_metric, print_summary
 from autotune.search.curve_model import wait_for_import, wait_for_scikit_learn
 from autotune.search.policy import SearchPolicy
-from autotune.space import Suggestion
+from autotune.space import Suggestion, override_text
 from autotune.tracking.tracker import browse_command
 from autotune.training.capabilities import versions
 
@@ -77,7 +78,9 @@ def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts
     plan, results = live.plan, list(live.policy.results.values())
     best = confirmation.best if confirmation else None
     speed_up = confirmation.speed_up if confirmation and not confirmation.is_baseline_best else None
-    ratio = {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up else {}
+    ratio = (
+        {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up and speed_up.is_gain else {}
+    )
     expected = {} if confirmation is None else _expected_scores(confirmation)
     if best is not None and plan.trial.training is None and (plan.folder / BEST_WEIGHTS).is_file():  # a function's model only it can make
         live.tracker.log_model(partial(best_model, plan.folder, tuple(plan.composer.allowed_targets)))
@@ -98,6 +101,8 @@ def _print_result(live: LiveStudy, confirmation: Confirmation | None, front: Fro
     best, results = confirmation.best if confirmation else None, list(policy.results.values())
     if results and all(result.outcome is Outcome.ERRORED for result in results):
         raise WorkerError(f"all {len(results)} trials failed in the code they train; the first:", results[0].error or "")
+    for line in _gathered_failures(plan, results):
+        live.console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True, style="yellow")
     if best is None and (confirmation is not None or not policy.scores):
         _say_nothing_reached(live, results, confirmation)
         return EXIT_NOT_REACHED
@@ -108,9 +113,19 @@ def _print_result(live: LiveStudy, confirmation: Confirmation | None, front: Fro
         number = min(scores, key=lambda number: scores[number])
         best_word, score = "fastest" if scale.is_time else "best", scale.format(scores[number])
         _say(live, f"not confirmed (confirm=none), so nothing is exported; the {best_word} trial was {number}, {score}")
+        _say_page(live)
         return 0
     print_summary(live.console, _summary(live, confirmation, no_script))
     return 0
+
+
+def _gathered_failures(plan: StudyPlan, results: Sequence[TrialResult]) -> list[str]:
+    """Options of choices that failures gather on, a line for each."""
+    ended = [
+        EndedTrial({key: override_text(value) for key, value in result.values.items()}, result.outcome, result.error_line)
+        for result in results
+    ]
+    return gathered_failures(ended, plan.space.choices)
 
 
 def _expected_scores(confirmation: Confirmation) -> dict[str, float]:
@@ -288,7 +303,7 @@ def _changes(plan: StudyPlan, policy: SearchPolicy, confirmation: Confirmation |
     if trial is None or trial == policy.baseline_trial:
         return []
     best = plan.composer.compose_suggestion(Suggestion(policy.results[trial].values), seed=policy.results[trial].seed)
-    rows = [(key, plan.composed.lookup(key), best.lookup(key)) for key in dict.fromkeys(key for _, key, _ in plan.space.items())]
+    rows = [(key, plan.composed.lookup(key), best.lookup(key)) for key in plan.space.keys]
     return [{"key": key, "baseline": before, "best": after} for key, before, after in rows if (before, after) != (None, None)]
 
 
@@ -394,6 +409,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation, no_script: str | None)
         folder=shown_path(plan.folder),
         next_commands=(
             *([("browse the runs", browse)] if browse else []),
+            *([(f"there, {_PAGE}", live.tracker.page)] if live.tracker.page else []),
             *(_export_commands(plan) if is_exported else []),
             ("search further", live.further_command),
         ),
@@ -469,6 +485,15 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
         live,
         f"search further: {live.further_command}\nor make it easier: target.value, target.max_train_seconds (another study.name then)",
     )
+    _say_page(live)
+
+
+def _say_page(live: LiveStudy) -> None:
+    if live.tracker.page is not None:
+        _say(live, f"{live.tracker.name}, {_PAGE}: {live.tracker.page}")
+
+
+_PAGE = "the trials, best first"
 
 
 def _say(live: LiveStudy, line: str) -> None:

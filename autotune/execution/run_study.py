@@ -290,7 +290,7 @@ def _confirm(
         of_arm = {number: made for (trial, number), made in confirmations(live.study).items() if trial == run.arm}
         keep_first(plan.folder, run.tracked.name, result, earlier=[made for number, made in of_arm.items() if number < run.number])
         if result.contention is not None:
-            live.display.note(f"{run.tracked.name}  marked: {result.contention}")
+            live.display.spoilt(f"{run.tracked.name}  marked: {result.contention}")
 
     run_in_turns(
         batches(),

@@ -150,9 +150,10 @@ def verdict(comparison: Comparison) -> str:
     how = (
         f"b reaches the target {format_ratio(ratio)} as fast as a" if scale.is_time else f"{scale.quantity}: a / b is {format_ratio(ratio)}"
     )
-    text = f"{how} ({describe_interval(ratio)}, n = {pairs})"
-    is_open = ratio.low <= 1 <= ratio.high
-    return f"{text}; the interval includes 1: which is {'faster' if scale.is_time else 'better'} is not resolved" if is_open else text
+    measured = f"{describe_interval(ratio)}, n = {pairs}"
+    if not ratio.is_resolved:
+        return f"which is {'faster' if scale.is_time else 'better'} is not resolved ({measured})"
+    return f"{how} ({measured})"
 
 
 def format_step(seconds: float) -> str:

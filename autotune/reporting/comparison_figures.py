@@ -155,7 +155,11 @@ def _draw_ratio(axes: Axes, values: Sequence[Mapping[int, RunScore]], ratio: Rat
     axes.plot([ratio.ratio], [-0.25], "D", color=INK, markersize=7, markeredgecolor="white", markeredgewidth=0.8, zorder=4)
     axes.set_xlim(left, right)
     interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.low > 0 and math.isfinite(ratio.high) else ""
-    axes.set_title(f"{format_ratio(ratio)}{interval}, n = {ratio.num_pairs}", fontsize=10, fontweight="bold")
+    axes.set_title(
+        f"{format_ratio(ratio) if ratio.is_resolved else 'no difference shown'}{interval}, n = {ratio.num_pairs}",
+        fontsize=10,
+        fontweight="bold",
+    )
 
 
 def _height(row: int, pair: int) -> float:

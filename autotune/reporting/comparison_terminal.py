@@ -121,7 +121,7 @@ def _table(comparison: Comparison) -> list[Text]:
 def is_resolved(comparison: Comparison) -> bool:
     """Whether the comparison shows which side is better: both reached the target, and the ratio's interval excludes 1."""
     ratio = comparison.score_ratio
-    return comparison.both_sides_reached and ratio is not None and not ratio.low <= 1 <= ratio.high
+    return comparison.both_sides_reached and ratio is not None and ratio.is_resolved
 
 
 def _rows(comparison: Comparison) -> list[tuple[str, Callable[[ComparedSide], str], str]]:

@@ -24,6 +24,7 @@ from autotune.measurement import Phase
 from autotune.outcome import Outcome
 from autotune.reporting.concluded_study import ConcludedStudy, ConcludedTrial
 from autotune.reporting.drawing import counted, shorten, target_label
+from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.html_charts import (
     confirmation_chart,
     curves_chart,
@@ -35,7 +36,7 @@ from autotune.reporting.html_charts import (
     phases_chart,
     search_chart,
 )
-from autotune.reporting.scores import describe_arm, describe_ratio, describe_reached, format_expected, format_seconds
+from autotune.reporting.scores import describe_arm, describe_interval, describe_ratio, describe_reached, format_expected, format_seconds
 from autotune.reporting.study_files import REPORT
 from autotune.space import override_text
 
@@ -63,6 +64,7 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], output: Path
         experiment=study.summary.get("experiment", ""),
         target=target_label(study.recording.target),
         answer=_answer(study),
+        failures=_failures(study),
         arms=[(scores, arm, format_expected(scores) or "no runs", describe_reached(scores)) for scores, arm in study.arms],
         scale=study.scale,
         charts=charts,
@@ -92,15 +94,17 @@ def _answer(study: ConcludedStudy) -> dict[str, Any]:
     facts = [("Trials", f"{len(study.trials)}", f"{len(study.reached)} reached {target_label(study.recording.target)}")]
     changes = [(row["key"], _shown(row["baseline"]), _shown(row["best"])) for row in study.summary.get("changes") or _changes(study)]
     if best is not None and speed_up is not None:
-        is_shown, bound = speed_up.low > 1, "" if speed_up.claim is Claim.MEASURED else f"{speed_up.claim} "
+        is_shown, bound = speed_up.is_gain, "" if speed_up.claim is Claim.MEASURED else f"{speed_up.claim} "
         gain = (
             f"{bound}{speed_up.ratio:.3g} times as fast as the baseline"
             if scale.is_time
             else f"{scale.gain} {bound}{speed_up.ratio:.3g} times"
         )
         headline = f"{gain[0].upper()}{gain[1:]}" if is_shown else f"No configuration is shown to be {better} than the baseline"
-        detail = f"{scale.gain.capitalize()} {describe_ratio(speed_up)}, n = {counted(speed_up.num_pairs, 'pair')} of runs on fresh seeds"
-        detail += "" if is_shown else f"; the interval includes 1, so the best one is not shown to be {better}"
+        pairs = f"n = {counted(speed_up.num_pairs, 'pair')} of runs on fresh seeds"
+        detail = f"{scale.gain.capitalize()} {describe_ratio(speed_up)}, {pairs}"
+        if not speed_up.is_resolved:
+            detail += f"; {describe_interval(speed_up)}, so the best one is not shown to be {better}"
         facts.insert(0, (f"Expected {scale.quantity}", f"{describe_arm(best)}", f"baseline: {describe_arm(study.arms[0][0])}"))
         facts.insert(1, ("Reach rate", describe_reached(best), f"baseline: {describe_reached(study.arms[0][0])}"))
     elif study.arms and study.summary.get("trial") is not None:
@@ -116,8 +120,14 @@ def _answer(study: ConcludedStudy) -> dict[str, Any]:
     else:
         headline, detail = f"Nothing reached {target_label(study.recording.target)}", _closest(study)
     facts += _cost(study)
-    is_gain = best is not None and speed_up is not None and speed_up.low > 1
+    is_gain = best is not None and speed_up is not None and speed_up.is_gain
     return {"headline": headline, "detail": detail, "is_gain": is_gain, "changes": changes, "facts": facts}
+
+
+def _failures(study: ConcludedStudy) -> list[str]:
+    """Options of choices that failures gather on, a line for each."""
+    ended = [EndedTrial(trial.values, trial.outcome, trial.error) for trial in study.trials]
+    return gathered_failures(ended, study.recording.space.choices)
 
 
 def _changes(study: ConcludedStudy) -> list[dict[str, Any]]:
@@ -159,7 +169,7 @@ def _cost(study: ConcludedStudy) -> Iterator[tuple[str, str, str]]:
     training = math.fsum(trial.measured.get("train_seconds", 0.0) for trial in study.trials)
     yield "Cost of the study", format_seconds(seconds), f"{format_seconds(training)} of training in the search"
     scores = [arm.expected_score for arm in (study.arms[0][0], study.best_arm) if arm is not None] if study.arms else []
-    is_gain = study.scale.is_time and study.speed_up is not None and study.speed_up.low > 1
+    is_gain = study.scale.is_time and study.speed_up is not None and study.speed_up.is_gain
     if is_gain and len(scores) == 2 and all(score is not None and math.isfinite(score) for score in scores):
         saved = (scores[0] or 0.0) - (scores[1] or 0.0)
         yield "Paid back after", f"{math.ceil(seconds / saved):,} trainings", f"each saves {format_seconds(saved)}"

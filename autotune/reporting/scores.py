@@ -163,9 +163,11 @@ def describe_reached(arm: ArmScores) -> str:
 
 
 def describe_ratio(ratio: Ratio | None) -> str:
-    """A ratio with its interval and its claim (such as ``at least``), in words."""
+    """A ratio with its interval and its claim (such as ``at least``), in words; no number if the sides are not shown to differ."""
     if ratio is None:
         return "not measured"
+    if not ratio.is_resolved:
+        return "not shown"
     return f"{format_ratio(ratio)} ({describe_interval(ratio)})"
 
 

@@ -33,6 +33,8 @@ LOG_WIDTH = 120
 _TELL_SECONDS = 10.0
 _TELL_SHARE = 0.1
 """A log gets a line about the time left after so many seconds and this share of the trials."""
+MAX_SPOILT_TOLD = 3
+"""Trainings with spoilt times that are told one by one, before they would fill the screen of a busy machine."""
 FRAME_LINES = 8
 """Lines of the live display that do not show a trial."""
 
@@ -88,6 +90,7 @@ class StudyDisplay:
         self._time_left = TimeLeft(num_trials_left=num_left, seconds_left=time_budget_seconds, confirm_fraction=confirm_fraction)
         self._confirming: str | None = None
         self._live: Live | None = None
+        self._num_spoilt, self._num_retaken = 0, 0
 
     def __enter__(self) -> Self:
         if self._console.is_interactive or (self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None):
@@ -101,6 +104,11 @@ class StudyDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._num_spoilt > MAX_SPOILT_TOLD:
+            kept = self._num_spoilt - self._num_retaken
+            self._print(
+                f"other programs spoilt the times of {self._num_spoilt} trainings: {self._num_retaken} trained again, {kept} marked"
+            )
 
     def trial_started(self, trial: int, overrides: Sequence[str]) -> None:
         """Show a trial that was handed to a worker; a resumed one keeps its last evaluation."""
@@ -132,7 +140,8 @@ class StudyDisplay:
         """Note that other programs spoilt a trial's times, and that its configuration is tried again."""
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
-        self.note(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
+        self._num_retaken += 1
+        self.spoilt(f"trial {trial}  CONTENDED: {why}; its configuration is tried again")
 
     def trial_finished(self, result: TrialResult, score: float | None) -> None:
         """Count a trial that ended and print its line; ``score`` is None unless it reached the target."""
@@ -146,7 +155,7 @@ class StudyDisplay:
         if self._live is None or improved or result.outcome is Outcome.ERRORED:
             self._print(self._line(result, score))
         if result.contention is not None:
-            self.note(f"trial {result.trial}  marked: {result.contention}")
+            self.spoilt(f"trial {result.trial}  marked: {result.contention}")
         self._tell_progress()
 
     def confirming(self, number: int, total: int, label: str, *, num_ended: int) -> None:
@@ -155,6 +164,17 @@ class StudyDisplay:
         self._time_left.confirming(num_ended + 1, total)
         if self._live is None:
             self._print(self._confirming)
+
+    def spoilt(self, line: str) -> None:
+        """Note that other programs spoilt a training's times: the first few times, then once what can be done, and at the end how often."""
+        self._num_spoilt += 1
+        if self._num_spoilt <= MAX_SPOILT_TOLD:
+            self.note(line)
+        elif self._num_spoilt == MAX_SPOILT_TOLD + 1:
+            self.note(
+                "other programs keep spoiling times, which is no longer told of each training: end them, or keep such times, marked, "
+                "with search.max_retakes=0 (docs/measuring.md)"
+            )
 
     def note(self, line: str) -> None:
         """Print a line of text above the live table, where it stays."""
@@ -332,9 +352,10 @@ def _verdict(summary: Summary) -> list[tuple[str, str]]:
     rows += [("" if index else "overrides", override) for index, override in enumerate(summary.chosen_overrides)]
     pairs = "" if speed_up is None else f", n = {'1 pair' if speed_up.num_pairs == 1 else f'{speed_up.num_pairs} pairs'}"
     rows.append((scale.gain, f"{describe_ratio(speed_up)}{pairs}, {describe_reached(chosen)}"))
-    if speed_up is not None and speed_up.low <= 1 <= speed_up.high:
+    if speed_up is not None and not speed_up.is_resolved:
         worse = "slower" if scale.is_time else "worse"
-        rows.append(("", f"the interval includes 1: not shown to be {better} than the baseline, nor {worse}"))
+        why = "a single pair has no interval" if speed_up.num_pairs == 1 else "the interval includes 1"
+        rows.append(("", f"{why}: not shown to be {better} than the baseline, nor {worse}"))
     if speed_up is not None and speed_up.high < 1:
         rows.append(("", "slower than the baseline" if scale.is_time else "worse than the baseline"))
     rows += [
@@ -345,7 +366,7 @@ def _verdict(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _is_resolved_gain(summary: Summary) -> bool:
-    return summary.is_exported and summary.speed_up is not None and summary.speed_up.low > 1
+    return summary.is_exported and summary.speed_up is not None and summary.speed_up.is_gain
 
 
 def _between(low: float, high: float, text: Callable[[float], str]) -> str:

@@ -256,7 +256,20 @@ def test_a_gain_that_may_be_none_is_not_claimed(tmp_path: Path) -> None:
     summary = SUMMARY | {"speed_up": {"ratio": 1.1, "low": 0.9, "high": None, "num_pairs": 3, "claim": "measured"}}
     page = read(write_study_report(a_study(tmp_path / "one", summary=summary)))
     assert "No configuration is shown to be faster than the baseline" in page.text
+    assert (
+        "Speed-up not shown, n = 3 pairs of runs on fresh seeds; interval from 0.90x, so the best one is not shown to be faster"
+        in page.text
+    )
+    assert "1.1" not in page.text.partition("What to change")[0]
     assert "Paid back" not in page.text
+
+
+def test_failures_that_gather_on_an_option_are_told_in_the_answer(tmp_path: Path) -> None:
+    failed = [ended(number, Outcome.ERRORED, 0.0, num_evaluations=0, error="ValueError: <odd>", values={"optimizer": "adam", "lr": 0.1})
+              for number in (4, 5)]  # fmt: skip
+    reached = [ended(number, Outcome.REACHED, 4.0, values={"optimizer": "sgd", "lr": 0.1}) for number in range(4)]
+    page = read(write_study_report(a_study(tmp_path / "one", [*reached, *failed], SUMMARY)))
+    assert "optimizer=adam: 2 of 2 trials failed (2 ERRORED: ValueError: <odd>); it was not explored" in page.text
 
 
 def test_a_study_of_before_summaries_has_a_report_too(tmp_path: Path) -> None:

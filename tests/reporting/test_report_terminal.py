@@ -100,6 +100,22 @@ def test_a_log_has_one_plain_line_for_each_event() -> None:
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
+def test_a_busy_machine_does_not_fill_the_screen() -> None:
+    file = StringIO()
+    with display(Console(file=file, width=40, force_terminal=False)) as shown:
+        for trial in range(5):
+            shown.trial_contended(trial, "it waited")
+        shown.trial_finished(replace(finished(5, Outcome.REACHED), contention="it waited"), 12.34)
+        shown.spoilt("confirm-1-1  marked: it waited")
+    lines = [line for line in file.getvalue().splitlines() if "it waited" in line or "other programs" in line]
+    assert lines == [
+        *(f"trial {trial}  CONTENDED: it waited; its configuration is tried again" for trial in range(3)),
+        "other programs keep spoiling times, which is no longer told of each training: end them, or keep such times, marked, "
+        "with search.max_retakes=0 (docs/measuring.md)",
+        "other programs spoilt the times of 7 trainings: 5 trained again, 2 marked",
+    ]
+
+
 def test_a_terminal_shows_the_running_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     file = StringIO()
@@ -192,10 +208,18 @@ def test_a_command_is_not_broken_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
         ({"is_exported": False, "advice": "To find a faster one: more trials"}, "To find a faster one: more trials"),
         ({"speed_up": Ratio(ratio=3.1, low=2.9, high=math.inf, num_pairs=2, claim=Claim.AT_LEAST)}, "at least 3.10x"),
         ({"speed_up": None}, "speed-up  not measured"),
+        ({"speed_up": Ratio(ratio=4.55, low=0.0, high=15083.54, num_pairs=2)}, "speed-up  not shown, n = 2 pairs"),
+        ({"speed_up": Ratio(ratio=4.55, low=0.0, high=math.inf, num_pairs=1)}, "a single pair has no interval: not shown to be faster"),
     ],
 )
 def test_the_summary_claims_no_more_than_was_measured(changes: dict[str, object], expected: str) -> None:
     assert any(expected in line for line in plain_lines(replace(SUMMARY, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("low", "high", "pairs"), [(0.0, 15083.54, 2), (0.0, math.inf, 1), (1.0, 9.0, 4)])
+def test_a_ratio_that_shows_no_difference_is_no_number_anywhere(low: float, high: float, pairs: int) -> None:
+    lines = plain_lines(replace(SUMMARY, speed_up=Ratio(ratio=4.55, low=low, high=high, num_pairs=pairs)))
+    assert not [line for line in lines if "4.55" in line or "15083" in line or "9.00" in line]
 
 
 @pytest.mark.parametrize(
