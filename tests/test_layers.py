@@ -25,6 +25,7 @@ LAYERS = (
         "machine",
         "effects",
         "yaml_files",
+        "mlflow_logs",
     ),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),

@@ -24,6 +24,7 @@ from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
 from autotune.machine import Machine
 from autotune.measurement import TrialResult
+from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import target_fields
@@ -147,6 +148,7 @@ class LiveStudy:
             code_folders=self.code_folders,
             working_folder=str(Path.cwd()),
             hang_folder=str(self.plan.folder),
+            logs_folder=logs_folder(self.plan.config.tracking, self.plan.folder),
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             placement=self.plan.config.cluster.placement.upper(),

@@ -28,6 +28,7 @@ from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.hiding import without_secrets
 from autotune.measurement import TrialResult
+from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide, Comparison, write_comparison
 from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
@@ -238,6 +239,7 @@ def _task(plan: ComparisonPlan, side: Side, number: int, code_folders: Sequence[
         code_folders=tuple(code_folders),
         working_folder=str(Path.cwd()),
         hang_folder=str(plan.folder),
+        logs_folder=logs_folder(plan.config.tracking, plan.folder),
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         placement=plan.config.cluster.placement.upper(),

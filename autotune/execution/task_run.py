@@ -25,6 +25,7 @@ from autotune.execution.trial_folder import OUTPUT_FILE, has_printed, last_print
 from autotune.execution.watch import Watch, descendants
 from autotune.files import appending, make_folder
 from autotune.measurement import OUTPUT_AT, Evaluation
+from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
 from autotune.remote.cache import say_what_is_fetched
 from autotune.remote.path import paused_while_waiting
@@ -62,6 +63,8 @@ class TrialTask:
     """Number of CPUs of all workers together."""
     num_gpus: int
     """Number of GPUs of all workers together."""
+    logs_folder: str | None = None
+    """Folder whose folder of the run's name gets what the training's own code logs to MLflow; None if it logs where it says."""
     compiled_folder: str | None = None
     """Folder for compiled code in place of the machine's own, if the worker's machine has it."""
     score_test: bool = False
@@ -237,6 +240,8 @@ class TaskRun:
         if task.config.training is not None:
             run = trial_folder(Path(task.hang_folder), task.name, number=task.number, seed=task.config.seed, is_resumed=task.is_paused)
             self._folder = self._entered.enter_context(run)
+        if task.logs_folder is not None and Path(task.logs_folder).parent.is_dir():
+            keep_logs(Path(task.logs_folder, task.name), is_resumed=task.is_paused)
         from autotune.training.run import start_training  # noqa: PLC0415  # torch is imported by the first training
 
         kept: dict[str, Any] = {}

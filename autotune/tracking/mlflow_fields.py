@@ -204,7 +204,8 @@ def plain_key(key: str) -> str:
 def hashed_key(key: str) -> str:
     """What can be kept of a name in a key, and a hash of the whole name."""
     kept = [part for part in _REPLACED.sub("_", key).split("/") if part.strip(".")]
-    return f"{'/'.join(kept).lstrip('.')[: _MAX_KEY_CHARACTERS - _HASH_DIGITS - 1]}-{_hash(key)}"
+    readable = "/".join(kept).lstrip(".") or "_"
+    return f"{readable[: _MAX_KEY_CHARACTERS - _HASH_DIGITS - 1]}-{_hash(key)}"
 
 
 def _hash(text: str) -> str:

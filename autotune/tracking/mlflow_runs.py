@@ -26,8 +26,10 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from autotune.imports import absent
 from autotune.measurement import TrialResult
+from autotune.mlflow_logs import LOGS_FOLDER
 from autotune.tracking import mlflow_fields as fields
 from autotune.tracking.mlflow_fields import INTERRUPTED, OUTCOME_TAG, RUN_TAG, Point
+from autotune.tracking.mlflow_logged import read_logged
 from autotune.tracking.mlflow_store import (
     ChildRun,
     child_runs,
@@ -51,6 +53,8 @@ _MAX_BATCH_CHARACTERS = 50_000
 LOGGER = logging.getLogger("autotune.tracking")
 _KINDS = {"metrics": Metric, "params": Param, "tags": RunTag}
 """Kinds of entries of a batch, by the names of their arguments."""
+_FILES = ("config.yaml", "overrides.yaml", "fingerprint.json", "error.txt")
+"""Artifacts that autotune writes to a trial's run."""
 _DESCRIPTION = "mlflow.note.content"
 """Tag whose Markdown MLflow's page of a run shows first."""
 
@@ -65,6 +69,7 @@ class MlflowRuns:
     def __init__(self, info: StudyInfo, uri: str | None, finished: Collection[str]) -> None:
         uri = store_uri(uri)
         self._study, self._baseline = info.name, info.baseline
+        self._logs = Path(info.folder) / LOGS_FOLDER
         self._folders: dict[str, str] = {}
         """Folder of a run's artifacts, by the run's id, where it is a folder of this machine and the run has not ended."""
         self._is_together = False  # within a transaction, which fails as a whole
@@ -153,12 +158,39 @@ class MlflowRuns:
         params = {} if is_described else fields.params(trial.values)
         tags = {} if is_tagged else fields.result_tags(trial, result)
         self._log(run_id, points=[*points, *fields.result_points(result, score)], params=params, tags=tags)
+        self._add_logged(run_id, trial, result)
         files = {} if is_described else _description(trial)
         files["fingerprint.json"] = json.dumps(fields.plain(result.fingerprint), indent=2)
         if result.error is not None:
             files["error.txt"] = result.error
         self._log_files(run_id, files)
         self._client.set_terminated(run_id, result.outcome.traits.mlflow_status, fields.milliseconds(result.stopped_at))
+
+    def _add_logged(self, run_id: str, trial: TrackedTrial, result: TrialResult) -> None:
+        """Add what the training's own code logged, beneath ``logged/`` where the name is one of autotune's."""
+        folder = self._logs / trial.name
+        if not folder.is_dir():
+            return
+        try:
+            logged = read_logged(folder)
+        except Exception as error:  # noqa: BLE001  # files of any kind, which a process that was killed may have left half written
+            LOGGER.warning("MLflow: what %s logged itself cannot be read (%s)", trial.name, reason_of(error))
+            return
+        evaluated = (fields.evaluation_points(evaluation, 0.0, fields.metric_name_of(trial)) for evaluation in result.evaluations)
+        own_metrics = {*fields.EVALUATION_METRICS, *fields.RESULT_METRICS, *(point.key for points in evaluated for point in points)}
+        own_params = fields.params(trial.values)
+        self._log(
+            run_id,
+            points=[point._replace(key=_beside(point.key, own_metrics)) for point in logged.points],
+            params={_beside(key, own_params): value for key, value in logged.params.items() if own_params.get(key) != value},
+            tags={_beside(key, [tag for tag in logged.tags if tag.startswith("autotune.")]): value for key, value in logged.tags.items()},
+        )
+        for name, path in logged.artifacts:
+            shown = _beside(name, _FILES)
+            if path.is_dir():
+                self._client.log_artifacts(run_id, str(path), shown)
+            else:
+                self._client.log_artifact(run_id, str(path), None if shown == name else "logged")
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -179,8 +211,9 @@ class MlflowRuns:
         self._client.set_tag(run_id, OUTCOME_TAG, INTERRUPTED)
         self._client.set_terminated(run_id, "KILLED")
 
-    def forget(self, run_id: str) -> None:
-        """Forget what is kept of a run while it is written."""
+    def forget(self, run_id: str, name: str) -> None:
+        """Forget what is kept of a run while it is written, and what its own code logged."""
+        shutil.rmtree(self._logs / name, ignore_errors=True)
         self._folders.pop(run_id, None)
 
     def reopen(self, run_id: str) -> None:
@@ -305,6 +338,10 @@ def _description(trial: TrackedTrial) -> dict[str, str]:
     """Text of the files that describe what a run trains, by file name."""
     parts = {"config.yaml": trial.config, "overrides.yaml": trial.overrides}
     return {name: yaml.dump(fields.plain(part), Dumper=_Dumper) for name, part in parts.items()}
+
+
+def _beside(key: str, own: Collection[str]) -> str:
+    return f"logged/{key}" if key in own else key
 
 
 def _is_open(run: ChildRun) -> bool:

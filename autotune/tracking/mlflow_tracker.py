@@ -327,7 +327,7 @@ class MlflowTracker:
         run.written_at = time.monotonic()
 
     def _mark_written(self, run: "_Run") -> None:
-        self._store.forget(str(run.run_id))
+        self._store.forget(str(run.run_id), run.trial.name)
         self._complete.add(run.trial.name)
         self._num_waiting -= 1
         self._num_written += 1

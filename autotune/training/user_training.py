@@ -31,6 +31,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
+from autotune.mlflow_logs import discarded_logs
 from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, report, trial
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
@@ -160,7 +161,7 @@ def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads
     """Call the function up to its first report, with a clock of its own; ``clock`` counts the whole call, in its build phase."""
     _set_threads_and_seeds(config, num_threads)
     reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), TrainingCheckpoint(device))
-    with _throw_away_folder(), contextlib.suppress(TrainingEnded), contextlib.closing(reports):
+    with _throw_away_folder(), discarded_logs(), contextlib.suppress(TrainingEnded), contextlib.closing(reports):
         next(reports, None)
     reset_device(device)
 

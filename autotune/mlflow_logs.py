@@ -1,0 +1,67 @@
+"""Where a training's own calls of MLflow go: into a folder of its run, from which the tracker copies them into the trial's run in MLflow.
+
+User code and autologging find their store by environment variables. A folder needs no server while something is trained, locks nothing
+that other trials write to, and is there before the trial's run, which MLflow gets later. MLflow is not imported here.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+LOGS_FOLDER = "mlflow"
+"""Folder of a study's that holds a folder for each run's logs until the tracker has them."""
+_URI = "MLFLOW_TRACKING_URI"
+_MARK = "AUTOTUNE_MLFLOW_LOGS"
+"""Environment variable with the URI of the trial's folder: another one in ``MLFLOW_TRACKING_URI`` is the user's own choice."""
+
+
+def logs_folder(tracking: Mapping[str, Any], study_folder: Path) -> str | None:
+    """Path of a study's folder for logs; None if the ``tracking`` node names another tracker than MLflow's."""
+    return str(study_folder / LOGS_FOLDER) if str(tracking.get("_target_")).endswith(".MlflowTracker") else None
+
+
+def keep_logs(folder: Path, *, is_resumed: bool) -> None:
+    """Let what this process and those that it starts log to MLflow go into a folder; earlier logs in it are kept if ``is_resumed``."""
+    _end_runs()
+    if not is_resumed:
+        shutil.rmtree(folder, ignore_errors=True)
+    _log_to(folder.absolute().as_uri())
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):  # of another store
+        os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def discarded_logs() -> Iterator[None]:
+    """Context of a call that does not count: what it logs to MLflow is not kept, if it would go into a run's folder."""
+    kept = os.environ.get(_MARK)
+    if kept is None or os.environ.get(_URI) != kept:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as folder:
+        _log_to(Path(folder, "mlflow").as_uri())
+        try:
+            yield
+        finally:
+            _end_runs()
+            _log_to(kept)
+
+
+def _log_to(uri: str) -> None:
+    mlflow, before = sys.modules.get("mlflow"), os.environ.get(_MARK)
+    if mlflow is not None and before is not None and mlflow.get_tracking_uri() == before:
+        mlflow.set_tracking_uri(uri)  # a library may have set what it found in the environment
+    os.environ[_URI] = os.environ[_MARK] = uri
+
+
+def _end_runs() -> None:
+    """End the runs that code in this thread left open: the next one's calls would go to them."""
+    if (mlflow := sys.modules.get("mlflow")) is not None:
+        with contextlib.suppress(Exception):  # whatever is wrong with a run that was left is no fault of what follows
+            while mlflow.active_run() is not None:
+                mlflow.end_run()
