@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from autotune.mlflow_logs import logs_folder
+from autotune.mlflow_logs import discarded_logs, keep_logs, logs_folder
 from autotune.outcome import Outcome
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo
@@ -176,6 +176,43 @@ with mlflow.start_run():
     assert (metrics["accuracy"], metrics["score"]) == (0.9, 1.5)
     assert (metrics["logged/accuracy"], metrics["logged/score"]) == (9.0, 9.0)
     assert len(curve(uri, "trial-0", "bulk")) == 2000
+
+
+def test_autologging_and_its_model_reach_the_run(info: StudyInfo, uri: str) -> None:
+    code = f"""
+import mlflow
+import numpy as np
+from sklearn.linear_model import LinearRegression
+
+mlflow.set_tracking_uri({Path(info.folder, "mlflow", "trial-0").as_uri()!r})
+mlflow.sklearn.autolog(extra_tags={{"team": "vision"}})
+LinearRegression(positive=True).fit(np.arange(12.0).reshape(6, 2), np.arange(6.0))
+"""
+    environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300, capture_output=True)
+    tracker = MlflowTracker(info, uri=uri)
+    tell(tracker, make_run())
+    close(tracker)
+    run = children_of(uri)["trial-0"]
+    assert (run.data.params["positive"], run.data.tags["team"]) == ("True", "vision")
+    assert "training_mean_squared_error" in run.data.metrics
+    assert "sklearn" in artifact(uri, run, "model/MLmodel")
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_a_trial_that_goes_on_after_a_pause_keeps_its_logs_and_one_that_is_made_again_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE", "AUTOTUNE_MLFLOW_LOGS", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.setenv(name, "before")
+    (tmp_path / "trial-0" / "0").mkdir(parents=True)
+    keep_logs(tmp_path / "trial-0", is_resumed=is_resumed)
+    assert (tmp_path / "trial-0" / "0").exists() == is_resumed
+    assert os.environ["MLFLOW_TRACKING_URI"] == (tmp_path / "trial-0").as_uri()
+    assert "MLFLOW_RUN_ID" not in os.environ
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://my-own")
+    with discarded_logs():
+        assert os.environ["MLFLOW_TRACKING_URI"] == "http://my-own", "what the user chose stays"
 
 
 def test_only_mlflows_tracker_asks_for_logs(tmp_path: Path) -> None:
