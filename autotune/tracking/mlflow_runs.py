@@ -48,8 +48,6 @@ _MAX_METRICS = 800  # MLflow accepts 1,000 entries of all kinds per batch
 _MAX_PARAMS = 100
 _MAX_TAGS = 100
 _MAX_NAME_CHARACTERS = 250
-_MAX_BATCH_CHARACTERS = 50_000
-"""Characters of each kind per batch: a server accepts 1 MB of JSON, which may take six bytes for a character."""
 LOGGER = logging.getLogger("autotune.tracking")
 _KINDS = {"metrics": Metric, "params": Param, "tags": RunTag}
 """Kinds of entries of a batch, by the names of their arguments."""
@@ -352,17 +350,9 @@ def _was_interrupted(run: ChildRun) -> bool:
     return run.tags.get(OUTCOME_TAG) == INTERRUPTED
 
 
-def _batches(entities: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    """Entities in order, in batches of at most ``most``, and of at most ``_MAX_BATCH_CHARACTERS`` but for a single one."""
-    begin, num_characters = 0, 0
-    for end, entity in enumerate(entities):
-        length = len(entity.key) + len(str(entity.value))
-        if end - begin == most or (end > begin and num_characters + length > _MAX_BATCH_CHARACTERS):
-            yield entities[begin:end]
-            begin, num_characters = end, 0
-        num_characters += length
-    if begin < len(entities):
-        yield entities[begin:]
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
 
 
 def _user() -> str:

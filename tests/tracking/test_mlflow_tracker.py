@@ -891,16 +891,6 @@ def test_a_server_keeps_the_same_study(info: StudyInfo, server: str, capfd: pyte
     assert "View run" not in capfd.readouterr().out
 
 
-def test_batches_of_long_texts_are_within_what_a_server_takes(info: StudyInfo, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_tracker, "GIVE_UP_SECONDS", 2.0)
-    trial, result, score = make_run()
-    tracker = MlflowTracker(replace(info, experiment="long"), uri=server)
-    tell(tracker, (replace(trial, values={f"key.{number}": "é" * 6000 for number in range(150)}), result, score))
-    close(tracker)
-    assert tracker.num_unwritten == 0
-    assert len(children_of(server, "long")["trial-0"].data.params) == 150
-
-
 def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1) as reply:
