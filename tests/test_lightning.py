@@ -248,7 +248,7 @@ def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
     ENDS.clear()
 
     def config(folder: str) -> TrialConfig:
-        arguments = {"row": row, "is_first": is_first, "folder": str(tmp_path / folder), "_warm_up_": False}
+        arguments = {"row": row, "is_first": is_first, "folder": str(tmp_path / folder)}
         return own(**arguments, _target_=f"{__name__}.fit_row")
 
     whole = list(start_training(config("whole")))
@@ -304,7 +304,7 @@ def fit_otherwise(how: str, folder: str) -> None:
 def test_each_state_is_reported_once_and_is_paused_where_it_can_be_found_again(
     own: MakeConfig, how: str, reports: list[tuple[int, int, bool]]
 ) -> None:
-    training = start_training(own(how=how, _target_=f"{__name__}.fit_otherwise", _warm_up_=False))
+    training = start_training(own(how=how, _target_=f"{__name__}.fit_otherwise"))
     assert [(evaluation.step, evaluation.epoch, is_pausable()) for evaluation in training] == reports
 
 
@@ -328,5 +328,5 @@ def test_what_a_trial_cannot_train_is_refused_before_a_process_is_started(
         monkeypatch.delenv(name)
     before = psutil.Process().children(recursive=True)
     with pytest.raises(ConfigError, match=told):
-        list(start_training(own(how=how, _target_=f"{__name__}.fit_otherwise", _warm_up_=False)))
+        list(start_training(own(how=how, _target_=f"{__name__}.fit_otherwise")))
     assert psutil.Process().children(recursive=True) == before

@@ -31,7 +31,7 @@ def task(trial_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.M
 
     def make(function: Callable[..., Any], *, name: str = "trial-3", max_train_seconds: float = 1e9, **arguments: Any) -> TrialTask:
         config = trial_config(
-            training={"_target_": f"{__name__}.{function.__name__}", **({"_warm_up_": False} | arguments)},
+            training={"_target_": f"{__name__}.{function.__name__}", **arguments},
             target=Target(metric="score", value=1.0, mode="max", max_train_seconds=max_train_seconds),
             allowed_targets=(__name__,),
             seed=5,
@@ -89,7 +89,7 @@ def test_what_a_trial_writes_and_prints_lies_in_a_folder_of_its_own(task: MakeTa
 
 
 def test_the_call_that_does_not_count_has_a_folder_of_its_own(task: MakeTask, tmp_path: Path) -> None:
-    report = trained(task(printing, _warm_up_=True))
+    report = trained(task(printing, _reuse_process_=True))
     assert report.outcome is Outcome.REACHED, report.error
     assert (tmp_path / "study/trials/trial-3/model.ckpt").exists()
 

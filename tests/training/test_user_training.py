@@ -402,7 +402,7 @@ def reporting_in_processes() -> None:
 
 
 def test_a_report_from_a_process_that_the_function_starts_is_refused_there(own: MakeConfig) -> None:
-    assert [evaluation.metric for evaluation in run(own(reporting_in_processes, _warm_up_=False))] == [0.25, 0.25]
+    assert [evaluation.metric for evaluation in run(own(reporting_in_processes))] == [0.25, 0.25]
 
 
 def tuning_within(report: Report) -> None:
