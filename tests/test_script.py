@@ -208,6 +208,7 @@ import os, subprocess, sys, time
 if "WORLD_SIZE" not in os.environ:
     ranks = [subprocess.Popen([sys.executable, __file__], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}) for rank in range(2)]
     sys.exit(max(rank.wait() for rank in ranks))
+time.sleep(float(os.environ["RANK"]))  # else both may print into one line
 for epoch in range(3):
 """
 
