@@ -103,7 +103,7 @@ def _our_command(side: str, arguments: argparse.Namespace, folder: Path, seed: i
     return [
         sys.executable, "-m", "autotune", "experiment=cnn", "study.name=overhead", f"study.folder={folder}", f"study.seed={seed}",
         *(space if side == "ours" else _function(length)),
-        "target.value=2", "target.max_train_seconds=600", "stopping=none", "confirm=none", "device=cpu",
+        "target.value=1", "target.max_train_seconds=600", "stopping=none", "confirm=none", "device=cpu",
         f"search.num_trials={arguments.trials}", f"search.max_concurrent_trials={arguments.concurrency}",
         f"cluster.num_cpus={arguments.concurrency}", f"tracking.uri=sqlite:///{folder}/mlflow.db",
     ]  # fmt: skip
