@@ -48,6 +48,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
             seed=0,
             num_trials=20,
             max_errors_in_a_row=3,
+            may_repeat=True,
         )
         info = StudyInfo(name="s", kind="study", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
         settings = {
