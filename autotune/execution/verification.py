@@ -32,7 +32,7 @@ from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits, Standing
 from autotune.recording import differences, write_recording
-from autotune.reporting.scores import score_format_of
+from autotune.reporting.scores import NOT_SHOWN, measured_ratio, score_format_of
 from autotune.reporting.study_files import SUMMARY, TrialsTable, finite, read_summary, shorten_text
 from autotune.search.journal import JOURNAL, check_journal
 from autotune.search.stored_trials import baseline_number, finished_results
@@ -329,8 +329,10 @@ class _Study:
                 yield f"{key}: found {shorten_text(found)}, expected {shorten_text(value)}"
         confirmation = self.stored.confirmation(self.summary)
         comments = re.findall(r"^# (.*)$", text, re.MULTILINE)
+        speed_up = confirmation.speed_up if confirmation else None
+        measured = NOT_SHOWN if speed_up is None else measured_ratio(speed_up)  # earlier versions wrote it whatever was shown
         for line in claim_comments(self.stored.name, self.stored.target, confirmation) if confirmation else ():
-            if line not in comments:
+            if line not in comments and line.replace(NOT_SHOWN, measured) not in comments:
                 yield f"its comments do not say: {line}"
 
     def mlflow(self, uri: str | None) -> Check:

@@ -16,7 +16,7 @@ from rich.text import Text
 from autotune.comparison import Ratio
 from autotune.measurement import Evaluation, Target, TrialResult, differing_devices
 from autotune.reporting.compared import ComparedSide, Comparison, format_step, step_seconds, verdict
-from autotune.reporting.scores import SECONDS, ScoreFormat, describe_interval, format_expected, format_ratio, format_seconds
+from autotune.reporting.scores import SECONDS, ScoreFormat, format_expected, format_seconds, measured_ratio
 from autotune.reporting.terminal import REFRESHES_PER_SECOND, format_metric, printable
 
 
@@ -162,7 +162,7 @@ def _ratio(comparison: Comparison, ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
     pairs = "" if ratio.num_pairs == comparison.num_pairs else f", {ratio.num_pairs} of {comparison.num_pairs} pairs"
-    return f"{format_ratio(ratio)} ({describe_interval(ratio)}){pairs}"
+    return f"{measured_ratio(ratio)}{pairs}"
 
 
 def _mean_steps(side: ComparedSide) -> str:

@@ -166,8 +166,15 @@ def describe_ratio(ratio: Ratio | None) -> str:
     """A ratio with its interval and its claim (such as ``at least``), in words; no number if the sides are not shown to differ."""
     if ratio is None:
         return "not measured"
-    if not ratio.is_resolved:
-        return "not shown"
+    return measured_ratio(ratio) if ratio.is_resolved else NOT_SHOWN
+
+
+NOT_SHOWN = "not shown"
+"""Told in place of a ratio whose sides are not shown to differ."""
+
+
+def measured_ratio(ratio: Ratio) -> str:
+    """A ratio with its interval and its claim as it was measured, for details."""
     return f"{format_ratio(ratio)} ({describe_interval(ratio)})"
 
 

@@ -99,7 +99,7 @@ def _with_a_faster_run(folder: Path) -> None:
         (_replace("best.json", '"trial": 6', '"trial": 8'), r"best.json +differs +trial: found 8, expected 6"),
         (lambda folder: (folder / "best.json").unlink(), r"best.json +differs +.*best.json: is not there"),
         (_replace("best.yaml", "epochs: 3", "epochs: 30"), r"best.yaml +differs +epochs: found 30, expected 3"),
-        (_replace("best.yaml", "1.87x", "18.7x"), r"best.yaml +differs +its comments do not say: Speed-up over the baseline: 1.87x"),
+        (_replace("best.yaml", "1.87x", "18.7x"), r"best.yaml +differs +its comments do not say: Speed-up over the baseline: not shown"),
         (_without_a_recorded_trial, r"recording +differs +trials.parquet: trial 3: is not there"),
         (_replace("recording/study.yaml", "6: REACHED", "6: STOPPED"), r"recording +differs +study.yaml: outcomes: found .*"),
         (lambda folder: (folder / "recording" / "space.yaml").write_text("{}"), r"recording +differs +space.yaml: optimizer: found None"),
