@@ -71,7 +71,8 @@ def yaml_text(content: Any, **style: Any) -> str:
     Args:
         style: further arguments of ``yaml.dump``.
     """
-    return yaml.dump(content, Dumper=_Dumper, **{"sort_keys": False, "allow_unicode": True, "width": math.inf, **style})
+    text: str = yaml.dump(content, Dumper=_Dumper, **{"sort_keys": False, "allow_unicode": True, "width": math.inf, **style})
+    return text
 
 
 class _Dumper(yaml.SafeDumper):
