@@ -83,8 +83,8 @@ for name in names:
     run = TaskRun(replace(task, name=name))
     while (report := run.next_report()).outcome is None:
         pass
+    run.close()  # until then this process's stdout is the run's
     print(report.outcome, report.error)
-    run.close()
 """
 
 
