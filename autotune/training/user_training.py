@@ -28,12 +28,20 @@ import torch
 
 from autotune.config.build import accepted_arguments, build_partial
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import AutotuneError, ConfigError, StateError
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
 from autotune.mlflow_logs import discarded_logs
 from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, report, trial
-from autotune.training.device import device_kind, peak_memory_bytes, pick_device, reset_device, seed_everything, synchronizer
+from autotune.training.device import (
+    device_kind,
+    is_out_of_memory,
+    peak_memory_bytes,
+    pick_device,
+    reset_device,
+    seed_everything,
+    synchronizer,
+)
 from autotune.training.energy import energy_meter
 from autotune.training.first_call import TrainingEnded, check_node, function_node, imports_are_build, prepare_call
 from autotune.training.loop import read_progress
@@ -95,6 +103,7 @@ def train_own(
     Raises:
         ConfigError: the function never reports, reports something that is not an evaluation, or saves what cannot be written.
         DataError: a state is damaged, belongs to another configuration, or cannot be written.
+        StateError: the function, or a library, cannot load the state that it was paused with.
         Exception: the function raised it.
     """
     clock = PhaseClock()
@@ -114,26 +123,32 @@ def train_own(
         yield previous
         return
     reports = _reports(config, device, clock, lambda: imports_are_build(clock, paid), checkpoint)
-    with contextlib.closing(reports):
-        for values in reports:
-            if not checkpoint.is_loaded:
-                raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
-            phase = clock.phase  # a report may be made within evaluating()
-            clock.enter(None)
-            evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
-            if previous is None and checkpoint.is_fresh:
-                checkpoint.check()  # before anything is paused
-            if state_folder is not None and checkpoint.is_fresh:
-                checkpoint.write(state_folder, config, evaluation)
-            while (pause_folder := (yield evaluation)) is not None:
-                checkpoint.write(pause_folder, config, evaluation)
-            if evaluation.outcome is not None:
-                if weights_path is not None:
-                    checkpoint.write_weights(weights_path, config, evaluation, origin)
-                return
-            previous = evaluation
-            checkpoint.expire()
-            clock.enter(phase)
+    try:
+        with contextlib.closing(reports):
+            for values in reports:
+                if not checkpoint.is_loaded:
+                    raise ConfigError(f"training: {_name(config)} was paused, and reported before it called checkpoint.load")
+                phase = clock.phase  # a report may be made within evaluating()
+                clock.enter(None)
+                evaluation = _evaluation(config, values, clock, device, cap_seconds, previous)
+                if previous is None and checkpoint.is_fresh:
+                    checkpoint.check()  # before anything is paused
+                if state_folder is not None and checkpoint.is_fresh:
+                    checkpoint.write(state_folder, config, evaluation)
+                while (pause_folder := (yield evaluation)) is not None:
+                    checkpoint.write(pause_folder, config, evaluation)
+                if evaluation.outcome is not None:
+                    if weights_path is not None:
+                        checkpoint.write_weights(weights_path, config, evaluation, origin)
+                    return
+                previous = evaluation
+                checkpoint.expire()
+                clock.enter(phase)
+    except Exception as error:
+        if paused_folder is None or checkpoint.is_loaded or isinstance(error, AutotuneError) or is_out_of_memory(error):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())  # such as of a library that cannot read its own checkpoint
+        raise StateError(f"training: {_name(config)} cannot continue from the state that it was paused with: {said}") from error
     if previous is None:
         raise ConfigError(
             f"training: {_name(config)} ended without one evaluation; accepted is at least one call of autotune.report, or of its "

@@ -11,7 +11,7 @@ from torch import nn
 
 import autotune
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.errors import AutotuneError, ConfigError, DataError, StateError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.session import current, is_pausable
@@ -59,6 +59,15 @@ def not_saving() -> None:
 def saving_once(checkpoint: autotune.Checkpoint) -> None:
     checkpoint.save({"number": 0})
     for number in range(5):
+        autotune.report(-number)
+
+
+def failing_to_load(checkpoint: autotune.Checkpoint) -> None:
+    """Loads as a library does that cannot read what it wrote."""
+    if checkpoint.files is not None:
+        raise KeyError("model.embeddings.weight")
+    for number in range(5):
+        checkpoint.save({}, write_files=lambda folder: (folder / "progress.txt").write_text("1"))
         autotune.report(-number)
 
 
@@ -217,6 +226,7 @@ def test_the_weights_of_a_training_that_reached_its_target_are_written(own: Make
     [
         (never_loading, ConfigError, "never_loading was paused, and reported before it called checkpoint.load"),
         (loading_another, ConfigError, "checkpoint.load: found 'network', accepted is what was saved: number"),
+        (failing_to_load, StateError, "cannot continue from the state that it was paused with: KeyError: 'model.embeddings.weight'$"),
     ],
 )
 def test_a_function_that_cannot_go_on_says_why(
