@@ -47,7 +47,7 @@ _NUM_KEPT_LINES = 400
 _MAX_LINE_BYTES = 2**16
 """Bytes of output that are taken for a line at most: progress bars never end theirs."""
 _END_SECONDS = 5.0
-"""Seconds that a script may take to end after SIGTERM."""
+"""Seconds that a script may take to end after SIGTERM, and that are waited for what processes print that it left behind."""
 _OWN_FIELDS = ("trial_folder", "trial_number")
 """Names in braces that are no keys of the space: the folder and the number of the trial."""
 
@@ -197,10 +197,16 @@ def _take(message: Mapping[str, Any], process: "subprocess.Popen[bytes]", report
     elif "enter" in message:
         phases.enter(message["enter"])
     else:
-        _signal(process, signal.SIGSTOP)
-        phases.count_start()
-        report(**message["report"])
-        _signal(process, signal.SIGCONT)
+        running = _running(process)  # noted now: what a process that ends meanwhile has started would stay stopped for ever
+        _send(running, signal.SIGSTOP)
+        try:
+            phases.count_start()
+            report(**message["report"])
+        except BaseException:
+            _send(running, signal.SIGTERM)
+            raise
+        finally:
+            _send(running, signal.SIGCONT)
 
 
 class _Phases:
@@ -302,7 +308,9 @@ if "AUTOTUNE_IMPORTS" in os.environ and not is_helper:
 
 
 class _Messages:
-    """Messages of a script, by its connections and its stdout, each with what answers it, until its stdout is closed.
+    """Messages of a script, by its connections and its stdout, each with what answers it.
+
+    They end when its stdout is closed, or when the script has ended and nothing has come for some seconds.
 
     Args:
         metric: name of the target's metric, which a line of JSON has that is an evaluation.
@@ -327,7 +335,12 @@ class _Messages:
         threading.Thread(target=self._accept, daemon=True).start()
         is_first = True
         while True:
-            line, connection = self._lines.get()
+            try:
+                line, connection = self._lines.get(timeout=_END_SECONDS)
+            except queue.Empty:
+                if self._process.poll() is None:
+                    continue
+                line, connection = b"", None  # a process that the script left behind keeps its stdout open
             if connection is None and not line:
                 self._is_over = True
                 return
@@ -438,22 +451,29 @@ def _failure(ended: str, output: Sequence[str]) -> str:
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """End a script that still runs, and the processes that it started."""
     if process.poll() is None:
-        _signal(process, signal.SIGTERM)
-        _signal(process, signal.SIGCONT)
+        running = _running(process)
+        _send(running, signal.SIGTERM)
+        _send(running, signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
     if process.poll() is None:
-        _signal(process, signal.SIGKILL)
+        _send(_running(process), signal.SIGKILL)
         process.wait()
 
 
-def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Send a signal to a process and to all that it started."""
+def _running(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """A process and all that it started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(process.pid)
-        for running in (parent, *parent.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                running.send_signal(number)
+        return [parent, *parent.children(recursive=True)]
+    return []
+
+
+def _send(processes: Sequence[psutil.Process], number: int) -> None:
+    """Send a signal to those of the processes that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _fields(template: str) -> list[str]:

@@ -313,6 +313,42 @@ def test_training_is_not_building_since_another_python_starts_meanwhile(own: Mak
     assert evaluation.train_seconds >= 2.8
 
 
+LEAVING = """
+import subprocess, sys
+print('{"score": 1}', flush=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+"""
+
+
+def test_a_process_that_a_script_leaves_behind_does_not_keep_its_trial(own: MakeConfig) -> None:
+    assert [evaluation.metric for evaluation in start_training(own(LEAVING))] == [1]
+
+
+GRANDCHILD = """
+import os, time
+end, other_end = os.pipe()
+if os.fork() == 0:
+    child = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == child:
+            time.sleep(0.01)
+        os._exit(0)
+    time.sleep(600)
+os.close(other_end)
+print('{"score": 1}', flush=True)
+os.read(end, 1)  # until both have ended
+print('{"score": 2}', flush=True)
+"""
+
+
+def test_what_a_script_started_is_not_left_stopped_if_its_parent_ends_meanwhile(own: MakeConfig) -> None:
+    evaluations = start_training(own(GRANDCHILD))
+    assert next(evaluations).metric == 1
+    (script,) = psutil.Process().children()
+    script.children()[0].kill()
+    assert [evaluation.metric for evaluation in evaluations] == [2]
+
+
 SITE = "import sitecustomize, json; print(json.dumps({'score': sitecustomize.MARK}))"
 
 

@@ -70,7 +70,7 @@ def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
 
 def test_a_comment_does_not_become_a_key_in_an_experiment() -> None:
     text = experiment_yaml(base="cnn", base_content={}, groups={}, values={"seed": 1}, comments=["a\nallowed_targets: [os]", EVIL])
-    assert yaml.safe_load(text) == {"defaults": ["cnn", "_self_"], "seed": 1}
+    assert yaml.safe_load(text) == {"defaults": ["/experiment/cnn", "_self_"], "seed": 1}
 
 
 def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:
