@@ -361,8 +361,8 @@ def _wrapped(given: Callable[..., Any]) -> Callable[..., Any]:
 def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool) -> TuneResult:
     from rich.console import Console  # noqa: PLC0415  # importing autotune is to be quick
 
-    from autotune.execution import interrupt  # noqa: PLC0415
-    from autotune.tune_study import tune_command  # noqa: PLC0415
+    from autotune.execution import interrupt  # noqa: PLC0415  # likewise
+    from autotune.tune_study import tune_command  # noqa: PLC0415  # likewise
 
     try:
         exit_code = tune_command(arguments, console=Console(quiet=quiet))

@@ -92,12 +92,16 @@ def trial_config() -> MakeTrialConfig:
 
 
 @pytest.fixture
-def paused_everywhere(tmp_path: Path) -> Callable[[TrialConfig], list[Evaluation]]:
-    """Runs a training that is paused at each report where it can be, and continued by the function's next call; returns its evaluations."""
+def check_pauses(tmp_path: Path) -> Callable[[Callable[[str], TrialConfig]], list[Evaluation]]:
+    """Asserts that a training is as if it had not been paused, if it is paused at each report where it can be, and continued anew.
+
+    It takes what gives the training's configuration, for a folder of its own: once for the whole training, once for the paused one, whose
+    evaluations it returns.
+    """
     from autotune.session import is_pausable
     from autotune.training.run import start_training  # the tests of other parts do without torch
 
-    def run(config: TrialConfig) -> list[Evaluation]:
+    def paused_everywhere(config: TrialConfig) -> list[Evaluation]:
         evaluations: list[Evaluation] = []
         folder: Path | None = None
         is_paused = True
@@ -114,7 +118,19 @@ def paused_everywhere(tmp_path: Path) -> Callable[[TrialConfig], list[Evaluation
                     break
         return evaluations
 
-    return run
+    def check(config: Callable[[str], TrialConfig]) -> list[Evaluation]:
+        whole = list(start_training(config("whole")))
+        paused = paused_everywhere(config("paused"))
+        assert len(list(tmp_path.glob("paused-*"))) >= 2, "else nothing was paused"
+        keys = ("step", "epoch", "metric", "metrics")
+        assert [[getattr(evaluation, key) for key in keys] for evaluation in paused] == [
+            [getattr(evaluation, key) for key in keys] for evaluation in whole
+        ]
+        seconds = [evaluation.train_seconds for evaluation in paused]
+        assert seconds == sorted(seconds)
+        return paused
+
+    return check
 
 
 @pytest.fixture
