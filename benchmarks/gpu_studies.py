@@ -7,14 +7,16 @@ is about is found in the study's files, and if nothing of it is left on the GPU.
 import argparse
 import csv
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +65,8 @@ def rows(data_root: str | None) -> list[Row]:
         ),
         Row(
             name="precision",
-            arguments=tune("precision", "experiment=cnn", _COMPILING, "search.time_budget_seconds=60", "confirm=quick"),
-            limit_seconds=180,
+            arguments=tune("precision", "experiment=cnn", _COMPILING, "search.time_budget_seconds=40", "confirm=quick"),
+            limit_seconds=120,
             holds=lambda found: not found["outcomes"].get("ERRORED", 0),
         ),
         Row(
@@ -77,7 +79,7 @@ def rows(data_root: str | None) -> list[Row]:
         Row(
             name="transformer",
             arguments=tune(
-                "transformer", "experiment=transformer", "search.num_trials=12", "search.time_budget_seconds=60", "confirm=none"
+                "transformer", "experiment=transformer", "search.num_trials=12", "search.time_budget_seconds=30", "confirm=none"
             ),
             limit_seconds=150,
             holds=lambda found: not found["outcomes"].get("ERRORED", 0),
@@ -90,7 +92,7 @@ def rows(data_root: str | None) -> list[Row]:
         ),
     ]
     if data_root is not None:
-        settings = (f"data.root={data_root}", "search.num_trials=null", "search.time_budget_seconds=120", "confirm.max_runs=20")
+        settings = (f"data.root={data_root}", "search.num_trials=null", "search.time_budget_seconds=90", "confirm.max_runs=12")
         listed.append(
             Row(
                 name="cifar10_speed",
@@ -109,11 +111,13 @@ def run_row(row: Row, folder: Path) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     hog = subprocess.Popen([sys.executable, "-c", _HOG.format(seconds=row.hog_seconds)]) if row.hog_seconds else None
     began = time.monotonic()
+    output = folder / f"{row.name}.log"
     try:
-        done = subprocess.run(command, timeout=row.limit_seconds, capture_output=True, text=True, check=False, cwd=folder, env=environment)
-        exit_code, said = done.returncode, done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        exit_code, said = 124, "".join(text.decode(errors="replace") for text in (error.stdout, error.stderr) if isinstance(text, bytes))
+        with (
+            output.open("w", encoding="utf-8") as file,
+            subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=folder, env=environment) as process,
+        ):
+            exit_code = _wait(process, row.limit_seconds)
     finally:
         if hog is not None:
             hog.kill()
@@ -125,8 +129,21 @@ def run_row(row: Row, folder: Path) -> dict[str, Any]:
         "wall_seconds": wall_seconds,
         **facts_of(folder / "outputs" / f"gpu_{row.name}", wall_seconds),
         "left_on_gpu": _left_on_gpu(),
-        "said": said.splitlines()[-12:],
+        "said": output.read_text(encoding="utf-8", errors="replace").splitlines()[-12:],
     }
+
+
+def _wait(process: subprocess.Popen[bytes], limit_seconds: float) -> int:
+    """Wait for a command and return its exit code; past its limit it is interrupted as by Ctrl-C, at last killed, and the code is 124."""
+    try:
+        return process.wait(limit_seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return 124
 
 
 def facts_of(folder: Path, wall_seconds: float) -> dict[str, Any]:
@@ -214,6 +231,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_studies", description=__doc__.partition("\n")[0])
     parser.add_argument("--data-root", help="folder of CIFAR-10's official files; without it, cifar10_speed is left out")
     parser.add_argument("--rows", default="", help="names of rows, with commas; empty for all")
+    parser.add_argument("--limit", type=float, help="seconds after which any row is interrupted")
+    parser.add_argument("--folder", type=Path, help="folder of the studies; a new one without it")
+    parser.add_argument("--name", default="gpu_studies", help="of the result file")
     parser.add_argument("--own-loop", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.own_loop:
@@ -223,13 +243,14 @@ def main() -> int:
     wanted = arguments.rows.split(",") if arguments.rows else [row.name for row in listed]
     if unknown := set(wanted) - {row.name for row in listed}:
         parser.error(f"--rows: found {', '.join(sorted(unknown))}, accepted are {', '.join(row.name for row in listed)}")
-    started, results, folder = circumstances(), {}, Path(tempfile.mkdtemp(prefix="gpu_studies-"))
+    started, results, folder = circumstances(), {}, arguments.folder or Path(tempfile.mkdtemp(prefix="gpu_studies-"))
+    settings = {"rows": wanted, "data_root": arguments.data_root, "limit": arguments.limit}
     print(f"studies are in {folder}", flush=True)
     for row in listed:
         if row.name not in wanted:
             continue
         print(f"{row.name}: {' '.join(row.arguments)}", flush=True)
-        found = results[row.name] = run_row(row, folder)
+        found = results[row.name] = run_row(replace(row, limit_seconds=min(row.limit_seconds, arguments.limit or math.inf)), folder)
         found["holds"] = found["exit_code"] == 0 and bool(row.holds(found)) and not found["left_on_gpu"]
         shown = {
             key: found[key]
@@ -239,7 +260,7 @@ def main() -> int:
         print(f"  {'holds' if found['holds'] else 'DOES NOT HOLD'}: {shown}", flush=True)
         if not found["holds"]:
             print("\n".join(f"    {line}" for line in found["said"]), flush=True)
-        print(f"  {write_result('gpu_studies', started=started, settings=vars(arguments), result=results)}", flush=True)
+        print(f"  {write_result(arguments.name, started=started, settings=settings, result=results)}", flush=True)
     return 0 if all(found["holds"] for found in results.values()) else 1
 
 
