@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What one GPU can show: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files). Trainings take at most eleven minutes; whole studies,
+# What one GPU can show: benchmarks/gpu.sh DATA_ROOT (the folder of CIFAR-10's official files). Trainings take at most fourteen minutes; whole studies,
 # which come first where Ray, Optuna and MLflow are installed, another twenty-five at most (STUDIES=0 leaves them out).
 # Needs torch, numpy, hydra-core and scikit-learn's digits file; with schedulefree, pytest, pytest-xdist and hypothesis it runs the gpu tests too.
 set -uo pipefail
@@ -24,7 +24,7 @@ fi
 step "equal numbers" 130 "$python" -m benchmarks.equal_numbers --device cuda
 if "$python" -c 'import pytest, hypothesis, xdist, schedulefree' 2>/dev/null; then
     mapfile -t files < <(grep -rl --include='test_*.py' mark.gpu tests)  # the others import what a machine for this may lack
-    step "gpu tests" 110 "$python" -m pytest -q -m gpu -n0 "${files[@]}"
+    step "gpu tests" 300 "$python" -m pytest -q -m gpu -n0 --session-timeout=270 "${files[@]}"
 else
     echo "== gpu tests: left out, since pytest, hypothesis, pytest-xdist or schedulefree is not installed"
 fi

@@ -66,7 +66,7 @@ def rows(data_root: str | None) -> list[Row]:
         Row(
             name="precision",
             arguments=tune("precision", "experiment=cnn", _COMPILING, "search.time_budget_seconds=40", "confirm=quick"),
-            limit_seconds=120,
+            limit_seconds=200,
             holds=lambda found: not found["outcomes"].get("ERRORED", 0),
         ),
         Row(
@@ -92,7 +92,7 @@ def rows(data_root: str | None) -> list[Row]:
         ),
     ]
     if data_root is not None:
-        settings = (f"data.root={data_root}", "search.num_trials=null", "search.time_budget_seconds=90", "confirm.max_runs=12")
+        settings = (f"data.root={data_root}", "search.num_trials=null", "search.time_budget_seconds=180", "confirm.max_runs=12")
         listed.append(
             Row(
                 name="cifar10_speed",
@@ -244,6 +244,7 @@ def main() -> int:
     if unknown := set(wanted) - {row.name for row in listed}:
         parser.error(f"--rows: found {', '.join(sorted(unknown))}, accepted are {', '.join(row.name for row in listed)}")
     started, results, folder = circumstances(), {}, arguments.folder or Path(tempfile.mkdtemp(prefix="gpu_studies-"))
+    folder.mkdir(parents=True, exist_ok=True)
     settings = {"rows": wanted, "data_root": arguments.data_root, "limit": arguments.limit}
     print(f"studies are in {folder}", flush=True)
     for row in listed:

@@ -490,11 +490,15 @@ def _say_nothing_reached(live: LiveStudy, results: Sequence[TrialResult], confir
 
 def _say_page(live: LiveStudy) -> None:
     if live.tracker.page is not None:
-        _say(live, f"{live.tracker.name}, {_PAGE}: {live.tracker.page}")
+        _print(live, f"{live.tracker.name}, {_PAGE}: {live.tracker.page}")  # whose viewStateShareKey= is no secret
 
 
 _PAGE = "the trials, best first"
 
 
 def _say(live: LiveStudy, line: str) -> None:
-    live.console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
+    _print(live, without_secrets(line))
+
+
+def _print(live: LiveStudy, line: str) -> None:
+    live.console.print(line, markup=False, highlight=False, soft_wrap=True)

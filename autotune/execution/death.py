@@ -14,6 +14,7 @@ from autotune.outcome import Outcome
 HANG_FILES = "hang-*.txt"
 """Pattern of the files that watchdogs write stack traces to, ``*`` being the run's name; deleted when the run ends."""
 PAST_DEADLINE = "it was still at work past its deadline"
+NOT_ENDED = "not ended at its deadline"
 """How the reason of a death says that another process ended one that hung."""
 LOW_ON_MEMORY = ", while this machine was low on memory"
 """How the reason of a death ends if the kernel killed a process for memory meanwhile."""
@@ -50,7 +51,7 @@ def death_of(run: str, hang_folder: str, *, is_past_deadline: bool, reason: str)
         stack_traces = hang_file.read_text(encoding="utf-8")
         hang_file.unlink()
     if PAST_DEADLINE in reason or stack_traces or (is_past_deadline and _SIGKILL not in reason):
-        return Death(Outcome.TIMED_OUT, f"not ended at its deadline; the worker was ended\n{stack_traces}".rstrip(), 0)
+        return Death(Outcome.TIMED_OUT, f"{NOT_ENDED}; the worker was ended\n{stack_traces}".rstrip(), 0)
     if any(words in reason for words in _RAY_OUT_OF_MEMORY):  # Ray's own watch of the memory, or the kernel
         return Death(Outcome.OUT_OF_MEMORY, reason, 1)
     if is_lost(reason) or SERVER_ENDED in reason:

@@ -15,7 +15,7 @@ from autotune.config.compose import Composed, Composer
 from autotune.config.schema import TrialConfig
 from autotune.contention import Contention
 from autotune.errors import AutotuneError, ConfigError, DataError, InvalidTrialError
-from autotune.execution.death import LOW_ON_MEMORY, MOST_RETRIES, is_lost, num_killed_for_memory
+from autotune.execution.death import LOW_ON_MEMORY, MOST_RETRIES, NOT_ENDED, is_lost, num_killed_for_memory
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death, warn_of_worker
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
@@ -384,6 +384,8 @@ class TrialManager:
 
     def _end(self, key: str, outcome: Outcome, error: str | None, num_retries: int = 0) -> None:
         managed = self._trials.pop(key)
+        if managed.task.deadline_seconds < self._trial_deadline_seconds and (error or "").startswith(NOT_ENDED):
+            outcome, error = Outcome.STOPPED, f"the study's time budget ended amid this trial{(error or '').removeprefix(NOT_ENDED)}"
         is_paused = managed.stage.is_paused  # its worker may still be writing the state, so its folder is deleted only after the search
         result = managed.result(outcome, error)
         if self._is_tried_again(managed, result, MOST_RETRIES if outcome is Outcome.LOST else num_retries):
@@ -443,6 +445,6 @@ _MAX_IN_VAIN = 3
 _PATIENCE_SECONDS = 30.0
 """Seconds for which a trial waits for a worker until that is told, and told again."""
 _GRACE_SECONDS = 30.0
-"""Seconds that a trial may run past the study's time budget before it counts as hung."""
+"""Seconds that a trial may run past the study's time budget before its worker is ended."""
 
 _OUTCOME_OF = {Decision.CONTINUE: None, Decision.PAUSE: None, Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}

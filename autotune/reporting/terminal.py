@@ -132,12 +132,14 @@ class StudyDisplay:
 
     def trial_lost(self, trial: int, why: str) -> None:
         """Note that a trial was lost with its machine, or its process killed, and that its configuration is tried again."""
+        self._time_left.withdrawn()
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
         self.note(f"trial {trial}  LOST {why}; its configuration is tried again")
 
     def trial_contended(self, trial: int, why: str) -> None:
         """Note that other programs spoilt a trial's times, and that its configuration is tried again."""
+        self._time_left.withdrawn()
         self._running.pop(trial, None)
         self._paused.pop(trial, None)
         self._num_retaken += 1

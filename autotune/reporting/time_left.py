@@ -50,6 +50,10 @@ class TimeLeft:
         """Note that a new trial starts."""
         self._started.append(self._clock())
 
+    def withdrawn(self) -> None:
+        """Note that a trial counts for nothing, such as one whose times were spoilt: another one starts in its place."""
+        self._num_trials_left += 1
+
     def trained(self, seconds: float) -> None:
         """Note seconds of training that a trial has done."""
         self._train_seconds += seconds

@@ -222,8 +222,6 @@ def seed_everything(seed: int) -> None:
 def device_fault(own: Collection[int] = (), started: Collection[int] = ()) -> str | None:
     """What disturbs the GPUs that this process, or one that it has started, trains on, in words; None if nothing is known to.
 
-    This has not yet run on a GPU.
-
     Args:
         own: ids of the study's processes on this machine besides this one; two of its trainings never share a GPU.
         started: ids of the processes that this one has started: a training that is a command computes in one of them.

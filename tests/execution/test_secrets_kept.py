@@ -1,10 +1,14 @@
 """A secret that a command line holds is in nothing that a study prints, logs, tracks or writes."""
 
+import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from autotune.execution.conclusion import _say_page
 from tests.execution.test_webhook import received
 from tests.served import served
 
@@ -15,6 +19,13 @@ TABLE = "size,colour,kind\n" + "".join(f"{n % 7},{'red' if n % 2 else 'blue'},{n
 def _holding(folder: Path) -> list[str]:
     """The files of a folder that hold the canary, in their content, or in their name."""
     return [str(path) for path in folder.rglob("*") if CANARY in path.name or (path.is_file() and CANARY.encode() in path.read_bytes())]
+
+
+def test_the_address_of_a_page_is_printed_whole_though_a_key_is_in_it() -> None:
+    console, page = Console(file=io.StringIO(), width=40), "http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=autotune"
+    live: Any = SimpleNamespace(console=console, tracker=SimpleNamespace(name="MLflow", page=page))
+    _say_page(live)
+    assert console.file.getvalue() == f"MLflow, the trials, best first: {page}\n"
 
 
 @pytest.mark.slow

@@ -216,6 +216,18 @@ def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_trial_that_the_studys_time_budget_ends_while_it_builds_did_not_time_out(make_trials: MakeTrials, tmp_path: Path) -> None:
+    trials, policy = make_trials(time_budget_seconds=0.05)
+    begin(trials, "a")
+    (tmp_path / "hang-trial-0.txt").write_text('File "inductor.py", line 3 in compile\n')
+    trials.died("a", "the worker died")
+    assert only(policy).outcome is Outcome.STOPPED
+    assert (only(policy).error or "").splitlines() == [
+        "the study's time budget ended amid this trial; the worker was ended",
+        'File "inductor.py", line 3 in compile',
+    ]
+
+
 def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None:
     trials, policy = make_trials()
     begin(trials, "a")

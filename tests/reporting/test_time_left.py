@@ -31,6 +31,18 @@ def test_nothing_is_told_before_some_trials_have_started() -> None:
     assert time_left.interval is None
 
 
+def test_a_trial_that_is_tried_again_is_still_to_come() -> None:
+    clock = Clock()
+    time_left = left(clock, num_trials=6)
+    for _ in range(6):
+        time_left.started()
+        clock.now += 2
+    assert time_left.searching == (0.0, 0.0)
+    for _ in range(2):
+        time_left.withdrawn()
+    assert time_left.searching == pytest.approx((3.4, 4.6))
+
+
 def test_most_intervals_hold_the_seconds_that_a_search_of_even_pace_takes() -> None:
     rng, num_held = random.Random(0), 0
     for _ in range(200):

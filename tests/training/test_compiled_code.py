@@ -171,7 +171,6 @@ def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(
 @pytest.mark.gpu
 @pytest.mark.parametrize("runtime", ["runtime.cuda_graph=true", "runtime.compile=reduce-overhead"])
 def test_graphs_serve_trainings_of_other_optimizers_and_lengths(trial_config: MakeTrialConfig, cache: Path, runtime: str) -> None:
-    """This has not yet run on a GPU."""
     for index, overrides in enumerate([("epochs=2",), ("epochs=3", "optimizer=adamw", "optimizer.lr=0.02", "averaging=ema")]):
         config = trial_config(*overrides, runtime, "target.value=2", device="cuda")
         captured = list(train(config))

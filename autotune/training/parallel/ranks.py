@@ -7,6 +7,7 @@ evaluation, its clock counts, and the other ranks are told what its caller wants
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,7 +117,9 @@ def joined(store: Store, *, rank: int, size: int, device: torch.device, backend:
     if device.type == "cuda":
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
     backends = f"cpu:gloo,cuda:{backend or 'nccl'}" if device.type == "cuda" else "gloo"
+    excepthook = sys.excepthook
     distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    sys.excepthook = excepthook  # torch puts [rank0]: before each line of it, once more for each group that a process joins
     try:
         yield Ranks(rank=rank, size=size, is_joined=True)
     except BaseException:

@@ -1,6 +1,7 @@
 """What each way of sharing the work takes, and what it refuses in one line."""
 
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -127,7 +128,8 @@ def test_a_rank_takes_its_gpu_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_one_rank_trains_by_each_strategy(device: str, experiment: str, parallelism: list[str]) -> None:
-    """Over NCCL on a GPU, which one GPU suffices for; not yet run on one."""
+    """Over NCCL on a GPU, which one GPU suffices for."""
+    excepthook = sys.excepthook
     plain = ["model.norm=none", *(["model.dropout=0"] if experiment == "mlp" else [])]
     common = [f"experiment={experiment}", *SHORT[2:], *plain, f"device={device}"]
     shared = [*common, f"parallelism={parallelism[0]}", "parallelism.num_workers=1", *parallelism[1:]]
@@ -135,6 +137,7 @@ def test_one_rank_trains_by_each_strategy(device: str, experiment: str, parallel
     with joined(store, rank=0, size=1, device=torch.device(device)) as ranks:
         _, step = set_up(Composer(shared).compose().trial, torch.device(device), PhaseClock(), 1, ranks)
         assert type(step.parts.shared) is not SharedModel
+        assert sys.excepthook is excepthook, "else each group that a kept worker joins puts [rank0]: before its tracebacks once more"
         found = losses(shared, ranks=ranks)
     assert found == pytest.approx(losses(common), rel=1e-5 if device == "cpu" else 1e-3)
 
