@@ -100,7 +100,7 @@ defaults:
   - override /confirm: none
 search_space: [{{model.mode: [{", ".join(_MODES)}]}}]
 target: {{value: 0.7, max_train_seconds: 5}}
-search: {{num_trials: 8, trial_deadline_seconds: {_DEADLINE_SECONDS}}}
+search: {{num_trials: 8, trial_deadline_seconds: {_DEADLINE_SECONDS}, repeats: true, max_retakes: 0}}
 study: {{name: odd, seed: {_SEED}}}
 """
     )
