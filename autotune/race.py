@@ -4,11 +4,12 @@ The candidates race first, and only the winner is compared with the baseline: ch
 which the winner was chosen flatter it.
 
 * **Choosing**: candidates run in turns, in rounds on common seeds. After some rounds the worse half leaves, and a candidate that is clearly
-  behind leaves at once (successive halving), until one is left or the runs for choosing are spent. The score that the search expected of
-  a candidate counts as many runs as reached the target in the search.
+  behind leaves at once (successive halving), until one is left or the runs for choosing are spent. What the search expected of a
+  candidate was picked for its luck: it says who races where the limits do not suffice for all, and nothing of who wins.
 * **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing, as many as should tell the two apart if
   the gain is the one seen while choosing. That gain is fixed before the first pair; only the variance of scores is estimated again, once,
-  after the fourth pair, so that the interval of the ratio is honest (an internal pilot study).
+  after the fourth pair, so that the interval of the ratio is honest (an internal pilot study). If another candidate is better by all its
+  runs than the winner by all of its own, those of the claim included, the claim is begun again with that one, on further seeds.
 
 A race keeps no state: its standing follows from its entrants, its limits and the runs so far, so another process continues it exactly
 where it stopped.
@@ -31,7 +32,11 @@ from autotune.comparison import RunScore, in_turns
 MIN_PAIRS = 4
 """Minimum number of pairs that a claim is computed from, unless the user asks for fewer."""
 _TRIED_PAIRS = 2
-"""Number of pairs after which a winner that reached the target in none of them is replaced by the next best candidate."""
+"""Number of pairs after which a winner is first compared with the others, and replaced if it reached the target in none of them."""
+_FIRST_ROUNDS = 2
+"""Least number of rounds before the worse half leaves for the first time; where the limits leave no room for it, fewer candidates race."""
+_TURNED = 1.0
+"""Distance of the winner behind another candidate, in standard errors, at which its claim is begun again with that one."""
 _CLAIM_SHARE = 0.45
 """Share of the runs, and of their seconds, that is reserved for the claim during choosing."""
 _PRIOR_RUNS = 2.0
@@ -40,8 +45,8 @@ _PRIOR_REACHED = 1.6
 _PRIOR_SD = 0.2
 _PRIOR_SD_RUNS = 4
 """Prior standard deviation of the logarithm of a configuration's score: ``_PRIOR_SD``, worth ``_PRIOR_SD_RUNS`` runs."""
-_BEHIND = 2.0
-"""Distance behind the best candidate, in standard errors, at which a candidate leaves at once."""
+_BEHIND_AFTER_ONE, _BEHIND = 4.0, 2.0
+"""Distances behind the best candidate, in standard errors, at which a candidate leaves at once: after its first run, and later."""
 _HOPED_SHARE = 0.75
 """Share of the gain seen while choosing, as a logarithm, that the claim should tell from no gain: the search overestimates it."""
 _POWER = 1.28
@@ -57,11 +62,9 @@ class Entrant:
 
     arm: int
     expected_score: float
-    """Score that the search expects of the configuration; infinite if it never reached the target."""
+    """Score that the search expects of the configuration; infinite if it never reached the target. Of a candidate it is an order only."""
     run_seconds: float
     """Seconds of training that a run of the configuration is expected to take."""
-    num_runs: int = 1
-    """Number of runs that ``expected_score`` counts as: the configuration's runs in the search that reached the target."""
     least_score: float = 0.0
     """Lower bound of the score if the configuration never reached the target: what its trial had spent, in the unit of scores."""
 
@@ -142,10 +145,8 @@ class _Race:
         self._taken: dict[int, list[Run]] = {entrant.arm: [] for entrant in [baseline, *candidates]}
         self._num_before_claim: dict[int, int] = {}
         """Number of runs of each arm before its claim."""
-        self._expected = {entrant.arm: entrant.expected_score for entrant in [baseline, *candidates]}
         self._reasons: dict[int, str] = {}
-        self._abandoned: set[int] = set()
-        """Arms that were chosen and then missed the target in the first pairs of their claim."""
+        self._num_claims = 1
         self._round = 0
 
     def standing(self) -> Standing:
@@ -166,13 +167,14 @@ class _Race:
             halvings = math.ceil(math.log2(len(racing)))
             round_seconds = sum(entrant.run_seconds for entrant in racing)
             affordable = min(runs_left / len(racing), seconds_left / round_seconds if round_seconds > 0 else math.inf)
-            num_rounds = max(1, int(affordable / halvings))
+            num_rounds = max(1, _FIRST_ROUNDS - self._round, int(affordable / halvings))
             for number in range(num_rounds):
                 arms = [entrant.arm for entrant in racing]
                 pending = self._pending(arms, self._round)
                 if pending:
                     following = range(self._round + 1, self._round + num_rounds - number)
-                    least = sum(_halving_sizes(len(racing))) - (len(racing) - len(pending)) + 2 * num_pairs
+                    least_rounds = max(1, _FIRST_ROUNDS - self._round)
+                    least = sum(_halving_sizes(len(racing), least_rounds)) - (len(racing) - len(pending)) + 2 * num_pairs
                     return Standing(
                         pending=pending,
                         num_runs=self._num_taken + least,
@@ -201,21 +203,19 @@ class _Race:
         arms = [self._baseline.arm] if winner is None else [self._baseline.arm, winner.arm]
         num_pairs_within = self._pairs_needed(winner)
         rounds = tuple(range(self._round, self._round + num_pairs_within(1.0)))
-        if winner is not None and (next_best := self._next_best(winner, rounds)) is not None:
-            self._take(arms, rounds[:_TRIED_PAIRS])
-            self._round += _TRIED_PAIRS
-            self._reasons[winner.arm] = f"left after round {self._round}: chosen, and short of the target in the first rounds of its claim"
-            self._abandoned.add(winner.arm)
-            self._reasons.pop(next_best.arm)
-            return self._claim(next_best)
-        self._num_before_claim |= {arm: len(self._taken[arm]) for arm in arms if arm not in self._num_before_claim}
-        first, rest = rounds[:MIN_PAIRS], rounds[MIN_PAIRS:]
-        self._take(arms, first)
-        if all((arm, number) in self._known for arm in arms for number in first):
-            rounds = tuple(range(self._round, self._round + max(len(rounds), num_pairs_within(_OVERTIME))))
-            rest = rounds[MIN_PAIRS:]
-        pending = tuple(run for number in rounds for run in self._pending(arms, number))
-        self._take(arms, rest)
+        self._num_before_claim |= {arm: len(self._taken[arm]) for arm in arms}
+        taken = 0
+        for end in (_TRIED_PAIRS, MIN_PAIRS, None):
+            if end is None and taken >= MIN_PAIRS:
+                rounds = tuple(range(self._round, self._round + max(len(rounds), num_pairs_within(_OVERTIME))))
+            pending = tuple(run for number in rounds for run in self._pending(arms, number))
+            self._take(arms, rounds[taken:end])
+            taken = len(rounds[:end])
+            if any(number in rounds[:end] for _, number in pending):
+                break
+            if winner is not None and (better := self._better(winner, rounds[:end])) is not None:
+                return self._claim_of_another(winner, better, rounds[taken - 1])
+        self._take(arms, rounds[taken:])
         is_baseline_better = winner is not None and self._rank(self._baseline) < self._rank(winner)
         return Standing(
             pending=pending,
@@ -232,19 +232,34 @@ class _Race:
                 if (arm, number) in self._known:
                     self._taken[arm].append(self._known[arm, number])
 
-    def _next_best(self, winner: Entrant, rounds: Sequence[int]) -> Entrant | None:
-        """The candidate to replace a winner that missed the target in all first pairs of its claim; None if the winner stays."""
-        tried = [self._known.get((arm, number)) for number in rounds[:_TRIED_PAIRS] for arm in (winner.arm, self._baseline.arm)]
-        is_short = None not in tried and not any(run.score.reached for run in tried[::2] if run is not None)
-        runs_left = self._limits.max_runs - self._num_taken - len(tried)
-        if not is_short or len(rounds) <= _TRIED_PAIRS or runs_left < 2 * _TRIED_PAIRS:
-            return None
+    def _better(self, winner: Entrant, rounds: Sequence[int]) -> Entrant | None:
+        """The candidate that is better by all its runs than the winner, after some pairs of its claim; None if the winner stays."""
         others = [entrant for entrant in self._ordered if entrant is not winner and self._taken[entrant.arm]]
-        return min((entrant for entrant in others if entrant.arm not in self._abandoned), key=self._rank, default=None)
+        num_pairs = self._limits.num_pairs or MIN_PAIRS
+        seconds = self._spent_seconds + num_pairs * (self._baseline.run_seconds + winner.run_seconds)
+        if not others or self._limits.max_runs - self._num_taken < 2 * num_pairs or seconds > _OVERTIME * self._limits.max_seconds:
+            return None
+        best = min(others, key=self._rank)
+        is_short = not any(self._known[winner.arm, number].score.reached for number in rounds)
+        (is_rare, score), (best_is_rare, best_score) = self._rank(winner), self._rank(best)
+        is_turned = best_is_rare < is_rare or (best_is_rare == is_rare and self._is_behind(score, winner, best_score, best, _TURNED))
+        return best if is_short or is_turned else None
+
+    def _claim_of_another(self, winner: Entrant, better: Entrant, last_round: int) -> Standing:
+        """Standing of the claim of a better candidate, on the rounds that follow the last one of the former winner's."""
+        self._round = last_round + 1
+        self._num_claims += 1
+        self._reasons[winner.arm] = f"left after round {self._round}: chosen, and behind another one in its claim"
+        self._reasons.pop(better.arm)
+        return self._claim(better)
 
     @property
     def _num_taken(self) -> int:
         return sum(map(len, self._taken.values()))
+
+    @property
+    def _spent_seconds(self) -> float:
+        return math.fsum(run.train_seconds for runs in self._taken.values() for run in runs)
 
     def _pending(self, arms: Sequence[int], number: int) -> tuple[tuple[int, int], ...]:
         """Arm and round of the runs of one round that were not made yet; each round begins with another arm."""
@@ -259,10 +274,10 @@ class _Race:
         limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
         if limits.num_pairs is not None or winner is None:
             num_pairs = limits.num_pairs or MIN_PAIRS
-            num_pairs = min(num_pairs, runs_left // 2) if self._abandoned else num_pairs
+            num_pairs = min(num_pairs, runs_left // 2) if self._num_claims > 1 else num_pairs
             return lambda seconds_factor: num_pairs
         pair_seconds = self._baseline.run_seconds + winner.run_seconds
-        spent_seconds = math.fsum(run.train_seconds for runs in self._taken.values() for run in runs)
+        spent_seconds = self._spent_seconds
         least = min(MIN_PAIRS, runs_left // 2)
         baseline_score = self._score(self._baseline)
         gain = (baseline_score if math.isfinite(baseline_score) else self._baseline.least_score) / self._score(winner)
@@ -281,11 +296,17 @@ class _Race:
         """Entrants that may still be the best; notes the reason for each entrant that is clearly behind."""
         best = min(racing, key=self._rank)
         for entrant in racing:
-            gap = math.log(self._score(entrant) / self._score(best)) if self._score(entrant) < math.inf else math.inf
-            error = math.sqrt(sum(self._variance(either) / (len(self._taken[either.arm]) + either.num_runs) for either in (entrant, best)))
-            if entrant is not best and gap > _BEHIND * error:
+            distance = _BEHIND if len(self._taken[entrant.arm]) > 1 else _BEHIND_AFTER_ONE
+            if entrant is not best and self._is_behind(self._score(entrant), entrant, self._score(best), best, distance):
                 self._reasons[entrant.arm] = f"left after round {self._round}: clearly behind"
         return [entrant for entrant in racing if entrant.arm not in self._reasons]
+
+    def _is_behind(self, score: float, entrant: Entrant, best_score: float, best: Entrant, distance: float) -> bool:
+        """Whether an entrant's score lies more than a distance, in standard errors, behind another's."""
+        if not (math.isfinite(score) and best_score > 0):
+            return best_score < score
+        error = math.sqrt(sum(self._variance(either) / len(self._taken[either.arm]) for either in (entrant, best)))
+        return score > best_score and math.log(score / best_score) > distance * error
 
     def _halve(self, racing: list[Entrant]) -> None:
         for entrant in sorted(racing, key=self._rank)[math.ceil(len(racing) / 2) :]:
@@ -300,16 +321,20 @@ class _Race:
         return rate < self._limits.min_reach_rate, self._score(entrant)
 
     def _score(self, entrant: Entrant) -> float:
-        """Expected score of an entrant: its runs, the search's expectation as runs that reached the target, and a prior of reaching it."""
+        """Expected score of an entrant by its runs and a prior of reaching the target.
+
+        What the search expected counts for the baseline, which nobody picked, and for a candidate without runs.
+        """
         runs = self._taken[entrant.arm]
         scores = [run.score.score for run in runs if run.score.score is not None]
-        num_reached = sum(run.score.reached for run in runs)
-        if math.isfinite(entrant.expected_score):
-            scores += [entrant.expected_score] * entrant.num_runs
-            num_reached += entrant.num_runs
+        num_runs, num_reached = len(runs), sum(run.score.reached for run in runs)
+        if entrant is self._baseline or not runs:
+            num_runs += 1
+            if math.isfinite(entrant.expected_score):
+                scores.append(entrant.expected_score)
+                num_reached += 1
         if not scores:
             return math.inf
-        num_runs = len(runs) + entrant.num_runs
         return math.fsum(scores) / len(scores) * (num_runs + _PRIOR_RUNS) / (num_reached + _PRIOR_REACHED)
 
     def _variance(self, entrant: Entrant) -> float:
@@ -346,25 +371,25 @@ class _Race:
         return (1 - rate) / rate
 
     def _repeats(self) -> Iterator[list[float]]:
-        """Yield lists of scores of one arm each: those of choosing, with the search's expectation, and those of its claim."""
+        """Yield lists of scores of one arm each: those of choosing, and those of its claim."""
         for arm, runs in self._taken.items():
             scores = [run.score.score or 0.0 for run in runs if run.score.reached]
             num_claimed = sum(run.score.reached for run in runs[self._num_before_claim.get(arm, len(runs)) :])
-            yield [self._expected[arm], *scores[: len(scores) - num_claimed]]
+            yield scores[: len(scores) - num_claimed]
             yield scores[len(scores) - num_claimed :]
 
 
-def _halving_sizes(count: int) -> list[int]:
-    """Number of entrants in each round, if one round is run before each halving."""
+def _halving_sizes(count: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
+    """Number of entrants in each round, if ``num_rounds`` are run before the first halving and one before each other."""
     sizes = []
     while count > 1:
-        sizes.append(count)
-        count = math.ceil(count / 2)
+        sizes += [count] * num_rounds
+        count, num_rounds = math.ceil(count / 2), 1
     return sizes
 
 
 def _fits(racing: Sequence[Entrant], num_runs: float, seconds: float) -> bool:
-    """Whether the limits allow halving the entrants down to one, with one round before each halving."""
+    """Whether the limits allow halving the entrants down to one, with the fewest rounds."""
     sizes = _halving_sizes(len(racing))
     return sum(sizes) <= num_runs and sum(entrant.run_seconds for size in sizes for entrant in racing[:size]) <= seconds
 

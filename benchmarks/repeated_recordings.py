@@ -163,7 +163,9 @@ def studies(folders: Sequence[Path], num_seeds: int) -> Iterator[dict[str, Any]]
             for name, number in zip(regrets, study.exported(seed), strict=True):
                 regrets[name].append(math.log(study.truth[number] / study.best_seconds))
         told = {name: math.exp(statistics.fmean(own)) for name, own in regrets.items()}
-        print(f"{folder.name}: " + ", ".join(f"{name} {regret:.3f}" for name, regret in told.items()) + f" (n={num_seeds})", flush=True)
+        high, worst = (math.exp(float(np.quantile(regrets["race"], share))) for share in (0.95, 1.0))
+        means = ", ".join(f"{name} {regret:.3f}" for name, regret in told.items())
+        print(f"{folder.name}: {means}; race: 95th percentile {high:.2f}, worst {worst:.2f} (n={num_seeds})", flush=True)
         yield {"name": folder.name, "studies": num_seeds, "configurations": len(study.truth), "regret": told, "logarithms": regrets}
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,12 +50,16 @@ def test_the_fastest_of_eight_wins_though_the_search_expected_least_of_it() -> N
     assert len(runs) == ended.num_runs <= 40
 
 
-@pytest.mark.parametrize(("num_runs", "winner"), [(1, 2), (4, 1)])
-def test_what_the_search_has_run_often_counts_for_more_than_one_good_draw(num_runs: int, winner: int) -> None:
-    baseline, *candidates = entrants(4.0, 2.0, 1.7)
-    candidates[0] = replace(candidates[0], num_runs=num_runs)
-    ended, _ = run_race(baseline, candidates, RaceLimits(max_runs=11), always(4.0, 2.1, 2.2))
-    assert ended.winner == winner
+def test_what_the_search_expected_of_candidates_says_nothing_of_who_wins() -> None:
+    for expected in ([4.0, 0.1, 3.0], [4.0, 3.0, 0.1]):
+        ended, runs = race(expected, RaceLimits(max_runs=16), always(4.0, 2.1, 2.0))
+        assert ended.winner == 2
+        assert min(sum(key[0] == arm for key in runs) for arm in (1, 2)) >= 2, "nobody leaves by a single run"
+
+
+def test_where_the_limits_do_not_suffice_for_all_those_race_of_whom_the_search_expected_most() -> None:
+    ended, _ = race([4.0, *[2.0 - arm / 10 for arm in range(8)]], RaceLimits(max_runs=24), always(4.0, *[1.0] * 8))
+    assert {arm for arm, reason in ended.reasons.items() if reason.startswith("not run")} == {1, 2, 3, 4}
 
 
 def test_the_claim_is_made_of_rounds_that_had_no_part_in_choosing() -> None:
@@ -227,9 +230,37 @@ def test_a_winner_that_falls_short_in_its_claim_gives_way_to_the_next_best() -> 
 
     ended, runs = race(expected, limits, draw)
     assert ended.winner == 2
-    assert "short of the target in the first rounds of its claim" in ended.reasons[1]
+    assert "behind another one in its claim" in ended.reasons[1]
     assert not {number for arm, number in runs if arm == 1} & set(ended.claim_rounds)
     assert len(runs) == ended.num_runs <= 24
+
+
+def test_a_record_of_luck_gives_way_to_a_candidate_that_ran_as_fast_and_misses_less() -> None:
+    """As in a study of ``experiment=cnn``: the record reaches its target in two of nine runs, once while choosing."""
+
+    def draw(key: tuple[int, int]) -> Run:
+        arm, number = key
+        if arm == 1:
+            return reached(0.19) if number in (0, 4) else missed(0.2)
+        return reached([0.8, 0.0, 0.2, 0.35][arm])
+
+    ended, runs = race([0.8, 0.18, 0.36, 0.4], RaceLimits(max_runs=60), draw)
+    assert ended.winner == 2
+    assert sum(arm == 2 for arm, _ in runs) > MIN_PAIRS
+    ratio = ratio_of_expected_scores(*([runs[arm, at].score for at in ended.claim_rounds] for arm in (0, 2)))
+    assert ratio is not None
+    assert ratio.low > 1
+
+
+def test_a_claim_that_turns_the_order_round_is_begun_again_on_further_seeds() -> None:
+    limits = RaceLimits(max_runs=40)
+    first_of_claim = race([4.0, 1.0, 1.1], limits, always(4.0, 1.0, 1.1))[0].claim_rounds[0]
+    ended, runs = race(
+        [4.0, 1.0, 1.1], limits, lambda key: reached(3.0 if key[0] == 1 and key[1] >= first_of_claim else [4.0, 1.0, 1.1][key[0]])
+    )
+    assert ended.winner == 2
+    assert min(ended.claim_rounds) > max(number for arm, number in runs if arm == 1) >= first_of_claim
+    assert "behind another one in its claim" in ended.reasons[1]
 
 
 def test_the_baseline_can_be_the_better_one() -> None:

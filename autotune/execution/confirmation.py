@@ -5,9 +5,9 @@ A search trial's own time is never the claimed result: the best of many equal co
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
 from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores
@@ -63,11 +63,17 @@ class PlannedRace:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], baseline: Suggestion, results: Mapping[int, TrialResult]) -> "PlannedRace":
         """Restore a race from what ``as_dict`` returned."""
+        known = {each.name for each in fields_of(Entrant)}  # an earlier version kept one more
+
+        def entrant_of(kept: Mapping[str, Any]) -> Entrant:
+            values: dict[str, Any] = {key: value for key, value in kept.items() if key in known}
+            return Entrant(**values | ({"expected_score": math.inf} if values["expected_score"] is None else {}))
+
         arms = tuple(
             _arm(
                 entrant["arm"],
                 Suggestion(results[entrant["arm"]].values) if index else baseline,
-                Entrant(**{**entrant, "expected_score": math.inf if entrant["expected_score"] is None else entrant["expected_score"]}),
+                entrant_of(entrant),
                 is_baseline=index == 0,
             )
             for index, entrant in enumerate(fields["entrants"])
@@ -133,12 +139,11 @@ def plan_race(
     entrant = replace(_entrant(baseline_trial, expected, seconds), least_score=least or 0.0)
     arms = [_arm(baseline_trial, baseline, entrant, is_baseline=True)]
     keys = {number: Suggestion(result.values).key for number, result in results.items()}
-    num_reached = Counter(keys[number] for number, result in results.items() if result.outcome is Outcome.REACHED)
     raced_keys = {baseline.key, keys.get(baseline_trial, baseline.key)}  # both forms, such as lr=1, and lr=1.0 in the baseline's trial
     for number in best_first:
         if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced_keys:
             raced_keys.add(keys[number])
-            entrant = replace(_entrant(number, expected_scores[number], run_seconds[number]), num_runs=num_reached[keys[number]])
+            entrant = _entrant(number, expected_scores[number], run_seconds[number])
             arms.append(_arm(number, Suggestion(results[number].values), entrant, is_baseline=False))
     total = math.fsum(map(_train_seconds, results.values()))
     return PlannedRace(num_trials=len(results), first_round=first_round, arms=tuple(arms), train_seconds=total)

@@ -202,7 +202,7 @@ def test_as_many_trainings_go_side_by_side_as_gpus_and_their_cpus_hold_of_the_la
 
 
 _SEARCH = ["search=random", "search.num_trials=8"]
-_RACE = ["confirm.budget_fraction=null", "confirm.num_candidates=7", "confirm.num_seeds=6", "confirm.max_runs=30"]
+_RACE = ["confirm.budget_fraction=null", "confirm.num_candidates=7", "confirm.num_seeds=6", "confirm.max_runs=32"]
 
 
 @pytest.mark.parametrize(
