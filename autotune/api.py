@@ -361,8 +361,8 @@ def _wrapped(given: Callable[..., Any]) -> Callable[..., Any]:
 def _run(arguments: Sequence[str], name: str, study_folder: Path, *, quiet: bool) -> TuneResult:
     from rich.console import Console  # noqa: PLC0415  # importing autotune is to be quick
 
-    from autotune.execution import interrupt  # noqa: PLC0415  # likewise
-    from autotune.tune_study import tune_command  # noqa: PLC0415  # likewise
+    from autotune.execution import interrupt  # noqa: PLC0415  # importing autotune is to be quick
+    from autotune.tune_study import tune_command  # noqa: PLC0415  # importing autotune is to be quick
 
     try:
         exit_code = tune_command(arguments, console=Console(quiet=quiet))
@@ -389,7 +389,7 @@ def _write_function(
     """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
     from autotune.config.overrides import as_configured  # noqa: PLC0415  # imports Hydra
     from autotune.pickling import pickled  # noqa: PLC0415  # importing autotune is to be quick
-    from autotune.space import override_text  # noqa: PLC0415  # likewise
+    from autotune.space import override_text  # noqa: PLC0415  # importing autotune is to be quick
 
     name = _function_name(training)
     is_shipped = (shipped_folder("conf") / "experiment" / f"{name}.yaml").is_file()

@@ -241,8 +241,8 @@ class _Race:
             return None
         best = min(others, key=self._rank)
         is_short = not any(self._known[winner.arm, number].score.reached for number in rounds)
-        (is_rare, score), (best_is_rare, best_score) = self._rank(winner), self._rank(best)
-        is_turned = best_is_rare < is_rare or (best_is_rare == is_rare and self._is_behind(score, winner, best_score, best, _TURNED))
+        is_rare, best_is_rare = self._rank(winner)[0], self._rank(best)[0]
+        is_turned = best_is_rare < is_rare or (best_is_rare == is_rare and self._is_behind(winner, best, _TURNED))
         return best if is_short or is_turned else None
 
     def _claim_of_another(self, winner: Entrant, better: Entrant, last_round: int) -> Standing:
@@ -297,12 +297,13 @@ class _Race:
         best = min(racing, key=self._rank)
         for entrant in racing:
             distance = _BEHIND if len(self._taken[entrant.arm]) > 1 else _BEHIND_AFTER_ONE
-            if entrant is not best and self._is_behind(self._score(entrant), entrant, self._score(best), best, distance):
+            if entrant is not best and self._is_behind(entrant, best, distance):
                 self._reasons[entrant.arm] = f"left after round {self._round}: clearly behind"
         return [entrant for entrant in racing if entrant.arm not in self._reasons]
 
-    def _is_behind(self, score: float, entrant: Entrant, best_score: float, best: Entrant, distance: float) -> bool:
+    def _is_behind(self, entrant: Entrant, best: Entrant, distance: float) -> bool:
         """Whether an entrant's score lies more than a distance, in standard errors, behind another's."""
+        score, best_score = self._score(entrant), self._score(best)
         if not (math.isfinite(score) and best_score > 0):
             return best_score < score
         error = math.sqrt(sum(self._variance(either) / len(self._taken[either.arm]) for either in (entrant, best)))
