@@ -178,7 +178,6 @@ class BackgroundTracker:
         self._num_written = 0
         self.page: str | None = None
         """Address of a page that shows the trials, once the tracker is open; None if it has none."""
-        self._make_model: Callable[[], tuple[Any, Any]] | None = None
         self._is_closed = False
         self._is_hurried = False
         self._closed: tuple[int, bool] | None = None
@@ -221,8 +220,12 @@ class BackgroundTracker:
         self._tell("finish", trial, result, score)
 
     def log_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
-        """Have ``close`` pass a model on to a tracker that keeps models; ``make_model`` is called in the tracker's process."""
-        self._make_model = make_model
+        """Pass the model of a study that has ended on to a tracker that keeps models; its process calls ``make_model``."""
+        self._control("log_model", make_model)
+
+    def prepare_model(self, prepare: Callable[[], object]) -> None:
+        """Have a tracker that keeps models get ready for one that it is told of later; its process calls ``prepare``, too."""
+        self._control("prepare_model", prepare)
 
     def hold(self) -> None:
         """Hold back all messages to the tracker from now on, each for ``MAX_HOLD_SECONDS`` at most, until ``held`` or the tracker ends."""
@@ -266,7 +269,7 @@ class BackgroundTracker:
         if self._is_hurried:
             seconds = grace_seconds = _HURRY_SECONDS / 2
         end = {"status": status, "metrics": metrics, "tags": tags, "artifacts": artifacts}
-        self._control("close", seconds, self._make_model, end)
+        self._control("close", seconds, end)
         self._thread.join(min(1.0, seconds))
         if self._thread.is_alive() and self.num_behind > FEW_RUNS and not self._is_hurried:
             self._say(f"{self.backlog}; they are written now, for {seconds:.0f} s at most")
@@ -510,8 +513,8 @@ class _Reader(logging.Handler):
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._spools = deque([spool])
         self._holds = False
-        self._close: tuple[float, Any, Mapping[str, Any]] | None = None
-        """Time of the monotonic clock at which reading ends, the model's maker and the arguments of the tracker's ``close``."""
+        self._close: tuple[float, Mapping[str, Any]] | None = None
+        """Time of the monotonic clock at which reading ends, and the arguments of the tracker's ``close``."""
         self._num_ended = 0
         self._reported_at, self._reported = 0.0, 0
 
@@ -561,9 +564,13 @@ class _Reader(logging.Handler):
                 (self._holds,) = arguments
             elif verb == "spool":
                 self._spools.append(Spool(descriptor=recv_handle(self._connection)))
+            elif verb in ("prepare_model", "log_model"):
+                if verb == "log_model":
+                    _set_niceness(self._niceness_at_end)
+                getattr(self._tracker, verb, lambda function: None)(*arguments)
             else:
-                seconds, make_model, end = arguments
-                self._holds, self._close = False, (time.monotonic() + seconds, make_model, end)
+                seconds, end = arguments
+                self._holds, self._close = False, (time.monotonic() + seconds, end)
                 _set_niceness(self._niceness_at_end)
 
     def _report(self) -> None:
@@ -574,13 +581,11 @@ class _Reader(logging.Handler):
         while not self._warnings.empty():
             self._connection.send(("said", self._warnings.get()))
 
-    def _end(self, ends_at: float, make_model: Any, end: Mapping[str, Any]) -> tuple[int, bool]:
+    def _end(self, ends_at: float, end: Mapping[str, Any]) -> tuple[int, bool]:
         num_skipped = 0
         while (message := self._message()) is not None:
             self._spools[0].take(message)
             num_skipped += message.ends_run
-        if make_model is not None and hasattr(self._tracker, "log_model"):
-            self._tracker.log_model(make_model)
         if hasattr(self._tracker, "close_by"):
             self._tracker.close_by(ends_at)
         self._tracker.close(**end)

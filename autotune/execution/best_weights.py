@@ -54,6 +54,11 @@ def keep_best(study_folder: Path, best_trial: int) -> None:
                 shutil.copyfile(kept, part)
 
 
+def import_for_best_model() -> None:
+    """Import what ``best_model`` takes: torch among it, which takes seconds."""
+    import autotune.training.trained_model  # noqa: F401, PLC0415  # imports torch
+
+
 def best_model(study_folder: Path, allowed_targets: tuple[str, ...]) -> tuple[Any, Any]:
     """The exported weights in their model, as ``autotune.training.trained_model.scored_model`` makes it; for a tracker's process.
 

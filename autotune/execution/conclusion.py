@@ -1,12 +1,11 @@
 """The end of a study: its result files, its report, its printed summary and the experiment file that it exports."""
 
-import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from autotune.config.command_line import EXIT_NOT_REACHED
 from autotune.config.compose import split_overrides
 from autotune.config.experiment_file import check_exported, experiment_yaml, train_command
 from autotune.config.schema import TrialConfig
-from autotune.effects import Effects
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
 from autotune.execution.confirmation import Arm, Confirmation
@@ -28,9 +26,8 @@ from autotune.hiding import MARK, without_secrets, without_secrets_in
 from autotune.measurement import Target, TrialResult, differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
-from autotune.recording import Recording, read_recording, write_recording
 from autotune.reporting.failures import EndedTrial, gathered_failures
-from autotune.reporting.scores import ArmScores, ConfirmationFigures, describe_arm, describe_ratio, describe_reached, score_format_of
+from autotune.reporting.scores import describe_arm, describe_ratio, describe_reached, score_format_of
 from autotune.reporting.study_files import (
     REPORT,
     SUMMARY,
@@ -44,7 +41,7 @@ from autotune.reporting.study_files import (
     write_json,
 )
 from autotune.reporting.terminal import Summary, format_metric, print_summary
-from autotune.search.curve_model import wait_for_import, wait_for_scikit_learn
+from autotune.search.curve_model import wait_for_import
 from autotune.search.policy import SearchPolicy
 from autotune.space import Suggestion, override_text
 from autotune.tracking.tracker import browse_command
@@ -52,7 +49,7 @@ from autotune.training.capabilities import versions
 
 
 def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
-    """Write the study's result files, print the result and close its tracker, which may take seconds for the model that it keeps.
+    """Write the study's result files and print the result, then draw figures and report and close the tracker, which may take seconds.
 
     Returns:
         The exit code: 0 where a trial reached the target (in confirmation, unless that is off), 3 where none did.
@@ -61,17 +58,34 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         WorkerError: every trial failed in the code that it trains.
         StudyError: a file cannot be written, as on a full disk; names the command that writes the files once it can.
     """
-    plan, policy = live.plan, live.policy
-    results = list(policy.results.values())
+    plan, results = live.plan, list(live.policy.results.values())
     front = make_front(plan.objective, results) if isinstance(plan.objective, Pareto) else None
-    try:
-        artifacts, no_script = _write_files(live, confirmation, front)
-    except (FileError, OSError) as error:
-        raise StudyError(f"{error}; every run is kept, and the files are written with: {live.resume_command}") from error
+    with _told_faults(live):
+        figures, no_script = _write_files(live, confirmation, front)
     try:
         return _print_result(live, confirmation, front, no_script)
     finally:
-        _close_tracker(live, confirmation, artifacts)
+        _log_model(live, confirmation)
+        with _told_faults(live):
+            figures = figures or live.pictures.draw(confirmation, front)
+        kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
+        _close_tracker(live, confirmation, [*(path for name in kept if (path := plan.folder / name).exists()), *figures])
+
+
+@contextmanager
+def _told_faults(live: LiveStudy) -> Iterator[None]:
+    """Context in which files are written; what goes wrong is raised as a StudyError that says how to write them again."""
+    try:
+        yield
+    except (FileError, OSError) as error:
+        raise StudyError(f"{error}; every run is kept, and the files are written with: {live.resume_command}") from error
+
+
+def _log_model(live: LiveStudy, confirmation: Confirmation | None) -> None:
+    """Have the tracker keep the trained model of what is exported, unless only a function of the user's own can make it."""
+    plan = live.plan
+    if confirmation and confirmation.best and plan.trial.training is None and (plan.folder / BEST_WEIGHTS).is_file():
+        live.tracker.log_model(partial(best_model, plan.folder, tuple(plan.composer.allowed_targets)))
 
 
 def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts: Sequence[Path]) -> None:
@@ -82,8 +96,6 @@ def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts
         {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high} if speed_up and speed_up.is_gain else {}
     )
     expected = {} if confirmation is None else _expected_scores(confirmation)
-    if best is not None and plan.trial.training is None and (plan.folder / BEST_WEIGHTS).is_file():  # a function's model only it can make
-        live.tracker.log_model(partial(best_model, plan.folder, tuple(plan.composer.allowed_targets)))
     live.tracker.close(
         status="FINISHED",
         metrics={**expected, **ratio, "num_trials": len(results), "train_seconds_spent": _train_seconds(results)},
@@ -154,10 +166,11 @@ def _description(plan: StudyPlan, confirmation: Confirmation) -> str:
 
 
 def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Front | None) -> tuple[list[Path], str | None]:
-    """Write all result files into the study's folder.
+    """Write all result files but figures and report into the study's folder.
 
     Returns:
-        The files that the tracker keeps, and why there is no script of what is exported; None if there is one or nothing is exported.
+        The figures of an earlier end of the study, if they show the same result; and why there is no script of what is exported, None if
+        there is one or nothing is exported.
     """
     plan, policy = live.plan, live.policy
     folder, results = plan.folder, list(policy.results.values())
@@ -168,15 +181,7 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         with suppress(OSError):
             (folder / REPORT).unlink(missing_ok=True)  # it is written last: where there is one, all that was drawn says the same
     TrialsTable(folder / "trials.csv", plan.space, results, policy.scores, score_format_of(plan.objective).unit)
-    source = f"autotune study {plan.name}"
-    write_recording(
-        folder / "recording",
-        results=results,
-        target=plan.trial.target,
-        space=plan.space.as_mapping(),
-        source=source,
-        baseline=policy.baseline_trial,
-    )
+    live.pictures.write_recording()
     write_json(folder / SUMMARY, "summary", summary)
     if confirmation is not None and confirmation.best is not None:
         write_json(folder / "best.json", "summary", summary)
@@ -186,9 +191,7 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
         keep_best(folder, confirmation.best.trial)
     if front is not None:
         write_front(folder / "pareto_front.csv", front, policy.results)
-    kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
-    figures = figures or _draw(live, confirmation, front)
-    return [*(path for name in kept if (path := folder / name).exists()), *figures], no_script
+    return figures, no_script
 
 
 def _figures_of(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
@@ -199,41 +202,6 @@ def _figures_of(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
     with suppress(FileNotFoundError):
         return figures if (folder / SUMMARY).read_bytes() == json_text("summary", summary).encode() else []
     return []
-
-
-def _draw(live: LiveStudy, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
-    """Write the figures and the report; return the figures."""
-    plan, policy = live.plan, live.policy
-    wait_for_scikit_learn()
-    from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
-    from autotune.search.importances import time_effects  # noqa: PLC0415  # takes seconds
-
-    recording = read_recording(plan.folder / "recording")
-    effects = time_effects(recording)
-    figures = write_figures(
-        plan.folder / "figures",
-        results=list(policy.results.values()),
-        scores=policy.scores,
-        target=plan.trial.target,
-        effects=effects,
-        confirmation=_confirmation_figures(confirmation) if confirmation else None,
-        scale=score_format_of(plan.objective),
-        front=front,
-    )
-    _write_report(live, recording, effects)
-    return figures
-
-
-def _write_report(live: LiveStudy, recording: Recording, effects: Sequence[Effects]) -> None:
-    """Write the HTML report; one that cannot be written is told in a line, since the study's result is complete without it."""
-    from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
-    from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
-
-    try:
-        write_report(read_concluded_study(live.plan.folder, recording), effects)
-    except Exception as error:  # whatever it is, hours of training must not end in it
-        logging.getLogger(__name__).exception("the report was not written")
-        _say(live, f"no {REPORT}: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def summary_json(live: LiveStudy, confirmation: Confirmation | None) -> dict[str, Any]:
@@ -350,30 +318,12 @@ def claim_comments(study: str, target: Target, confirmation: Confirmation) -> li
     ]
 
 
-def _report_note(folder: Path) -> list[tuple[str, str]]:
-    return [("report", shown_path(folder / REPORT))] if (folder / REPORT).is_file() else []
-
-
 def _train_seconds(results: Iterable[TrialResult]) -> float:
     return sum(result.last.train_seconds for result in results if result.last is not None)
 
 
 def _outcomes(results: Iterable[TrialResult]) -> dict[str, int]:
     return dict(Counter(result.outcome.value for result in results))
-
-
-def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
-    baseline, chosen = confirmation.arms[0], confirmation.chosen
-    compared = [baseline] if chosen is None else [baseline, chosen]
-    ordered = [*compared, *(arm for arm in confirmation.arms if arm not in compared)]
-    return ConfirmationFigures(arms=[_labelled(confirmation, arm) for arm in ordered], speed_up=confirmation.speed_up)
-
-
-def _labelled(confirmation: Confirmation, arm: Arm) -> ArmScores:
-    scores = confirmation.scores[arm.trial]
-    is_exported = confirmation.best is not None and arm.trial == confirmation.best.trial and arm is not confirmation.arms[0]
-    label = f"{arm.label} (exported)" if is_exported else arm.label
-    return replace(scores, label=label)
 
 
 def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
@@ -417,7 +367,7 @@ def _summary(live: LiveStudy, confirmation: Confirmation, no_script: str | None)
             *_notes([*policy.results.values(), *confirmation.runs.values()]),
             *([("script", f"none: {no_script}")] if no_script else []),
             *_outlook_note(live, confirmation),
-            *_report_note(plan.folder),
+            ("report", shown_path(plan.folder / REPORT)),
         ],
         advice=None if is_exported else _ADVICE,
     )

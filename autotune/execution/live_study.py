@@ -16,6 +16,7 @@ from autotune.config.schema import TrialConfig
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.fork_server import machine_in_this_process
+from autotune.execution.pictures import Pictures
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
@@ -49,6 +50,7 @@ class LiveStudy:
     tracker: BackgroundTracker
     display: StudyDisplay
     console: Console
+    pictures: Pictures
     code_folders: tuple[str, ...]
     """Folders that may hold Python modules of the user's own."""
     command: tuple[str, ...]
@@ -199,11 +201,15 @@ def opened(
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), told_storage_errors(_study_command(plan.name, command, {})):
         study, pausing = _open_storage(plan)
         policy = _policy(plan, study, pausing)
+
+        def say(line: str) -> None:
+            console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
+
         tracker = BackgroundTracker(
             partial(_tracker_opening, plan, study, policy, push_command(command, plan.name), describe_machine),
             tracker_process,
             spool_folder=plan.folder,
-            say=lambda line: console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True),
+            say=say,
         )
         live = LiveStudy(
             plan=plan,
@@ -212,6 +218,7 @@ def opened(
             tracker=tracker,
             display=_display(plan, policy, console, webhook or Webhook(None, {}), lambda: tracker.backlog),
             console=console,
+            pictures=Pictures(plan, policy, say),
             code_folders=tuple(code_folders),
             command=tuple(command),
         )

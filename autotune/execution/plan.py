@@ -90,6 +90,12 @@ class StudyPlan:
         """Number of CPU threads of each worker of a trial, unless the trial's configuration sets one."""
         return cpus_per_worker(config, self.config.cluster, self.capabilities)
 
+    @property
+    def has_idle_cpu(self) -> bool:
+        """Whether confirmation runs leave a CPU idle, for work beside them: they compute on GPUs, or each by itself on some of the CPUs."""
+        num_cpus, num_gpus = self.resources(self.trial)
+        return num_gpus > 0 or num_cpus < self.capabilities.num_cpus
+
     def definition(self) -> dict[str, Any]:
         """Settings that must be equal for two commands to mean the same study, as plain JSON."""
         trial = {key: value for key, value in self.trial.as_dict().items() if key not in ("seed", "allowed_targets")}

@@ -21,7 +21,7 @@ from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
 from autotune.errors import ClusterError
 from autotune.execution.background_tracker import TrackerProcess
-from autotune.execution.best_weights import keep_first, run_path
+from autotune.execution.best_weights import import_for_best_model, keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Connection, Room, check_can_start
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Arm, Confirmation, conclude
@@ -170,6 +170,9 @@ def _search_and_confirm(
                 connection.run(lambda: _search(live, size, interrupt, connection, fork_server), interrupt)
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
+            if plan.has_idle_cpu:
+                live.pictures.prepare()
+                live.tracker.prepare_model(import_for_best_model)
             connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain

@@ -227,6 +227,12 @@ class MlflowRuns:
         """Steps of the evaluations that a run has in the store."""
         return {point.step for point in self._client.get_metric_history(run_id, fields.STEP_METRIC)}
 
+    @staticmethod
+    def import_for_models() -> None:
+        """Import what logging a model takes: torch among it, which takes seconds."""
+        with absent("mlflow.pytorch._lightning_autolog"):  # imports Lightning, where it is installed, which takes seconds
+            import mlflow.pytorch  # noqa: F401, PLC0415  # imports torch
+
     def log_model(self, model: Any, inputs: Any) -> None:
         """Log a trained model to the study's run, in place of one that the run had, with its signature and an input example.
 
@@ -234,14 +240,14 @@ class MlflowRuns:
             model: a ``torch.nn.Module`` on the CPU, in evaluation mode, whose outputs need no gradients.
             inputs: a batch of its inputs.
         """
-        with absent("mlflow.pytorch._lightning_autolog"):  # imports Lightning, where it is installed, which takes seconds
-            import mlflow.pytorch  # noqa: PLC0415  # imports torch, and takes seconds
+        self.import_for_models()
+        from mlflow import pytorch  # noqa: PLC0415  # which is imported now
 
         example = inputs.numpy()
         earlier = self._client.get_run(self.parent).outputs
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model")
-            mlflow.pytorch.save_model(
+            pytorch.save_model(
                 model,
                 path,
                 mlflow_model=Model(run_id=self.parent),

@@ -145,6 +145,11 @@ class MlflowTracker:
         self._num_told += 1
         self._queue.put(partial(self._take_finish, trial, result, score))
 
+    def prepare_model(self, prepare: Callable[[], object]) -> None:
+        """Queue the import of what logging a model takes, and ``prepare``, which imports what making it takes."""
+        if self._logs_model:
+            self._queue.put(partial(self._take_preparation, prepare))
+
     def log_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
         """Queue the model that the study exports; ``make_model`` returns it, a ``torch.nn.Module``, with a batch of inputs."""
         if self._logs_model:
@@ -212,6 +217,11 @@ class MlflowTracker:
         while self._earlier and self._num_waiting < MAX_UNWRITTEN:
             trial, result, score = self._finished[self._earlier.popleft()]
             self._end_run(self._runs.setdefault(trial.name, self._new_run(trial)), result, score)
+
+    def _take_preparation(self, prepare: Callable[[], object]) -> None:
+        with contextlib.suppress(Exception):  # told when the model is logged
+            self._store.import_for_models()
+            prepare()
 
     def _take_model(self, make_model: Callable[[], tuple[Any, Any]]) -> None:
         try:

@@ -2,10 +2,11 @@
 
 A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. A
 tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before the study was resumed,
-so that it can fill in what it missed: ``FinishedRuns``, each of which is made when it is asked for. Three more functions are called
+so that it can fill in what it missed: ``FinishedRuns``, each of which is made when it is asked for. More functions are called
 where there are any: of the tracker's module ``check``, with the configuration's ``tracking`` node, before anything takes seconds, and
 ``preload``, in the tracker's process, before all else there; and the tracker's ``log_model`` before ``close``, with a function that makes
-the trained model of the best configuration, and inputs.
+the trained model of the best configuration, and inputs, and ``prepare_model`` some time before that, with a function that imports what
+making the model takes.
 """
 
 import os

@@ -199,6 +199,7 @@ def told(path: Path) -> list[tuple[float, str]]:
 
 
 def test_a_tracker_that_keeps_no_models_is_not_told_of_one(tracker: BackgroundTracker, path: Path) -> None:
+    tracker.prepare_model(dict)
     tracker.log_model(dict)  # type: ignore[arg-type]  # never called
     tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
     assert [what for _, what in told(path)] == ["close FINISHED"]

@@ -1,0 +1,113 @@
+"""A study's figures and its HTML report: what they need of the search alone is made ready beside the confirmation runs."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from autotune.effects import Effects
+from autotune.execution.cluster import call
+from autotune.execution.confirmation import Arm, Confirmation
+from autotune.execution.plan import StudyPlan
+from autotune.recording import Recording, read_recording, write_recording
+from autotune.reporting.scores import ArmScores, ConfirmationFigures, score_format_of
+from autotune.reporting.study_files import REPORT, Front
+from autotune.search.curve_model import wait_for_scikit_learn
+from autotune.search.policy import SearchPolicy
+
+_NICENESS = 10
+"""Niceness of the thread beside the confirmation runs, as the tracker's process has it: runs and the driver go first."""
+
+
+class Pictures:
+    """Draws a study once it has ended.
+
+    Args:
+        say: prints a line for the user.
+    """
+
+    def __init__(self, plan: StudyPlan, policy: SearchPolicy, say: Callable[[str], object]) -> None:
+        self._plan, self._policy, self._say = plan, policy, say
+        self._effects: Future[tuple[Recording, list[Effects]]] | None = None
+
+    def write_recording(self) -> None:
+        """Write the study's trials as a recording."""
+        write_recording(
+            self._plan.folder / "recording",
+            results=list(self._policy.results.values()),
+            target=self._plan.trial.target,
+            space=self._plan.space.as_mapping(),
+            source=f"autotune study {self._plan.name}",
+            baseline=self._policy.baseline_trial,
+        )
+
+    def prepare(self) -> None:
+        """Begin, in a thread, to learn from all trials of an ended search what each parameter does, and to import what the end takes."""
+        self.write_recording()
+        self._effects = Future()
+        threading.Thread(target=call, args=(self._prepared, self._effects), name="pictures", daemon=True).start()
+
+    def draw(self, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
+        """Write the figures and the report; return the figures. A report that cannot be written is told in a line: it is no result."""
+        from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+
+        plan, policy = self._plan, self._policy
+        recording, effects = self._learnt() if self._effects is None or self._effects.exception() else self._effects.result()
+        figures = write_figures(
+            plan.folder / "figures",
+            results=list(policy.results.values()),
+            scores=policy.scores,
+            target=plan.trial.target,
+            effects=effects,
+            confirmation=_confirmation_figures(confirmation) if confirmation else None,
+            scale=score_format_of(plan.objective),
+            front=front,
+        )
+        self._write_report(recording, effects)
+        return figures
+
+    def _prepared(self) -> tuple[Recording, list[Effects]]:
+        if sys.platform == "linux":  # where a thread has a niceness of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        learnt = self._learnt()
+        for module in ("reporting.figures", "reporting.html", "training.standalone"):  # which import Matplotlib, Plotly and torch
+            import_module(f"autotune.{module}")
+        return learnt
+
+    def _learnt(self) -> tuple[Recording, list[Effects]]:
+        wait_for_scikit_learn()
+        from autotune.search.importances import time_effects  # noqa: PLC0415  # imports more of scikit-learn
+
+        recording = read_recording(self._plan.folder / "recording")
+        return recording, time_effects(recording)
+
+    def _write_report(self, recording: Recording, effects: Sequence[Effects]) -> None:
+        from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
+        from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
+
+        try:
+            write_report(read_concluded_study(self._plan.folder, recording), effects)
+        except Exception as error:  # whatever it is, hours of training must not end in it
+            logging.getLogger(__name__).exception("the report was not written")
+            self._say(f"no {REPORT}: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
+    baseline, chosen = confirmation.arms[0], confirmation.chosen
+    compared = [baseline] if chosen is None else [baseline, chosen]
+    ordered = [*compared, *(arm for arm in confirmation.arms if arm not in compared)]
+    return ConfirmationFigures(arms=[_labelled(confirmation, arm) for arm in ordered], speed_up=confirmation.speed_up)
+
+
+def _labelled(confirmation: Confirmation, arm: Arm) -> ArmScores:
+    scores = confirmation.scores[arm.trial]
+    is_exported = confirmation.best is not None and arm.trial == confirmation.best.trial and arm is not confirmation.arms[0]
+    label = f"{arm.label} (exported)" if is_exported else arm.label
+    return replace(scores, label=label)
