@@ -55,8 +55,10 @@ def keep_best(study_folder: Path, best_trial: int) -> None:
 
 
 def import_for_best_model() -> None:
-    """Import what ``best_model`` takes: torch among it, which takes seconds."""
-    import autotune.training.trained_model  # noqa: F401, PLC0415  # imports torch
+    """Import what making and exporting ``best_model`` take, in seconds."""
+    from autotune.training.trained_model import import_for_export  # noqa: PLC0415  # imports torch
+
+    import_for_export()
 
 
 def best_model(study_folder: Path, allowed_targets: tuple[str, ...]) -> tuple[Any, Any]:
