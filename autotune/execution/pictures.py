@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from autotune.effects import Effects
+from autotune.errors import FileError
 from autotune.execution.cluster import call
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.plan import StudyPlan
@@ -49,7 +50,10 @@ class Pictures:
 
     def prepare(self) -> None:
         """Begin, in a thread, to learn from all trials of an ended search what each parameter does, and to import what the end takes."""
-        self.write_recording()
+        try:
+            self.write_recording()
+        except (FileError, OSError):  # met again, and told, when the study is concluded
+            return
         self._effects = Future()
         threading.Thread(target=call, args=(self._prepared, self._effects), name="pictures", daemon=True).start()
 

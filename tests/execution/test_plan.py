@@ -322,6 +322,19 @@ def test_a_trial_gets_whole_gpus_and_its_workers_cpus(overrides: list[str], on: 
     assert any(f"resources {wanted[0]} CPU and {wanted[1]} GPU a trial, of {on.num_cpus} CPU" in line for line in describe_plan(plan))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "on", "has_idle_cpu"),
+    [
+        ([], _CPU, True),
+        ([], replace(_CPU, num_cpus=1), False),
+        (["parallelism=ddp", "parallelism.num_workers=8"], _CPU, False),
+        ([], _GPUS, True),
+    ],
+)
+def test_a_confirmation_run_leaves_a_cpu_idle_or_takes_all(overrides: list[str], on: Capabilities, has_idle_cpu: bool) -> None:
+    assert make_plan(*overrides, on=on).has_idle_cpu == has_idle_cpu
+
+
 def test_apples_gpu_takes_one_trial_at_a_time() -> None:
     assert make_plan("device=mps", on=_MAC).max_concurrent_trials == 1
     assert make_plan("device=auto", on=_MAC).max_concurrent_trials is None
