@@ -227,6 +227,8 @@ def opened(
         except BaseException as error:
             tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
             raise
+        finally:
+            live.pictures.close()
         tracker.close_if_open(is_interrupt=True)
 
 

@@ -36,6 +36,7 @@ class Pictures:
     def __init__(self, plan: StudyPlan, policy: SearchPolicy, say: Callable[[str], object]) -> None:
         self._plan, self._policy, self._say = plan, policy, say
         self._effects: Future[tuple[Recording, list[Effects]]] | None = None
+        self._is_over = threading.Event()
 
     def write_recording(self) -> None:
         """Write the study's trials as a recording."""
@@ -55,7 +56,11 @@ class Pictures:
         except (FileError, OSError):  # met again, and told, when the study is concluded
             return
         self._effects = Future()
-        threading.Thread(target=call, args=(self._prepared, self._effects), name="pictures", daemon=True).start()
+        threading.Thread(target=call, args=(self._prepared, self._effects), name="pictures").start()
+
+    def close(self) -> None:
+        """End what ``prepare`` began, after its present step: a thread that a process left amid an import might abort it."""
+        self._is_over.set()
 
     def draw(self, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
         """Write the figures and the report; return the figures. A report that cannot be written is told in a line: it is no result."""
@@ -81,8 +86,10 @@ class Pictures:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         learnt = self._learnt()
-        for module in ("reporting.figures", "reporting.html", "training.standalone"):  # which import Matplotlib, Plotly and torch
-            import_module(f"autotune.{module}")
+        writes_program = self._plan.trial.training is None
+        for module in ("reporting.figures", "reporting.html", *(["training.standalone"] if writes_program else [])):
+            if not self._is_over.is_set():
+                import_module(f"autotune.{module}")  # and with it Matplotlib, Plotly and torch
         return learnt
 
     def _learnt(self) -> tuple[Recording, list[Effects]]:

@@ -172,7 +172,8 @@ def _search_and_confirm(
                 return None
             if plan.has_idle_cpu:
                 live.pictures.prepare()
-                live.tracker.prepare_model(import_for_best_model)
+                if plan.trial.training is None:
+                    live.tracker.prepare_model(import_for_best_model)
             connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
