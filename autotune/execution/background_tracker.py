@@ -55,7 +55,7 @@ _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.25
 """Seconds between two looks whether the study's process is gone, while the tracker is being opened."""
 _REPORT_EVERY_SECONDS = 0.5
-_NICENESS = 10
+NICENESS = 10
 """Niceness added to the tracker's process once its tracker is open: trainings and the driver go first where CPUs are few."""
 _MAIN = """
 import json, sys
@@ -426,7 +426,7 @@ def serve(connection: Connection, target: str) -> None:
             connection.send(None)
             connection.send(("page", getattr(tracker, "page", None)))
             before = os.getpriority(os.PRIO_PROCESS, 0)
-            os.nice(_NICENESS)
+            os.nice(NICENESS)
             connection.send(("closed", *_Reader(connection, tracker, spool, niceness_at_end=before).carry_out()))
     except (EOFError, OSError):
         os._exit(1)  # without waiting for a thread of the tracker that may still be writing

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from autotune.effects import Effects
 from autotune.errors import FileError
+from autotune.execution.background_tracker import NICENESS
 from autotune.execution.cluster import call
 from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.plan import StudyPlan
@@ -21,9 +22,6 @@ from autotune.reporting.scores import ArmScores, ConfirmationFigures, score_form
 from autotune.reporting.study_files import REPORT, Front
 from autotune.search.curve_model import wait_for_scikit_learn
 from autotune.search.policy import SearchPolicy
-
-_NICENESS = 10
-"""Niceness of the thread beside the confirmation runs, as the tracker's process has it: runs and the driver go first."""
 
 
 class Pictures:
@@ -84,7 +82,7 @@ class Pictures:
     def _prepared(self) -> tuple[Recording, list[Effects]]:
         if sys.platform == "linux":  # where a thread has a niceness of its own
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         learnt = self._learnt()
         writes_program = self._plan.trial.training is None
         for module in ("reporting.figures", "reporting.html", *(["training.standalone"] if writes_program else [])):

@@ -228,10 +228,11 @@ class MlflowRuns:
         return {point.step for point in self._client.get_metric_history(run_id, fields.STEP_METRIC)}
 
     @staticmethod
-    def import_for_models() -> None:
-        """Import what logging a model takes: torch among it, which takes seconds."""
+    def import_for_models() -> Any:
+        """Import what logging a model takes, torch among it, and return ``mlflow.pytorch``; it takes seconds."""
         with absent("mlflow.pytorch._lightning_autolog"):  # imports Lightning, where it is installed, which takes seconds
-            import mlflow.pytorch  # noqa: F401, PLC0415  # imports torch
+            import mlflow.pytorch  # noqa: PLC0415  # imports torch; "from mlflow" would give a module that is imported later
+        return mlflow.pytorch
 
     def log_model(self, model: Any, inputs: Any) -> None:
         """Log a trained model to the study's run, in place of one that the run had, with its signature and an input example.
@@ -240,9 +241,7 @@ class MlflowRuns:
             model: a ``torch.nn.Module`` on the CPU, in evaluation mode, whose outputs need no gradients.
             inputs: a batch of its inputs.
         """
-        self.import_for_models()
-        from mlflow import pytorch  # noqa: PLC0415  # which is imported now
-
+        pytorch = self.import_for_models()
         example = inputs.numpy()
         earlier = self._client.get_run(self.parent).outputs
         with tempfile.TemporaryDirectory() as folder:
