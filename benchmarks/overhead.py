@@ -14,7 +14,8 @@ holds the start of the first workers. Seconds in training are measured inside th
 that trains runs (its imports done) to its last evaluation, loading data and evaluating included, reporting not. What a process
 pays at its first training alone (torch imports its compiler with the first optimizer, a second or two) therefore counts as
 training, once for each of our workers and once for each of stock's trials: the measure is kind to stock. The ratio of the
-windows needs no such rule and is printed beside it.
+windows needs no such rule and is printed beside it. So are the seconds from the command to the first trial's end, and from the
+last trial's end to the prompt.
 
 Exit code 0: ours is at most a fifth of stock's, as a median over the repeats; 1: it is not.
 """
@@ -53,6 +54,10 @@ class Search:
     num_trials: int
     process_seconds: float
     """Seconds from starting the process to its end: imports, start of Ray, search, closing."""
+    first_result_seconds: float
+    """Seconds from starting the process to the end of its first trial."""
+    closing_seconds: float
+    """Seconds from the end of the last trial to the end of the process."""
     window_seconds: float
     training_seconds: float
     """Seconds in training, summed over the trials."""
@@ -74,20 +79,23 @@ def run_search(side: str, arguments: argparse.Namespace, *, seed: int) -> Search
     with tempfile.TemporaryDirectory(prefix="autotune-overhead-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         command = _our_command(side, arguments, folder, seed) if is_ours else _stock_command(side, arguments, folder, seed)
-        began = time.perf_counter()
+        began = time.time()
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        process_seconds = time.perf_counter() - began
+        ended = time.time()
         if done.returncode not in _EXIT_CODES[is_ours]:
             raise RuntimeError(f"{side} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         measured = _read_ours(folder) if is_ours else json.loads(done.stdout.splitlines()[-1])
     seconds: Sequence[float] = measured["training_seconds"]
     if len(seconds) != arguments.trials:
         raise RuntimeError(f"{side} ended {len(seconds)} trials, not {arguments.trials}")
-    window_seconds, training_seconds = measured["last_ended_at"] - measured["first_asked_at"], sum(seconds)
+    first_end, last_end = min(measured["ended_at"]), max(measured["ended_at"])
+    process_seconds, window_seconds, training_seconds = ended - began, last_end - measured["first_asked_at"], sum(seconds)
     return Search(
         side=side,
         num_trials=arguments.trials,
         process_seconds=process_seconds,
+        first_result_seconds=first_end - began,
+        closing_seconds=ended - last_end,
         window_seconds=window_seconds,
         training_seconds=training_seconds,
         outside_seconds_per_trial=(window_seconds * arguments.concurrency - training_seconds) / arguments.trials,
@@ -134,7 +142,7 @@ def _read_ours(folder: Path) -> Mapping[str, Any]:
     results = finished_results(study).values()
     return {
         "first_asked_at": min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start),
-        "last_ended_at": max(result.stopped_at for result in results),
+        "ended_at": [result.stopped_at for result in results],
         "training_seconds": [_in_training(result.last) for result in results if result.last is not None],
     }
 
@@ -145,7 +153,7 @@ def _in_training(last: Evaluation) -> float:
 
 def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None:
     """Print the medians of each side, then the ratios."""
-    header = ("outside a trial", "process a trial", "training a trial", "window")
+    header = ("outside a trial", "process a trial", "training a trial", "window", "first result", "closing")
     print(f"\n{'median seconds':<22}" + "".join(f"{text:>18}" for text in header))
     for side in SIDES:
         own = [search for search in searches if search.side == side]
@@ -154,6 +162,8 @@ def print_table(searches: Sequence[Search], ratios: Mapping[str, Ratio]) -> None
             [search.process_seconds_per_trial for search in own],
             [search.mean_training_seconds for search in own],
             [search.window_seconds for search in own],
+            [search.first_result_seconds for search in own],
+            [search.closing_seconds for search in own],
         )
         print(f"{side:<22}" + "".join(f"{median(column):>18.4g}" for column in columns))
     print()
@@ -188,6 +198,8 @@ def main() -> int:
             ("outside training", "outside_seconds_per_trial"),
             ("window", "window_seconds"),
             ("whole process", "process_seconds"),
+            ("first result", "first_result_seconds"),
+            ("closing", "closing_seconds"),
         )
         for other in SIDES[2:]
     }

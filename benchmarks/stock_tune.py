@@ -50,14 +50,15 @@ class StampedSearch(OptunaSearch):  # type: ignore[misc]  # ray has no types
         return super().suggest(trial_id)
 
 
-class LastEnd(tune.Callback):  # type: ignore[misc]  # ray has no types
-    """Callback that records when the last trial ended."""
+class Ends(tune.Callback):  # type: ignore[misc]  # ray has no types
+    """Callback that records when each trial ended."""
 
-    ended_at = 0.0
+    def __init__(self) -> None:
+        self.times: list[float] = []
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the time at which a trial ended."""
-        self.ended_at = time.time()
+        self.times.append(time.time())
 
 
 def main() -> None:
@@ -73,7 +74,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     ray.init(address="local", num_cpus=arguments.concurrency)
-    search, last_end = StampedSearch(seed=arguments.seed), LastEnd()
+    search, ends = StampedSearch(seed=arguments.seed), Ends()
     tuner = tune.Tuner(
         tune.with_resources(trainable, {"cpu": 1}),
         param_space={
@@ -97,14 +98,14 @@ def main() -> None:
         run_config=tune.RunConfig(
             name="stock",
             storage_path=str(arguments.folder),
-            callbacks=[MLflowLoggerCallback(tracking_uri=f"sqlite:///{arguments.folder}/mlflow.db", experiment_name="stock"), last_end],
+            callbacks=[MLflowLoggerCallback(tracking_uri=f"sqlite:///{arguments.folder}/mlflow.db", experiment_name="stock"), ends],
         ),
     )
     results = tuner.fit()
     training_seconds = [result.metrics["training_seconds"] for result in results]
     if results.errors:
         raise SystemExit(f"{len(results.errors)} trials failed; the first: {results.errors[0]}")
-    print(json.dumps({"first_asked_at": search.first_asked_at, "last_ended_at": last_end.ended_at, "training_seconds": training_seconds}))
+    print(json.dumps({"first_asked_at": search.first_asked_at, "ended_at": ends.times, "training_seconds": training_seconds}))
 
 
 if __name__ == "__main__":

@@ -215,11 +215,16 @@ class ExpectedScores:
         return float(best) * _chance(1, 1, self._chance_of_all())
 
     @property
-    def challenger(self) -> Key | None:
-        """The configuration that is expected to be the best by its first run alone and needs another run; None if there is none."""
+    def best(self) -> Key | None:
+        """The configuration that is expected to be the best; None before any has reached the target."""
         known = self._known
-        best = int(known.expected.argmin()) if known.keys else None
-        return None if best is None or known.believed[best] else known.keys[best]
+        return known.keys[int(known.expected.argmin())] if known.keys else None
+
+    @property
+    def challenger(self) -> Key | None:
+        """``best`` if its first run alone says so and it needs another one, else None."""
+        known, best = self._known, self.best
+        return None if best is None or known.believed[known.keys.index(best)] else best
 
     @property
     def first_run_to_win(self) -> float:

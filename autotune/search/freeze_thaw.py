@@ -32,6 +32,9 @@ from autotune.space import SearchSpace, Suggestion
 
 _MIN_EVALUATIONS = 2
 """Evaluations that a trial needs before it may be paused: a single one says little about how its curve rises."""
+_FIRST_LOOK = 1.5
+"""Time that a trial is trained before it may be paused, as a multiple of its first evaluation's: where the start takes most of that one,
+the next come soon after it, and to pause then would save little and forgo what the start was for."""
 _DECIDE_AGAIN = 1.2
 """Factor by which a trial's time grows between two decisions on pausing it: to decide at each of many evaluations would take long."""
 _MIN_CURVES = 3
@@ -113,8 +116,8 @@ class FreezeThawSampler:
         more new trials will be wanted: then paused trials whose chance of winning is below ``least_chance`` are not resumed.
         """
         import_in_background()
-        if new and (challenger := self._history.challenger()) is not None:
-            return challenger
+        if new and (repeat := self._history.due_repeat()) is not None:
+            return repeat
         chosen, self._chosen = self._chosen, None
         if chosen is None or (isinstance(chosen, Suggestion) and not new):
             chosen = self._choose(beside=None, new=new, ending=ending)
@@ -155,8 +158,8 @@ class FreezeThawSampler:
         if not may_pause or trial.is_repeat:
             return Decision.CONTINUE
         is_hopeless = self._history.next_seconds(trial) > self._history.best * WIN
-        is_early = len(trial.curve) < _MIN_EVALUATIONS or trial.curve[-1].seconds < trial.last_decision_seconds * _DECIDE_AGAIN
-        if is_early and not is_hopeless:
+        least_seconds = max(trial.curve[0].seconds * _FIRST_LOOK, trial.last_decision_seconds * _DECIDE_AGAIN)
+        if (len(trial.curve) < _MIN_EVALUATIONS or trial.curve[-1].seconds < least_seconds) and not is_hopeless:
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds
         chosen = self._choose(beside=number, new=new, ending=not new)

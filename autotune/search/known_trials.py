@@ -113,9 +113,10 @@ class FixedFraction:
         return True
 
 
-def num_doublings(seconds: Array, first: float) -> Array:
-    """How many times trials' times have doubled since ``first``, the time of the earliest first evaluation of any trial."""
-    doublings: Array = np.floor(np.log2(np.maximum(seconds / first, 1) * 1.0001))
+def num_doublings(trials: Sequence[KnownTrial]) -> Array:
+    """How many times the time of each trial ``[trials]`` has doubled since its first evaluation; each must have one."""
+    first, last = (np.array([trial.curve[index].seconds for trial in trials]) for index in (0, -1))
+    doublings: Array = np.floor(np.log2(np.maximum(last / first, 1) * 1.0001))
     return doublings
 
 

@@ -19,6 +19,8 @@ WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
 _MAX_CHALLENGES = 2
 """Maximum number of repeats by which a point may become the incumbent: those of a broken configuration all end in errors."""
+_INCUMBENT_RUNS, _TRIALS_BETWEEN_RUNS = 4, 10
+"""Runs after which the incumbent has earned its place, and number of trials from one of them to the next: it may be a lucky one yet."""
 _MAX_REPEAT_RATIO = 4.0
 """Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
 _MIN_CHANCE = 0.02
@@ -135,17 +137,28 @@ class TrialHistory:
 
     def longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
         """The paused trial, among those that may still win, that was last chosen the longest ago."""
-        may_win = [number for number in waiting if number != running and self.next_seconds(self.trials[number]) <= self.best * WIN]
+        may_win = [number for number in waiting if number != running and self._may_win(number)]
         return min(may_win, key=lambda number: self.trials[number].last_chosen, default=None)
 
-    def challenger(self) -> Suggestion | None:
-        """The point expected to be the best by its first run alone, unless a run of it has not ended or its repeats are used up."""
-        key = self.expected.challenger
-        if key is None or not self.can_repeat(self.points[key]):
+    def due_repeat(self) -> Suggestion | None:
+        """The point expected to be the best, if it is to be trained again now; None if not, or while a run of it has not ended.
+
+        A point that is the best by its first run alone is due at once. The incumbent is due again after every ten trials, until it has
+        been run four times.
+
+        Source: intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011), where the incumbent is run again as the search goes on.
+        """
+        key = self.expected.best
+        if key is None or key not in self.points or not self.can_repeat(self.points[key]):
             return None
-        runs = [trial for trial in self.trials.values() if trial.key == key]
-        is_tried = len(runs) > _MAX_CHALLENGES or any(not trial.has_ended for trial in runs)
-        return None if is_tried else self.points[key]
+        runs = [number for number, trial in self.trials.items() if trial.key == key]
+        if not runs or any(not self.trials[number].has_ended for number in runs):
+            return None
+        if key == self.expected.challenger:
+            is_due = len(runs) <= _MAX_CHALLENGES
+        else:
+            is_due = len(runs) < _INCUMBENT_RUNS and max(self.trials) - max(runs) >= _TRIALS_BETWEEN_RUNS
+        return self.points[key] if is_due else None
 
     def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
         """The point most worth training again; None if none gains ``least_gain`` in all and more than ``better_than`` per second."""
@@ -160,19 +173,16 @@ class TrialHistory:
     def promoted(self, waiting: Sequence[int], reduction_factor: float) -> int | None:
         """A waiting trial to train on to twice its time, because too few trials have been; None if enough have been.
 
-        Trials with the most training come first, and of these the one nearest to the target, but a stalled one only where all have
+        Time counts in doublings of a trial's own first evaluation, since the first one of a slow trial takes as long as many of a fast one.
+        Trials with the most doublings come first, and of these the one nearest to the target, but a stalled one only where all have
         stalled: where most trials stall just short of the target, the nearest ones are those that will never reach it.
         """
-        seen = self.seen
-        first = min(trial.curve[0].seconds for trial in seen)
-        horizon = min(self.best, self.limit)
-        highest = int(num_doublings(np.array(horizon), first))
-        levels = np.sort(num_doublings(np.array([trial.curve[-1].seconds for trial in seen]), first))
-        levels_of_waiting = num_doublings(np.array([self.trials[number].curve[-1].seconds for number in waiting]), first)
-        num_at_least = len(levels) - np.searchsorted(levels, np.arange(highest + 2))  # trials that have reached each number of doublings
-        for low in range(highest - 1, -1, -1):
+        levels = np.sort(num_doublings(self.seen))
+        of_waiting = num_doublings([self.trials[number] for number in waiting])
+        num_at_least = len(levels) - np.searchsorted(levels, np.arange(levels[-1] + 2))  # trials with each number of doublings or more
+        for low in range(int(of_waiting.max(initial=-1)), -1, -1):
             if num_at_least[low + 1] < num_at_least[low] / reduction_factor - 1:
-                due = [number for number, level in zip(waiting, levels_of_waiting, strict=True) if level == low]
+                due = [number for number, level in zip(waiting, of_waiting, strict=True) if level == low and self._may_win(number)]
                 if due:
                     return min(due, key=lambda number: standing(self.trials[number].curve))
         return None
@@ -208,6 +218,10 @@ class TrialHistory:
         self.unit = self.unit or max(score / longest, 1e-12)
         self.limit = max(self.limit, score / self.unit)
         return score / self.unit / longest
+
+    def _may_win(self, number: int) -> bool:
+        """Whether the trial could still be evaluated before it has spent more than a winner may."""
+        return self.next_seconds(self.trials[number]) <= self.best * WIN
 
     def next_seconds(self, trial: KnownTrial) -> float:
         """Earliest time of a trial's next evaluation, by the smallest gap between the first two of any trial, relative to the first."""

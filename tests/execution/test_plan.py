@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "16 to 512, powers of two" in lines["batch_size"]
     assert "[8,16], [16,32], [32,64]" in lines["model.widths"]
     assert lines["baseline"].split()[1:4] == ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
-    assert "200 trials, 60 s" in lines["budget"]
+    assert "150 trials, 60 s" in lines["budget"]
     assert "a race of the best 8, and its winner against the baseline: at most 60 runs" in lines["budget"]
     assert "1 CPU and" in lines["resources"]
     assert not list(tmp_path.iterdir())

@@ -159,6 +159,32 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
     assert any(each.outcome == PAUSED for each in trace.stretches)
 
 
+def curve(number: int, *points: tuple[float, float]) -> RecordedTrial:
+    """A curve of (seconds, accuracy)."""
+    seconds, metrics = zip(*points, strict=True)
+    steps = tuple(float(each) for each in range(1, len(points) + 1))
+    values = {"kind": "fast", "lr": 10 ** (-number / 10), "size": 8}
+    return RecordedTrial(number=number, suggestion=Suggestion(values), steps=steps, train_seconds=seconds, metrics=metrics)
+
+
+def test_a_share_is_trained_on_where_some_need_as_long_to_start_as_others_for_a_whole_training() -> None:
+    made = sampler()
+    for number in range(24):
+        first = 2.0 ** (number % 6)
+        recorded = curve(number, (first, 0.1), (2 * first, 0.2 + number / 100))
+        made.paused(number, recorded.suggestion, [replayed_evaluation(recorded, index) for index in range(2)])
+    assert made._promoted(range(24)) == 23, "none has been trained to four times its first evaluation"
+
+
+def test_a_trial_whose_start_takes_most_of_its_time_is_not_paused_right_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sampler()
+    monkeypatch.setattr(made, "_choose", lambda **_: None)  # whatever else there is
+    recorded = curve(0, (10.0, 0.1), (10.5, 0.3), (11.0, 0.4), (16.0, 0.5))
+    made.started(0, recorded.suggestion)
+    decisions = [made.observe(0, replayed_evaluation(recorded, index)) for index in range(4)]
+    assert decisions == [Decision.CONTINUE, Decision.CONTINUE, Decision.CONTINUE, Decision.PAUSE]
+
+
 def test_a_trial_that_has_stalled_is_trained_on_after_those_that_have_not() -> None:
     def curve(*shortfalls: float) -> list[CurvePoint]:
         return [CurvePoint(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
@@ -267,6 +293,17 @@ def test_who_would_be_the_incumbent_by_one_run_is_run_again_at_once() -> None:
         result = ended(10 + number, values, Outcome.REACHED, step=step)
         made.finish(result, OBJECTIVE.score(result))
         assert made.propose() != Suggestion(values), "it was run again"
+
+
+def test_the_incumbent_is_run_again_after_every_ten_trials_until_it_was_run_four_times() -> None:
+    made, best, runs = sampler(), {"kind": "fast", "lr": 0.01, "size": 8}, []
+    for number in range(50):
+        is_best = number == 0 or made.propose() == Suggestion(best)
+        values = best if is_best else {"kind": "slow", "lr": 10 ** (-number / 20), "size": 8}
+        made.started(number, Suggestion(values))
+        made.finish(ended(number, values, Outcome.REACHED if is_best else Outcome.MISSED), 6.0 if is_best else None)
+        runs += [number] * is_best
+    assert runs == [0, 1, 12, 23]
 
 
 def test_who_fails_whenever_it_is_run_again_is_left_alone() -> None:
