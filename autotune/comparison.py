@@ -160,6 +160,14 @@ def ratio_of_expected_scores(numerators: Sequence[RunScore], denominators: Seque
     return replace(ratio, low=low, high=high, claim=claim)
 
 
+def deviation_of_pairs(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> float:
+    """Standard deviation of one pair's part in the logarithm of ``ratio_of_expected_scores``; 0 where the pairs do not tell it."""
+    above, below = _Side.of(numerators), _Side.of(denominators)
+    if len(numerators) < 2 or above is None or below is None or not (above.reached.any() and below.reached.any()):
+        return 0.0
+    return float((above.residuals - below.residuals).std(ddof=1))
+
+
 def ratio_where_both_reached(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> Ratio | None:
     """Ratio of two mean scores over the pairs whose runs both reached the target: it describes these pairs and judges neither side.
 

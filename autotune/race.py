@@ -7,9 +7,10 @@ which the winner was chosen flatter it.
   behind leaves at once (successive halving), until one is left or the runs for choosing are spent. What the search expected of a
   candidate was picked for its luck: it says who races where the limits do not suffice for all, and nothing of who wins.
 * **Claiming**: pairs of runs of the baseline and the winner on seeds that had no part in choosing, as many as should tell the two apart if
-  the gain is the one seen while choosing. That gain is fixed before the first pair; only the variance of scores is estimated again, once,
-  after the fourth pair, so that the interval of the ratio is honest (an internal pilot study). If another candidate is better by all its
-  runs than the winner by all of its own, those of the claim included, the claim is begun again with that one, on further seeds.
+  the gain is the one seen while choosing. That gain is fixed before the first pair; only how much the pairs vary is estimated again, after
+  the fourth pair and then halfway to those that are still needed, so that the interval of the ratio is honest (an internal pilot study). If
+  another candidate is better by all its runs than the winner by all of its own, those of the claim included, the claim is begun again with
+  that one, on further seeds.
 
 A race keeps no state: its standing follows from its entrants, its limits and the runs so far, so another process continues it exactly
 where it stopped.
@@ -27,7 +28,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from autotune.comparison import RunScore, in_turns
+from autotune.comparison import RunScore, deviation_of_pairs, in_turns
 
 MIN_PAIRS = 4
 """Minimum number of pairs that a claim is computed from, unless the user asks for fewer."""
@@ -102,6 +103,8 @@ class Standing:
     """The arm that was chosen; None while choosing, or without any candidate."""
     claim_rounds: tuple[int, ...]
     """The rounds whose runs the claim is computed from."""
+    look: int = MIN_PAIRS
+    """Number of the claim's rounds after which it is next decided how it goes on."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Reason why each candidate left, by arm."""
     is_baseline_better: bool = False
@@ -113,12 +116,12 @@ class Standing:
     def batch(self, num_devices: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The runs to make side by side next, in units that belong on one device: single runs while choosing, pairs in the claim.
 
-        These are the runs of a round, or the first pairs of the claim, which decide how the race goes on, and others for the devices that
-        would be idle meanwhile.
+        These are the runs of a round, or the pairs of the claim up to its next look, which decide how the race goes on, and others for the
+        devices that would be idle meanwhile.
         """
         if self.claim_rounds:
             units = tuple(tuple(pair) for _, pair in groupby(self.pending, key=itemgetter(1)))
-            num_needed = sum(unit[0][1] in self.claim_rounds[:MIN_PAIRS] for unit in units) or len(units)
+            num_needed = sum(unit[0][1] in self.claim_rounds[: self.look] for unit in units)
         else:
             units, num_needed = tuple((run,) for run in (*self.pending, *self.ahead)), len(self.pending)
         return units[: math.ceil(num_needed / num_devices) * num_devices]
@@ -201,27 +204,32 @@ class _Race:
     def _claim(self, winner: Entrant | None) -> Standing:
         """Standing of the claim: pairs of the winner and the baseline, or runs of the baseline alone without any candidate."""
         arms = [self._baseline.arm] if winner is None else [self._baseline.arm, winner.arm]
-        num_pairs_within = self._pairs_needed(winner)
-        rounds = tuple(range(self._round, self._round + num_pairs_within(1.0)))
+        num_pairs_needed = self._pairs_needed(winner)
+        num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
         self._num_before_claim |= {arm: len(self._taken[arm]) for arm in arms}
-        taken = 0
-        for end in (_TRIED_PAIRS, MIN_PAIRS, None):
-            if end is None and taken >= MIN_PAIRS:
-                rounds = tuple(range(self._round, self._round + max(len(rounds), num_pairs_within(_OVERTIME))))
+        while True:
+            rounds = tuple(range(self._round, self._round + num_pairs))
             pending = tuple(run for number in rounds for run in self._pending(arms, number))
-            self._take(arms, rounds[taken:end])
-            taken = len(rounds[:end])
-            if any(number in rounds[:end] for _, number in pending):
+            self._take(arms, rounds[taken:look])
+            taken = min(look, num_pairs)
+            if any(number in rounds[:look] for _, number in pending):
                 break
-            if winner is not None and (better := self._better(winner, rounds[:end])) is not None:
+            if winner is not None and (better := self._better(winner, rounds[:taken])) is not None:
                 return self._claim_of_another(winner, better, rounds[taken - 1])
-        self._take(arms, rounds[taken:])
+            if taken >= MIN_PAIRS:
+                num_pairs = max(taken, num_pairs_needed(_OVERTIME, rounds[:taken]))
+            if taken == num_pairs:
+                rounds, pending = rounds[:taken], ()
+                break
+            is_fixed = self._limits.num_pairs is not None
+            look = MIN_PAIRS if taken < MIN_PAIRS else num_pairs if is_fixed else taken + math.ceil((num_pairs - taken) / 2)
         is_baseline_better = winner is not None and self._rank(self._baseline) < self._rank(winner)
         return Standing(
             pending=pending,
             num_runs=self._num_taken + len(pending),
             winner=None if winner is None else winner.arm,
             claim_rounds=rounds,
+            look=max(look, MIN_PAIRS),
             reasons=dict(self._reasons),
             is_baseline_better=is_baseline_better and not pending,
         )
@@ -266,16 +274,17 @@ class _Race:
         ordered_arms = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
         return tuple((arm, number) for arm in ordered_arms if (arm, number) not in self._known)
 
-    def _pairs_needed(self, winner: Entrant | None) -> Callable[[float], int]:
-        """Function of a factor on the limit of seconds: the number of pairs that should tell winner and baseline apart.
+    def _pairs_needed(self, winner: Entrant | None) -> Callable[[float, Sequence[int]], int]:
+        """How many pairs should tell winner and baseline apart: a function of a factor on the limit of seconds, and of the claim's rounds.
 
-        The expected gain is fixed here, before the pairs are seen; the variance of scores is taken from the runs known at each call.
+        The expected gain is fixed here, before the pairs are seen. How much they vary is taken from all runs known at each call, or from
+        the pairs themselves where these vary more.
         """
         limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
         if limits.num_pairs is not None or winner is None:
             num_pairs = limits.num_pairs or MIN_PAIRS
             num_pairs = min(num_pairs, runs_left // 2) if self._num_claims > 1 else num_pairs
-            return lambda seconds_factor: num_pairs
+            return lambda seconds_factor, rounds: num_pairs
         pair_seconds = self._baseline.run_seconds + winner.run_seconds
         spent_seconds = self._spent_seconds
         least = min(MIN_PAIRS, runs_left // 2)
@@ -283,14 +292,16 @@ class _Race:
         gain = (baseline_score if math.isfinite(baseline_score) else self._baseline.least_score) / self._score(winner)
         expected_gain = math.log(gain) * _HOPED_SHARE if gain > 1 else 0.0
 
-        def num_pairs_within(seconds_factor: float) -> int:
+        def num_pairs_needed(seconds_factor: float, rounds: Sequence[int]) -> int:
             affordable = (seconds_factor * limits.max_seconds - spent_seconds) / pair_seconds if pair_seconds > 0 else math.inf
             most = max(least, int(min(runs_left // 2, affordable, _MAX_PAIRS)))
             variances = (self._variance(entrant) + self._variance_of_future_misses(entrant) for entrant in (self._baseline, winner))
-            deviation = math.sqrt(sum(variances))
+            scores = ([self._known[arm, number].score for number in rounds] for arm in (self._baseline.arm, winner.arm))
+            of_pairs = deviation_of_pairs(*scores)
+            deviation = max(math.sqrt(sum(variances)), of_pairs)
             return next((count for count in range(least, most) if _detectable_gain(count, deviation) <= expected_gain), most)
 
-        return num_pairs_within
+        return num_pairs_needed
 
     def _without_those_behind(self, racing: list[Entrant]) -> list[Entrant]:
         """Entrants that may still be the best; notes the reason for each entrant that is clearly behind."""

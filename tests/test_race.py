@@ -192,6 +192,31 @@ def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
     assert sum(run.train_seconds for run in runs.values()) <= 2 * limits.max_seconds
 
 
+def test_a_claim_ends_once_its_pairs_have_settled() -> None:
+    """A miss among the first four pairs asks for many more; if these all reach, it was a rare one."""
+    limits = RaceLimits(max_runs=60)
+    rare, _ = race([3.0, 1.0], limits, lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]))
+    often, _ = race([3.0, 1.0], limits, lambda key: missed(2.0) if key[0] and key[1] % 4 == 2 else reached([3.0, 1.0][key[0]]))
+    assert MIN_PAIRS < len(rare.claim_rounds) < len(often.claim_rounds)
+
+
+def test_a_gain_of_four_is_shown_though_one_run_in_five_falls_short() -> None:
+    """The four pairs of a claim may vary far more than the model of all runs says: then it takes more of them."""
+    num_studies, num_shown = 150, 0
+    for seed in range(num_studies):
+        rng = np.random.default_rng(seed)
+
+        def draw(key: tuple[int, int], rng: np.random.Generator = rng) -> Run:
+            is_missed, score = rng.random() < 0.2, [4.0, 1.0, 1.3, 1.6, 1.9][key[0]] * float(np.exp(rng.normal(0, 0.3)))
+            return missed(2 * score) if is_missed else reached(score)
+
+        ended, runs = race([4.0, 1.0, 1.3, 1.6, 1.9], RaceLimits(max_runs=60), draw)
+        assert ended.winner is not None
+        ratio = ratio_of_expected_scores(*([runs[arm, number].score for number in ended.claim_rounds] for arm in (0, ended.winner)))
+        num_shown += ratio is not None and ratio.low > 1
+    assert num_shown >= 0.92 * num_studies, "89% were shown when only the model counted"
+
+
 def test_an_arm_that_misses_is_charged_for_it() -> None:
     """A third of its runs fall short, and so a success costs one and a half times what a run does."""
     ended, _ = race(
