@@ -213,6 +213,7 @@ class _Race:
             self._take(arms, rounds[taken:look])
             taken = min(look, num_pairs)
             if any(number in rounds[:look] for _, number in pending):
+                self._take(arms, rounds[look:])
                 break
             if winner is not None and (better := self._better(winner, rounds[:taken])) is not None:
                 return self._claim_of_another(winner, better, rounds[taken - 1])
