@@ -159,7 +159,7 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
     assert any(each.outcome == PAUSED for each in trace.stretches)
 
 
-def curve(number: int, *points: tuple[float, float]) -> RecordedTrial:
+def recorded_curve(number: int, *points: tuple[float, float]) -> RecordedTrial:
     """A curve of (seconds, accuracy)."""
     seconds, metrics = zip(*points, strict=True)
     steps = tuple(float(each) for each in range(1, len(points) + 1))
@@ -171,7 +171,7 @@ def test_a_share_is_trained_on_where_some_need_as_long_to_start_as_others_for_a_
     made = sampler()
     for number in range(24):
         first = 2.0 ** (number % 6)
-        recorded = curve(number, (first, 0.1), (2 * first, 0.2 + number / 100))
+        recorded = recorded_curve(number, (first, 0.1), (2 * first, 0.2 + number / 100))
         made.paused(number, recorded.suggestion, [replayed_evaluation(recorded, index) for index in range(2)])
     assert made._promoted(range(24)) == 23, "none has been trained to four times its first evaluation"
 
@@ -179,7 +179,7 @@ def test_a_share_is_trained_on_where_some_need_as_long_to_start_as_others_for_a_
 def test_a_trial_whose_start_takes_most_of_its_time_is_not_paused_right_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = sampler()
     monkeypatch.setattr(made, "_choose", lambda **_: None)  # whatever else there is
-    recorded = curve(0, (10.0, 0.1), (10.5, 0.3), (11.0, 0.4), (16.0, 0.5))
+    recorded = recorded_curve(0, (10.0, 0.1), (10.5, 0.3), (11.0, 0.4), (16.0, 0.5))
     made.started(0, recorded.suggestion)
     decisions = [made.observe(0, replayed_evaluation(recorded, index)) for index in range(4)]
     assert decisions == [Decision.CONTINUE, Decision.CONTINUE, Decision.CONTINUE, Decision.PAUSE]
