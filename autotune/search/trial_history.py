@@ -19,7 +19,7 @@ WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
 _MAX_CHALLENGES = 2
 """Maximum number of repeats by which a point may become the incumbent: those of a broken configuration all end in errors."""
-_INCUMBENT_RUNS, _TRIALS_BETWEEN_RUNS = 4, 10
+_INCUMBENT_RUNS, _TRIALS_BETWEEN_RUNS = 4, 8
 """Runs after which the incumbent has earned its place, and number of trials from one of them to the next: it may be a lucky one yet."""
 _MAX_REPEAT_RATIO = 4.0
 """Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
@@ -143,7 +143,7 @@ class TrialHistory:
     def due_repeat(self) -> Suggestion | None:
         """The point expected to be the best, if it is to be trained again now; None if not, or while a run of it has not ended.
 
-        A point that is the best by its first run alone is due at once. The incumbent is due again after every ten trials, until it has
+        A point that is the best by its first run alone is due at once. The incumbent is due again after every eight trials, until it has
         been run four times.
 
         Source: intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011), where the incumbent is run again as the search goes on.
