@@ -47,11 +47,6 @@ _PARAMETER = re.compile(r"""([?&;\#])([^\s=&;?\#/"'<>]{1,80})=((?:[^\s&\#"']|["'
 _SECRET_PARAMETER = re.compile(
     r"(?i)pass|pwd|secret|token|sig|cred|auth|key|sas|jwt|session|cookie|bearer|code$|^(?:x-)?(?:amz|goog|ms|oss|cos)-|^(?:se|st|sp|sr|sv|spr)$"
 )
-_HOOK = re.compile(
-    r"""(?i)(https?://[^\s/?"']*hook[^\s/?"']*|https?://[^\s/?"']+/(?=[^\s"']{0,1000}webhook)|https?://api\.telegram\.org)[^\s"']+"""
-)
-_NOTIFY = re.compile(r"""(\bnotify["']?\s{0,3}[=:]\W{0,3}https?://)(?:[^\s/"']*@)?([^\s/?\#@"']+)[^\r\n"']*""")
-"""The key ``notify``: all that follows the host of a webhook may be its secret."""
 _TOKEN = re.compile(
     r"\b(?:hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|sk-[\w-]{20,}|wandb_v\d_\w{20,}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|eyJ[\w-]{10,}\.[\w-]{4,}\.[\w-]*)"
@@ -67,9 +62,9 @@ _MAX_PASSWORD = 4096
 def without_secrets(text: str) -> str:
     """The text with every secret in it replaced by ``***``.
 
-    Hidden are in a URL the password, a token in place of a user, what follows the host of a webhook, and parameters of the query or
-    fragment that have a secret's name, such as a signature; elsewhere the value of such a name, a header ``Authorization``, and tokens of
-    well-known forms. The name of a user is shown.
+    Hidden are in a URL the password, a token in place of a user, and parameters of the query or fragment that have a secret's name, such
+    as a signature; elsewhere the value of such a name, a header ``Authorization``, and tokens of well-known forms. The name of a user is
+    shown.
     """
     return _hidden(text, 3)
 
@@ -84,7 +79,7 @@ def without_secrets_in(value: Any, key: str = "") -> Any:
         return value
     if re.search(rf"(?i){_NAME}$", key) and not (_SHORT.match(key) and len(value) < _SHORTEST):
         return MARK
-    return without_secrets(f"{key}={value}").removeprefix(f"{key}=") if key == "notify" else without_secrets(value)
+    return without_secrets(value)
 
 
 class LogFormatter(logging.Formatter):
@@ -108,8 +103,6 @@ def _hidden(text: str, depth: int) -> str:
         is_secret = _SECRET_PARAMETER.search(unquote(found[2])) is not None or holds_secret(found[3])  # which may be a URL of its own
         return f"{found[1]}{found[2]}={MARK}" if is_secret else found[0]
 
-    text = _NOTIFY.sub(rf"\1\2/{MARK}", text)
-    text = _HOOK.sub(lambda found: f"{found[1].rstrip('/')}/{MARK}", text)
     text = _PARAMETER.sub(parameter, _hide_users(text))
     text = _HEADER.sub(lambda found: f"{found[1] or found[2]}{MARK}", text)
     text = _TOKEN.sub(MARK, _VALUE.sub(_hide_value, text))

@@ -45,8 +45,6 @@ ROOT = Path(__file__).parents[1]
         ("host=h password=x dbname=d", "host=h password=*** dbname=d"),
         ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
         ("{'Authorization': 'Bearer 0123456789'}", "{'Authorization': '***'}"),
-        ("notify=https://hooks.slack.com/services/T0/B0/x", "notify=https://hooks.slack.com/***"),
-        ("POST https://discord.com/api/webhooks/1/x failed", "POST https://discord.com/*** failed"),
     ],
 )
 def test_a_secret_is_hidden_and_nothing_else(text: str, expected: str) -> None:
@@ -164,7 +162,7 @@ def test_the_value_of_a_secrets_name_is_not_shown(name: str, separator: str, mar
 @examples(100)
 @given(
     st.lists(
-        st.sampled_from(["//", ":", "@", "a", "?", "=", "&", "%25", "'", '"', "hook", "notify", "password", "eyJ", " ", "http://"]),
+        st.sampled_from(["//", ":", "@", "a", "?", "=", "&", "%25", "'", '"', "hook", "password", "eyJ", " ", "http://"]),
         max_size=20,
     )
 )

@@ -55,7 +55,13 @@ def composing_message(
     return value_message(error)
 
 
+_GONE = {"notify": "send the message from what starts the study, by its exit code and the study's summary.json"}
+"""Keys of the version before, and what took their place."""
+
+
 def _unknown_key(key: str, known: Sequence[str]) -> str:
+    if key in _GONE:
+        return f"{key}: there is no such key any more; {_GONE[key]}"
     if key in known:
         return f"{key}: is a config group; accepted is the name of one of its files, or a key in it as in {key}.KEY=value"
     part = key.rpartition(".")[0] + "."

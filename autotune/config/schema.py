@@ -165,14 +165,13 @@ class Config:
     study: StudyConfig = field(default_factory=StudyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     allowed_targets: list[str] = MISSING
-    notify: str | None = MISSING
     dry_run: bool = MISSING
 
 
 STUDY_KEYS = frozenset(
     {
         "search_space", "search", "stopping", "objective", "cluster", "tracking", "confirm", "study", "checkpoint",
-        "allowed_targets", "warm_start", "notify", "dry_run", "experiment",
+        "allowed_targets", "warm_start", "dry_run", "experiment",
     }
 )  # fmt: skip
 """Top-level keys that say how a study is run: never part of a trial, never searchable."""

@@ -27,7 +27,6 @@ SAID_BY_COMMAND: Mapping[str, Any] = {
     "search.storage": None,
     "tracking.uri": None,
     "cluster.address": None,
-    "notify": None,
 }
 """Keys that say where files are written or who is sent what, with their defaults: the files of an experiment cannot set them."""
 

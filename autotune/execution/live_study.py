@@ -20,7 +20,6 @@ from autotune.execution.pictures import Pictures
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
-from autotune.execution.webhook import Webhook
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
 from autotune.machine import Machine
@@ -186,7 +185,6 @@ def opened(
     code_folders: Sequence[str],
     console: Console,
     tracker_process: TrackerProcess,
-    webhook: Webhook | None = None,
     describe_machine: Callable[[], Machine] = machine_in_this_process,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
@@ -216,7 +214,7 @@ def opened(
             study=study,
             policy=policy,
             tracker=tracker,
-            display=_display(plan, policy, console, webhook or Webhook(None, {}), lambda: tracker.backlog),
+            display=_display(plan, policy, console, lambda: tracker.backlog),
             console=console,
             pictures=Pictures(plan, policy, say),
             code_folders=tuple(code_folders),
@@ -384,10 +382,7 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
     )
 
 
-def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, webhook: Webhook, backlog: Callable[[], str]) -> StudyDisplay:
-    def on_best(result: TrialResult, score: float, line: str) -> None:
-        webhook.tell("best", line, trial=result.trial, score=score, overrides=list(result.overrides), num_trials=len(policy.results))
-
+def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, backlog: Callable[[], str]) -> StudyDisplay:
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
     budget, confirm, prices = plan.config.search.time_budget_seconds, plan.config.confirm, plan.config.cluster.price_per_hour or {}
@@ -407,5 +402,4 @@ def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, webhook: W
         scale=score_format_of(plan.objective),
         confirm_fraction=confirm.budget_fraction if confirm.max_runs > 0 else None,
         price=None if price is None else (price * plan.trial.num_workers, plan.config.cluster.currency),
-        on_best=on_best,
     )

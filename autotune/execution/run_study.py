@@ -5,7 +5,6 @@ the same command resumes a study wherever an earlier process stopped.
 """
 
 import itertools
-import json
 import logging
 import math
 import shutil
@@ -31,11 +30,10 @@ from autotune.execution.live_study import LiveStudy, confirmation_config, opened
 from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
 from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task_run import TrialTask
-from autotune.execution.webhook import Webhook, told_end
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.race import Standing
-from autotune.reporting.scores import describe_ratio, score_format_of
+from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.randomness import num_points
 from autotune.search.study import confirmations, store_confirmation
@@ -73,23 +71,20 @@ def run_study(
         WorkerError: several trials in a row failed in the user's own code.
         ConfigError: a worker did not measure a quantity that the objective needs.
     """
-    webhook = Webhook(plan.config.notify, {"study": plan.name, "experiment": plan.experiment, "folder": str(plan.folder)})
     with (
         interruptible() as interrupt,
-        told_end(webhook),
         opened(
             plan,
             command=command,
             code_folders=code_folders,
             console=console,
             tracker_process=tracker_process,
-            webhook=webhook,
             describe_machine=machine_in_this_process if fork_server is None else fork_server.machine,
         ) as live,
     ):
         if not trains:
             return _push(live)
-        confirmation, exit_code = None, None
+        exit_code = None
         try:
             confirmation = _search_and_confirm(live, interrupt, connection, fork_server)
             if not interrupt.is_set() and live.policy.error is None:
@@ -105,12 +100,10 @@ def run_study(
             said = f"interrupted; the same study goes on with\n  {live.resume_command}"
             logger.warning(said)  # where the terminal is gone
             console.print(said, markup=False, highlight=False, soft_wrap=True)
-            webhook.tell("interrupted", said, resume=live.resume_command)
             return EXIT_INTERRUPTED
         if exit_code is None:
             assert live.policy.error is not None, "nothing else ends a study before its conclusion"
             raise live.policy.error
-        _tell_end(webhook, live, exit_code, confirmation)
         return exit_code
 
 
@@ -125,21 +118,6 @@ def _push(live: LiveStudy) -> int:
         return EXIT_WORKER_ERROR
     live.console.print(f"{live.tracker.name} holds all runs of study {live.plan.name} that have ended", markup=False, highlight=False)
     return 0
-
-
-def _tell_end(webhook: Webhook, live: LiveStudy, exit_code: int, confirmation: Confirmation | None) -> None:
-    """Tell the webhook how a study ended, with the main figures of ``best.json``."""
-    if confirmation is None or confirmation.best is None:
-        webhook.tell("finished", "finished: nothing reached the target" if exit_code else "finished, not confirmed", exit_code=exit_code)
-        return
-    found = json.loads((live.plan.folder / "best.json").read_text(encoding="utf-8"))
-    gain = f"{score_format_of(live.plan.objective).gain} {describe_ratio(confirmation.speed_up)}: {' '.join(found['overrides'])}"
-    text = f"finished: {'the baseline is best' if confirmation.is_baseline_best else gain}"
-    webhook.tell("finished", text, exit_code=exit_code, **{key: found[key] for key in _MAIN_FIGURES})
-
-
-_MAIN_FIGURES = ("target", "objective", "trial", "overrides", "baseline", "best", "speed_up", "num_trials", "wall_seconds")
-"""Keys of ``best.json`` that a webhook gets."""
 
 
 def _search_and_confirm(

@@ -42,8 +42,6 @@ def check_settings(composer: Composer) -> StudySettings:
         )
     _check_budget(config)
     _check_target(config)
-    if config.notify is not None and not re.match(r"https?://[^/]", config.notify):
-        raise ConfigError("notify: found what is no URL, accepted is one that begins with http:// or https://, or null")
     name = study_name(config, composed.choices["experiment"])
     space = read_search_space(config.search_space, composer)
     folder = (Path(config.study.folder) / name).absolute()

@@ -48,7 +48,6 @@ class StudyDisplay:
         best: number and score, in the unit of ``scale``, of the best of the earlier trials.
         confirm_fraction: ``confirm.budget_fraction``; None if no confirmation follows, or if it has no limit of time.
         price: price of an hour of the devices that a trial has, and its currency; None if it is not known.
-        on_best: called with the result of each new best trial, its score and its printed line.
         backlog: returns how far the tracker is behind, in words; empty if it keeps up.
 
     The methods are called from one thread; the live table is redrawn from another one.
@@ -68,11 +67,9 @@ class StudyDisplay:
         scale: ScoreFormat = SECONDS,
         confirm_fraction: float | None = None,
         price: tuple[float, str] | None = None,
-        on_best: Callable[[TrialResult, float, str], None] = lambda result, score, line: None,
         backlog: Callable[[], str] = lambda: "",
     ) -> None:
         self._title = title
-        self._on_best = on_best
         self._backlog = backlog
         self._target = target
         self._num_trials = num_trials
@@ -153,7 +150,6 @@ class StudyDisplay:
         improved = score is not None and math.isfinite(score) and (self._best is None or score < self._best[1])
         if improved and score is not None:
             self._best = (result.trial, score)
-            self._on_best(result, score, self._line(result, score))
         if self._live is None or improved or result.outcome is Outcome.ERRORED:
             self._print(self._line(result, score))
         if result.contention is not None:

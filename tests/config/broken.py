@@ -55,7 +55,7 @@ LINES = (
     "cluster.price_per_hour={a:b}", "cluster.placement=x", "confirm=3", "confirm.num_candidates=0", "confirm.min_reach_rate=nan", "study=3",
     "study.name=../../x", "study.name=''", "study.name=.", "study.name=a/b", "study.name=\n", "study.name=" + "a" * 300,
     "study.folder=null",
-    "study.folder=''", "study.folder=s3://a", "study.folder=\x00", "study.seed=a", "study.seed=-1", "notify=x", "notify=ftp://x",
+    "study.folder=''", "study.folder=s3://a", "study.folder=\x00", "study.seed=a", "study.seed=-1",
     "dry_run=maybe",
     "warm_start=[a/b]", "warm_start=[[]]", "warm_start=3", "warm_start=['']", "warm_start=[../..]", "checkpoint=3", "device=", "device=[]",
     "technique.source=x", "+technique.source=cnn", "+technique.source=../x", "technique=transfer", "technique=distillation", "training=3",

@@ -68,7 +68,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("cluster.address=somewhere", ["cluster.address: found 'somewhere'", "HOST:PORT"]),
         ("stopping.cap_margin=0.5", ["cap_margin", "0.5"]),
         ("objective.num_trainings=0", ["objective.num_trainings: found 0"]),
-        ("notify=hooks.example.org/s3cret", ["notify: found what is no URL, accepted is one that begins with http:// or https://"]),
+        ("notify=https://hooks.example.org/x", ["notify: there is no such key any more; send the message from what starts the study"]),
         ("study.name=../elsewhere", ["study.name: found '../elsewhere'"]),
         ("search_space=[]", ["search_space: the experiment has none"]),
         ("search_space=[no_such_file.yaml]", ["no_such_file.yaml", "no such file"]),

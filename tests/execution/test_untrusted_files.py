@@ -102,7 +102,6 @@ def test_only_components_of_their_key_are_built(content: str, dry_run: bool, ref
         ("search: {storage: 'sqlite:///made.db'}\n", "search.storage: found a value in an experiment's files"),
         ("tracking: {uri: 'sqlite:////tmp/made.db'}\n", "tracking.uri: found a value in an experiment's files"),
         ("cluster: {address: 'attacker:6379'}\n", "cluster.address: found a value in an experiment's files"),
-        ("notify: https://attacker.example/hook\n", "notify: found a value in an experiment's files"),
         ("allowed_targets: [os]\n", "allowed_targets: found ['os'] in a file; it is read from the command line only"),
         # Objects of Python's, and files that are more than they seem.
         ("model: !!python/object/apply:os.system [touch ran]\n", "could not determine a constructor for the tag"),
@@ -179,5 +178,5 @@ def test_what_the_command_line_says_is_the_users_own(write: Write, tmp_path: Pat
     (tmp_path / folder / "tracking/ours.yaml").write_text(
         "_target_: autotune.tracking.mlflow_tracker.MlflowTracker\nuri: http://mlflow.example\nlog_model: true\n"
     )
-    said = Composer(["experiment=mine", "study.folder=here", "tracking=ours", "notify=https://hook.example"], [folder]).compose().config
-    assert (said.study.folder, said.tracking["uri"], said.notify) == ("here", "http://mlflow.example", "https://hook.example")
+    said = Composer(["experiment=mine", "study.folder=here", "tracking=ours"], [folder]).compose().config
+    assert (said.study.folder, said.tracking["uri"]) == ("here", "http://mlflow.example")
