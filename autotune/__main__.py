@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError
 
+_GONE = {"replay": "python -m benchmarks.replay, in a checkout, replays a search"}
+"""Commands of the version before, and what took their place."""
 PUSH = "--push"
 """Flag of ``autotune record`` that turns its direction around, to a study's tracker."""
 
@@ -19,6 +21,8 @@ def autotune_command(arguments: Sequence[str]) -> int:
         ConfigError: the first argument is a word that names no command.
     """
     name, rest = (arguments[0], arguments[1:]) if arguments and re.fullmatch(r"\w+", arguments[0]) else ("tune", arguments)
+    if name in _GONE:
+        raise ConfigError(f"{name}: there is no such command any more; {_GONE[name]}")
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""

@@ -19,13 +19,13 @@ import numpy as np
 from autotune.config.compose import Composer
 from autotune.measurement import Evaluation, Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.replayed_policy import replayed_policy
-from autotune.replay.simulation import replay
 from autotune.search.importances import time_effects
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import RandomTrial
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.measuring import circumstances, write_result
+from benchmarks.replay.replayed_policy import replayed_policy
+from benchmarks.replay.simulation import replay
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=400.0)
 SPACE = SearchSpace.from_mapping(

@@ -26,11 +26,11 @@ from scipy.optimize import minimize
 
 from autotune.config.compose import Composer
 from autotune.recording import read_recording
-from autotune.replay.replayed_policy import replayed_policy
-from autotune.replay.simulation import replay
 from autotune.search.outlook import FACTOR, FADE, NUM_AHEAD, expected_gain
 from autotune.search.samplers import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
+from benchmarks.replay.replayed_policy import replayed_policy
+from benchmarks.replay.simulation import replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes
 
 SEARCHES = ("freeze_thaw", "tpe")

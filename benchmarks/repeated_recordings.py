@@ -26,14 +26,14 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
 from autotune.recording import Recording, read_recording, write_recording
-from autotune.replay.replayed_policy import replayed_policy
-from autotune.replay.simulation import replay
 from autotune.search.policy import SearchPolicy
 from autotune.search.randomness import RandomTrial
 from autotune.space import SearchSpace, Suggestion
 from autotune.training.run import start_training
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.noise import OBJECTIVE, Repeats, Training, by_former_rule, expected_seconds, raced
+from benchmarks.replay.replayed_policy import replayed_policy
+from benchmarks.replay.simulation import replay
 
 RECORDINGS = Path(__file__).parent / "recordings"
 _FIRST_SEED = 1000

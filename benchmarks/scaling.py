@@ -31,11 +31,11 @@ from autotune.config.compose import Composed, Composer
 from autotune.errors import AutotuneError
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
-from autotune.replay.replayed_policy import replayed_policy
-from autotune.replay.simulation import Trace, replay
 from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
+from benchmarks.replay.replayed_policy import replayed_policy
+from benchmarks.replay.simulation import Trace, replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordings_asked_for
 from benchmarks.search_peers.scores import WITHIN
 

@@ -2,7 +2,7 @@
 
 Searches are replayed over recorded learning curves (``docs/recording.md``): recordings x policies x seeds x numbers of workers, on
 all cores, one thread each. For all policies alike a suggested point is taken as the nearest recorded trial not yet used, trials are
-charged the training seconds up to where they were left, and workers are asynchronous (``autotune.replay``).
+charged the training seconds up to where they were left, and workers are asynchronous (``benchmarks.replay``).
 
 Reported is the cost multiple (``benchmarks/search_peers/scores.py`` defines it, and what a search is charged that threw its last
 winner away): per policy its geometric mean over recordings and seeds with an interval by the bootstrap, its 90th percentile, the
@@ -34,9 +34,9 @@ from rich.table import Table
 
 from autotune.errors import AutotuneError
 from autotune.recording import Recording, read_recording
-from autotune.replay.simulation import Trace, replay
 from autotune.search.samplers import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
+from benchmarks.replay.simulation import Trace, replay
 from benchmarks.search_peers.decision_times import NUM_TRIALS, DecisionTime, decision_time
 from benchmarks.search_peers.figures import write_figures
 from benchmarks.search_peers.policies import POLICIES, missing_library

@@ -24,13 +24,13 @@ from rich.table import Table
 from autotune.errors import AutotuneError
 from autotune.measurement import Evaluation
 from autotune.recording import read_recording
-from autotune.replay.simulation import replay
 from autotune.search.encoding import Array
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import Decision
 from autotune.space import Suggestion
 from benchmarks.measuring import circumstances, write_result
+from benchmarks.replay.simulation import replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders
 from benchmarks.search_peers.policies import from_groups
 from benchmarks.search_peers.scores import WITHIN, PolicySummary, SearchScore, score_trace, summarise

@@ -33,11 +33,11 @@ from rich.table import Table
 from autotune.config.compose import Composed, Composer
 from autotune.errors import AutotuneError
 from autotune.recording import RecordedTrial, Recording, read_recording
-from autotune.replay.replayed_policy import replayed_policy
-from autotune.replay.simulation import replay
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
 from autotune.search.samplers import quiet_optuna
 from benchmarks.measuring import circumstances, write_result
+from benchmarks.replay.replayed_policy import replayed_policy
+from benchmarks.replay.simulation import replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recordings_asked_for
 from benchmarks.search_peers.scores import WITHIN, interval
 

@@ -29,7 +29,7 @@ LAYERS = (
     ),
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
-    ("execution", "replay"),
+    ("execution",),
     ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "scale", "report_command", "verify"),
     ("__main__", "api", "lightning", "script", "transformers"),
 )

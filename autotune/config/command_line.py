@@ -46,7 +46,6 @@ COMMANDS = {
     "report": ("autotune.report_command", "write the HTML report of a study"),
     "verify": ("autotune.verify", "check that all of a study's files agree, and compute its claim again"),
     "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
-    "replay": ("autotune.replay.__main__", "replay a search over a recording"),
 }
 """Module and purpose of each command, by name; the module's function ``NAME_command`` takes the arguments and returns the exit code."""
 

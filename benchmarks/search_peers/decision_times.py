@@ -14,12 +14,12 @@ import numpy as np
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.simulation import replay
 from autotune.search.policy import PointPlacement, Trial
 from autotune.search.randomness import RandomTrial
 from autotune.search.stopping import Decision
 from autotune.search.study import study_in_memory
 from autotune.space import SearchSpace
+from benchmarks.replay.simulation import replay
 from benchmarks.search_peers.policies import POLICIES, MakePolicy, Policy
 
 NUM_TRIALS = (100, 2000)

@@ -17,11 +17,11 @@ from autotune.config.compose import Composed, Composer
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.recording import Recording
-from autotune.replay.replayed_policy import replayed_policy
 from autotune.search.policy import PointPlacement, Trial
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import Decision
+from benchmarks.replay.replayed_policy import replayed_policy
 
 
 class Policy(Protocol):

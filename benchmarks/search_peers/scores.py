@@ -15,7 +15,7 @@ import numpy as np
 
 from autotune.outcome import Outcome
 from autotune.recording import Recording
-from autotune.replay.simulation import Trace
+from benchmarks.replay.simulation import Trace
 
 WITHIN = 0.1
 """How far above the best recorded time to target a trial may be to end the search."""

@@ -8,7 +8,7 @@ import pytest
 import benchmarks.measuring
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
-from autotune.replay.simulation import Stretch, Trace
+from benchmarks.replay.simulation import Stretch, Trace
 from benchmarks.scaling import Search, _score, main, rows_of
 from tests.benchmarks.test_warm_start_benchmark import TARGET, result
 

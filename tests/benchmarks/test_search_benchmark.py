@@ -16,8 +16,8 @@ import yaml
 import benchmarks.measuring
 from autotune.measurement import PAUSED
 from autotune.recording import Recording, read_recording
-from autotune.replay.simulation import Stretch, Trace
 from autotune.space import SearchSpace, Suggestion
+from benchmarks.replay.simulation import Stretch, Trace
 from benchmarks.search import Search, complete_seeds, main, run_search, summaries_of
 from benchmarks.search_parts import VARIANTS
 from benchmarks.search_parts import main as search_parts

@@ -123,7 +123,7 @@ def test_the_home_of_nobody_is_refused_in_one_line(arguments: list[str], monkeyp
 
 
 @pytest.mark.command
-@pytest.mark.parametrize("command", [["autotune", "profile"], ["autotune.profile"], ["autotune.replay"]])
+@pytest.mark.parametrize("command", [["autotune", "profile"], ["autotune.profile"], ["benchmarks.replay"]])
 def test_modules_run_as_commands(command: list[str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", *command, "--help"], cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, check=False

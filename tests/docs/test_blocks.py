@@ -17,9 +17,9 @@ from autotune.config.own_keys import read_own_keys
 from autotune.config.space_files import read_search_space
 from autotune.export import ExportKeys
 from autotune.record import RecordKeys
-from autotune.replay.__main__ import ReplayKeys
 from autotune.report_command import ReportKeys
 from autotune.verify import VerifyKeys
+from benchmarks.replay.__main__ import ReplayKeys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,8 +42,9 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[tuple[str, tuple[str, ...]]]:
-    """Page and arguments of every ``autotune ...`` and ``python -m autotune ...`` in the pages."""
-    lines = [(page, line) for page, block in blocks("bash") for line in re.findall(r"^(?:python -m )?autotune (.*)", block, re.MULTILINE)]
+    """Page and arguments of every ``autotune ...``, ``python -m autotune ...`` and ``python -m benchmarks.replay ...`` in the pages."""
+    called = re.compile(r"^(?:(?:python -m )?autotune |python -m benchmarks\.(?=replay))(.*)", re.MULTILINE)
+    lines = [(page, line) for page, block in blocks("bash") for line in called.findall(block)]
     placeholders = re.compile("|".join(map(re.escape, _MADE_ELSEWHERE)))
     return [
         (page, tuple(shlex.split(placeholders.sub(lambda found: _MADE_ELSEWHERE[found[0]], line), comments=True))) for page, line in lines

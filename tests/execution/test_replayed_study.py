@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.config.command_line import run_command
-from autotune.replay.__main__ import replay_command
+from benchmarks.replay.__main__ import replay_command
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import yaml
 
 from autotune.errors import AutotuneError, ConfigError
 from autotune.recording import read_recording
-from autotune.replay.__main__ import replay_command
+from benchmarks.replay.__main__ import replay_command
 
 SPACE = {"lr": {"type": "float", "low": 0.01, "high": 1.0, "log": True}, "kind": ["a", "b"], "widths": [[8, 16], [16, 32]]}
 

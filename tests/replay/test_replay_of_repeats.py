@@ -12,11 +12,11 @@ from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
-from autotune.replay.simulation import replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import SearchSpace, Suggestion
+from benchmarks.replay.simulation import replay
 from tests.policies import evaluation, policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)

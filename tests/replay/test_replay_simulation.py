@@ -14,12 +14,12 @@ from autotune.measurement import PAUSED, Target
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.nearest_recorded import RecordedPoints
-from autotune.replay.simulation import Trace, replay
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.space import SearchSpace, Suggestion
+from benchmarks.replay.nearest_recorded import RecordedPoints
+from benchmarks.replay.simulation import Trace, replay
 from tests.pausing import PausesAtFirst
 from tests.policies import policy_over
 

@@ -15,7 +15,6 @@ from autotune.measurement import PAUSED, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.simulation import Trace, replay, replayed_evaluation
 from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.known_trials import CurvePoint, standing
@@ -23,6 +22,7 @@ from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.trial_history import MAX_ENDED
 from autotune.space import SearchSpace, Suggestion
+from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
 from tests.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)

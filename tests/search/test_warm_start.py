@@ -12,7 +12,6 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.simulation import replay
 from autotune.search.curve_model import CurveModel
 from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
@@ -20,6 +19,7 @@ from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import RandomTrial
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.space import SearchSpace, Suggestion
+from benchmarks.replay.simulation import replay
 from tests.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)

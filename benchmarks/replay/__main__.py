@@ -1,4 +1,4 @@
-"""Replay a search over recorded learning curves: ``autotune replay recording=DIR [search=... stopping=...]``.
+"""Replay a search over recorded learning curves: ``python -m benchmarks.replay recording=DIR [search=... stopping=...]``.
 
 Nothing is trained: on a virtual clock, a trial takes the seconds that were recorded. Exit code 0: a trace was written; 2: bad input.
 """
@@ -26,7 +26,7 @@ _SEARCH_KEYS = ("search", "stopping", "objective", "cluster", "warm_start", "stu
 
 @dataclass(kw_only=True)
 class ReplayKeys:
-    """Keys that ``autotune replay`` takes beside those of the configuration."""
+    """Keys that ``benchmarks.replay`` takes beside those of the configuration."""
 
     recording: str = own_key(..., "a recording: outputs/STUDY/recording, or any folder of that format (docs/recording.md)", shown="DIR")
     seed: int = own_key(0, "of the search", least=0)
@@ -49,9 +49,9 @@ class ReplayKeys:
 
 
 def replay_command(arguments: Sequence[str]) -> int:
-    """Run ``autotune replay`` with command-line arguments and return its exit code."""
+    """Run ``python -m benchmarks.replay`` with command-line arguments and return its exit code."""
     epilog = f"{own_keys_help(ReplayKeys)}\n\n{_OTHER_KEYS}"
-    line = parse_command_line("autotune replay", _PURPOSE, epilog, arguments, takes="recording=DIR")
+    line = parse_command_line("python -m benchmarks.replay", _PURPOSE, epilog, arguments, takes="recording=DIR")
     own, overrides = read_own_keys(ReplayKeys, line.overrides)
     other = next((override for override in overrides if re.split("[.=]", override.lstrip("+"))[0] not in _SEARCH_KEYS), None)
     if other is not None:
@@ -59,12 +59,12 @@ def replay_command(arguments: Sequence[str]) -> int:
     refuse_url(own.recording, "recording", "a folder of this machine, such as outputs/STUDY/recording")
     refuse_url(own.output, "output", "a file of this machine")
     output = user_path(own.output)
-    from autotune.recording import read_recording  # noqa: PLC0415  # after --help
-    from autotune.replay.replayed_policy import replayed_policy  # noqa: PLC0415  # imports optuna
-    from autotune.replay.simulation import replay, write_trace  # noqa: PLC0415  # imports optuna
-    from autotune.search.earlier_trials import earlier_study  # noqa: PLC0415  # imports optuna
-    from autotune.search.study import stored_recording  # noqa: PLC0415  # imports optuna
-    from autotune.tracking.earlier_recordings import earlier_recordings  # noqa: PLC0415  # after --help
+    from autotune.recording import read_recording  # after --help
+    from autotune.search.earlier_trials import earlier_study  # imports optuna
+    from autotune.search.study import stored_recording  # imports optuna
+    from autotune.tracking.earlier_recordings import earlier_recordings  # after --help
+    from benchmarks.replay.replayed_policy import replayed_policy  # imports optuna
+    from benchmarks.replay.simulation import replay, write_trace  # imports optuna
 
     composer = composer_of(line, ["search.num_trials=null", *overrides])
     composer.refuse_sweeps()

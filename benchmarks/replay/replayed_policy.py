@@ -6,13 +6,13 @@ from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed
 from autotune.objective import check_measured, device_of
 from autotune.recording import Recording
-from autotune.replay.simulation import replayed_evaluation
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import make_sampler, pausing_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import Study, study_in_memory
+from benchmarks.replay.simulation import replayed_evaluation
 
 
 def replayed_policy(

@@ -18,11 +18,11 @@ from autotune.files import replacing
 from autotune.measurement import PAUSED, Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
-from autotune.replay.nearest_recorded import RecordedPoints
 from autotune.reporting.study_files import COLUMNS
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
 from autotune.search.randomness import derived_seed
 from autotune.search.stopping import Decision
+from benchmarks.replay.nearest_recorded import RecordedPoints
 
 _MAX_RETRIES = 1000
 """Retries of a point after lost workers: so many that a replayed search never gives a point up."""
@@ -161,7 +161,7 @@ class _Losses:
 
     def __init__(self, num_workers: int, every_seconds: float | None, seed: int) -> None:
         self._every_seconds = every_seconds
-        self._rng = random.Random(derived_seed(seed, "lost workers"))  # noqa: S311  # no secret
+        self._rng = random.Random(derived_seed(seed, "lost workers"))  # no secret
         self._next = [self._draw_seconds() for _ in range(num_workers)]
 
     def next(self, worker: int, now: float) -> float:
