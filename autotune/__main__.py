@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError
 
-_GONE = {"replay": "python -m benchmarks.replay, in a checkout, replays a search"}
+_GONE = {
+    "replay": "python -m benchmarks.replay, in a checkout, replays a search",
+    "verify": "the study's command, given again, writes all of its files anew from its storage",
+}
 """Commands of the version before, and what took their place."""
 PUSH = "--push"
 """Flag of ``autotune record`` that turns its direction around, to a study's tracker."""

@@ -14,7 +14,6 @@ from autotune.errors import DataError, FileError
 
 FORMATS: Mapping[str, int] = {
     "study": 1,
-    "journal": 1,
     "recording": 1,
     "summary": 1,
     "experiment": 1,

@@ -19,7 +19,7 @@ are recorded, it is that of the evaluation that REACHED the target.
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -333,44 +333,6 @@ def write_recording(
     if all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows):
         curves |= details
     _write_table(folder / "curves.parquet", pa.table(curves))
-
-
-def differences(found: Path, expected: Path) -> Iterator[str]:
-    """What differs between two recordings, a line each: file, place, what was found and what was expected.
-
-    Raises:
-        DataError: a file is missing or cannot be read.
-    """
-    for name in ("study.yaml", "space.yaml"):
-        contents = [dict(_read_yaml(folder / name)) for folder in (found, expected)]
-        one, other = ({FORMAT_KEY: 1, **content} for content in contents)
-        for key in dict.fromkeys([*other, *one]):
-            if one.get(key) != other.get(key) and repr(one.get(key)) != repr(other.get(key)):  # NaN is unequal to itself
-                yield f"{name}: {key}: found {short(one.get(key))}, expected {short(other.get(key))}"
-    for name, keys in (("trials.parquet", ("trial",)), ("curves.parquet", ("trial", "step"))):
-        rows = [_rows(_read_table(folder / name, keys), keys) for folder in (found, expected)]
-        for place in dict.fromkeys([*rows[1], *rows[0]]):
-            shown = ", ".join(f"{key} {number}" for key, number in zip(keys, place, strict=False))
-            row, wanted = rows[0].get(place), rows[1].get(place)
-            if row is None or wanted is None:
-                yield f"{name}: {shown}: {'is not there' if row is None else 'is not of the study'}"
-                continue
-            for column in dict.fromkeys([*wanted, *row]):
-                if row.get(column) != wanted.get(column):
-                    yield f"{name}: {shown}: {column}: found {short(row.get(column))}, expected {short(wanted.get(column))}"
-
-
-def _rows(table: Mapping[str, list[Any]], keys: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of a table by the values of some columns and, where those are equal, by their order; NaN counts as null."""
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for index in range(len(table[keys[0]])):
-        row = {name: None if (value := column[index]) != value else value for name, column in table.items()}
-        place = tuple(row[key] for key in keys)
-        count = 0
-        while (*place, count) in rows:
-            count += 1
-        rows[*place, count] = row
-    return rows
 
 
 def _limit_seconds(result: TrialResult, evaluation: Evaluation, target: Target) -> float | None:

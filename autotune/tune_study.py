@@ -85,10 +85,6 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(started_fork_server(cluster, is_wanted=trains and not is_dry_run))
         tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
-        if folder is not None and not is_dry_run and composed.config.search.storage is None:
-            from autotune.search.journal import check_readable  # noqa: PLC0415  # while other processes start
-
-            check_readable(folder)  # before Ray starts
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)

@@ -363,10 +363,6 @@ def test_values_of_every_kind_arrive_in_a_study_its_resumption_and_another_that_
     assert len(more["rows"]) >= 44
     said = "\n".join(run_script(tmp_path, STUDY, "warm", "4", '{"warm_start": ["mixed"]}'))
     assert f"mixed: {len(more['rows'])} of {len(more['rows'])} trials" in said
-    verified = subprocess.run(
-        [sys.executable, "-m", "autotune", "verify", "study=mixed"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert verified.returncode == 0, verified.stdout
 
 
 @pytest.mark.slow

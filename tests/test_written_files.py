@@ -20,7 +20,7 @@ OF_MODULES = {
 """Module -> its functions that write a file."""
 EXCEPTIONS = {
     "autotune/files.py": "it is the fence",
-    "autotune/search/journal.py": "records are appended to the journal by Optuna's own protocol, without following a link",
+    "autotune/search/storage.py": "what a killed process left of a last line is cut off; links are refused before",
     "autotune/remote/mirror.py": "a probe in a temporary folder of its own",
     "autotune/tracking/mlflow_runs.py": "a temporary folder that MLflow copies from",
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 EXIT_WORKER_ERROR = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_REACHED = 3
-EXIT_DIFFERS = 4
 EXIT_INTERRUPTED = 130
 
 _AGAIN_SECONDS = 0.05
@@ -44,7 +43,6 @@ COMMANDS = {
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),
     "report": ("autotune.report_command", "write the HTML report of a study"),
-    "verify": ("autotune.verify", "check that all of a study's files agree, and compute its claim again"),
     "record": ("autotune.record", "write a study that MLflow keeps as a recording"),
 }
 """Module and purpose of each command, by name; the module's function ``NAME_command`` takes the arguments and returns the exit code."""

@@ -156,11 +156,7 @@ def confirmation_seed(study_seed: int, number: int) -> int:
 
 def conclude(race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objective) -> Confirmation:
     """The result of a race that is finished or was interrupted."""
-    return concluded(race, runs, race.standing(runs, limits, objective), objective, min_reach_rate=limits.min_reach_rate)
-
-
-def concluded(race: PlannedRace, runs: Runs, standing_now: Standing, objective: Objective, *, min_reach_rate: float) -> Confirmation:
-    """The result of a race whose standing is known; ``min_reach_rate`` as in ``RaceLimits``."""
+    standing_now = race.standing(runs, limits, objective)
     claim_rounds = [number + race.first_round for number in standing_now.claim_rounds]
     baseline = race.arms[0]
     chosen = next((arm for arm in race.arms[1:] if arm.trial == standing_now.winner), None)
@@ -183,8 +179,8 @@ def concluded(race: PlannedRace, runs: Runs, standing_now: Standing, objective: 
         )
     reaching = [arm for arm in (chosen, baseline) if arm is not None and scores[arm.trial].num_reached > 0]
     reasons = dict(standing_now.reasons)
-    if chosen is not None and (rate := _reach_rate(scores[chosen.trial])) < min_reach_rate and not standing_now.pending:
-        reasons[chosen.trial] = f"reached in {rate:.0%} of the runs of its claim, confirm.min_reach_rate is {min_reach_rate:g}"
+    if chosen is not None and (rate := _reach_rate(scores[chosen.trial])) < limits.min_reach_rate and not standing_now.pending:
+        reasons[chosen.trial] = f"reached in {rate:.0%} of the runs of its claim, confirm.min_reach_rate is {limits.min_reach_rate:g}"
     is_baseline_better = baseline in reaching and (standing_now.is_baseline_better or (chosen is not None and chosen.trial in reasons))
     best = baseline if is_baseline_better else next(iter(reaching), None)
     return Confirmation(arms=race.arms, runs=race.runs(runs), chosen=chosen, best=best, speed_up=speed_up, scores=scores, reasons=reasons)

@@ -70,7 +70,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 _LOCK = ".lock"
 _FOLDERS = ("figures", "recording", "paused", ".weights", ".ray")
-_APPENDED = (_LOCK, ".study.log.end", "autotune.log", "study.log", "trace.csv", "trials.csv")
+_APPENDED = (_LOCK, "autotune.log", "study.log", "trace.csv", "trials.csv")
 _REPLACED = (
     "best.json", "best.py", "best.safetensors", "best.yaml", "best_arguments.yaml", "compare.json", "machine.yaml", "pareto_front.csv",
     "report.html", "runs.csv", "scaling.json", "summary.json",

@@ -42,7 +42,6 @@ from autotune.search.stored_trials import (
     store_evaluations,
     tell_result,
 )
-from autotune.sharing import SharedTexts
 from autotune.space import SearchSpace, Suggestion
 
 
@@ -132,7 +131,6 @@ class SearchPolicy:
         self._running: dict[int, optuna.Trial] = {}
         self._handed_out: dict[int, Trial] = {}
         self._errors: list[TrialResult] = []
-        self._shared = SharedTexts()
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a reading for the objective; else None."""
         end_abandoned_trials(study, objective, lambda number: pausing is not None and is_kept(number))
@@ -310,7 +308,7 @@ class SearchPolicy:
         trial = self._running.pop(result.trial)
         del self._handed_out[result.trial]
         tell_result(self._study, trial, result, self._objective, self._target)
-        self.results[result.trial] = replace(result, fingerprint=self._shared.of(result.fingerprint))
+        self.results[result.trial] = result
         score = self._learn(result)
         self._end_if_not_worth_more()
         return score

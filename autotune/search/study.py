@@ -3,7 +3,7 @@
 The storage (Optuna's journal file in the study's folder, or a relational database by URL) is the only source of truth for the study's
 definition, every result and every confirmation run. All other files in the folder are derived from it.
 
-``journal.py`` is the file, ``database.py`` a database; both find what went wrong with them before a study goes on with it.
+``storage.py`` opens both.
 """
 
 import json
@@ -15,8 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
-from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage
 
 from autotune.config.schema import first_difference
 from autotune.errors import DataError, StudyError
@@ -25,10 +23,9 @@ from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Target, TrialResult
 from autotune.recording import Recording, read_recording, write_recording
 from autotune.remote.url import user_path
-from autotune.search.database import open_database, reason
-from autotune.search.journal import JOURNAL, open_journal
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import PausingSampler, optuna_sampler, pausing_sampler, quiet_optuna
+from autotune.search.storage import JOURNAL, STORAGE_ERRORS, open_storage, reason
 from autotune.search.stored_trials import baseline_number, finished_results
 
 _DEFINITION = "autotune:definition"
@@ -69,7 +66,7 @@ def open_study(
     """
     quiet_optuna()
     folder.mkdir(parents=True, exist_ok=True)
-    storage, sampler_for_now = _storage(folder, storage_url), optuna.samplers.RandomSampler()
+    storage, sampler_for_now = open_storage(folder, storage_url, is_owner=True), optuna.samplers.RandomSampler()
     try:
         study = optuna.load_study(study_name=name, storage=storage, sampler=sampler_for_now)
         has_trials = bool(study.get_trials(deepcopy=False))
@@ -116,7 +113,7 @@ def read_study(name: str, folder: Path, *, storage_url: str | None = None) -> St
         studies = sorted(path.parent.name for path in folder.parent.glob(f"*/{JOURNAL}"))
         known = f"accepted are {', '.join(studies)}" if studies else f"there is none in {folder.parent}"
         raise StudyError(f"study={name}: no such study; {known}")
-    storage = _storage(folder, storage_url)
+    storage = open_storage(folder, storage_url)
     try:
         study = optuna.load_study(study_name=name, storage=storage)
     except KeyError as error:
@@ -216,10 +213,6 @@ def _check_has_no_results(name: str, folder: Path, storage_url: str | None) -> N
         )
 
 
-def _storage(folder: Path, url: str | None) -> BaseStorage:
-    return open_journal(folder) if url is None else open_database(url)
-
-
 @contextmanager
 def told_storage_errors(resume_command: str) -> Iterator[None]:
     """Report a study storage that fails in one line, with the command that resumes the study once it works again.
@@ -229,7 +222,7 @@ def told_storage_errors(resume_command: str) -> Iterator[None]:
     """
     try:
         yield
-    except StorageInternalError as error:
+    except STORAGE_ERRORS as error:
         raise StudyError(
             f"search.storage: {reason(error)}; what was in it is kept, and the study goes on with: {resume_command}"
         ) from error

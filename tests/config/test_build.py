@@ -67,7 +67,7 @@ def test_a_nested_name_is_held_against_the_list_too(config: dict[str, object], w
         ("optimizer", "torch.nn.Linear"),
         ("optimizer", "torch.optim.SGD.__init__"),
         ("stopping", "autotune.search.study._drop_torn_line"),
-        ("search.sampler", "autotune.search.database.open_database"),
+        ("search.sampler", "autotune.search.storage.open_storage"),
         ("search.sampler", "optuna.load_study"),
         ("search", "optuna.samplers.TPESampler"),
         ("training", "torch.nn.Linear"),

@@ -112,7 +112,6 @@ def test_a_misspelt_command_is_one_line() -> None:
     "arguments",
     [
         ["report", "study=s", "folder=~no-such-user/x"],
-        ["verify", "study=s", "folder=~no-such-user/x"],
         ["export", "study=s", "folder=~no-such-user/x", "script=s.py"],
     ],
 )

@@ -18,7 +18,6 @@ from autotune.config.space_files import read_search_space
 from autotune.export import ExportKeys
 from autotune.record import RecordKeys
 from autotune.report_command import ReportKeys
-from autotune.verify import VerifyKeys
 from benchmarks.replay.__main__ import ReplayKeys
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +27,6 @@ _OWN_KEYS: dict[str, type[Any]] = {
     "record": RecordKeys,
     "replay": ReplayKeys,
     "report": ReportKeys,
-    "verify": VerifyKeys,
 }
 """Keys of the commands that compose no configuration."""
 _MADE_ELSEWHERE = {"<study>": "study", "s3://bucket/cifar10": "cifar10", "s3://bucket/run1": "run1", "cnn-20261120-101500": "study"}
@@ -87,7 +85,7 @@ def test_autotune_takes_every_command(
 
 def test_there_are_commands_of_every_kind() -> None:
     assert {arguments[0] for _, arguments in commands() if "=" not in arguments[0]} >= {
-        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay", "report", "verify"
+        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay", "report"
     }  # fmt: skip
     assert len(commands()) > 30
 

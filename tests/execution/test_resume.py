@@ -16,7 +16,6 @@ import pytest
 from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
-from autotune.search.journal import check_journal
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tune_study import tune_command
@@ -252,7 +251,6 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_once_there_is_room(
     assert said.count("\n") == 1, said
     assert "No space left on device" in said
     filler.unlink()
-    assert check_journal(small_disk / "long").faults == ()
     kept = set(finished_results(read_study("long", small_disk / "long")))
     assert len(kept) >= 2
     assert not [status for status in _statuses(tmp_path).values() if status.startswith("RUNNING")]

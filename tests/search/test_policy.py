@@ -19,11 +19,11 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost
 from autotune.outcome import Outcome
-from autotune.search.journal import END_FILE, JOURNAL
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.randomness import derived_seed, points
 from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
+from autotune.search.storage import JOURNAL
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import open_study
 from autotune.space import SearchSpace, Suggestion
@@ -294,7 +294,6 @@ def test_a_result_kept_before_a_crash_is_told_after_it(tmp_path: Path, outcome: 
     result_line = next(index for index, line in enumerate(lines) if b"autotune:result" in line)
     assert result_line < len(lines) - 1
     journal.write_bytes(b"".join(lines[: result_line + 1]))
-    (tmp_path / END_FILE).unlink()  # which is never ahead of the journal
 
     crashed = journal_study(tmp_path)
     assert crashed.trials[0].state is TrialState.RUNNING

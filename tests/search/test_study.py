@@ -10,8 +10,8 @@ import pytest
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.search.journal import END_FILE, JOURNAL
 from autotune.search.samplers import quiet_optuna
+from autotune.search.storage import JOURNAL
 from autotune.search.study import (
     confirmations,
     open_study,
@@ -129,7 +129,7 @@ def test_a_whole_journal_is_left_as_it_is(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     read_study("first", tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert sorted(before) == [END_FILE, JOURNAL]
+    assert sorted(before) == [JOURNAL]
 
 
 def test_confirmation_runs_are_kept_by_arm_and_seed(tmp_path: Path) -> None:

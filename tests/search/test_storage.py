@@ -1,0 +1,362 @@
+"""Storages that are damaged, refused, full or gone: one line says so, and what was written is kept."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution
+from optuna.storages.journal import JournalFileBackend
+
+from autotune.errors import ConfigError, StudyError
+from autotune.search.storage import JOURNAL
+from autotune.search.study import open_study, read_study, told_storage_errors
+from tests.fuzz import examples
+from tests.postgresql import PostgreSql, running_postgresql
+
+Lines = list[bytes]
+
+
+def open_in(folder: Path, url: str | None = None) -> optuna.Study:
+    return open_study("first", folder, storage_url=url, make_sampler=optuna.samplers.RandomSampler, seed=0, definition={"a": 1})[0]
+
+
+def run_trials(study: optuna.Study, num_trials: int) -> None:
+    for _ in range(num_trials):
+        trial = study.ask({"x": FloatDistribution(0, 1)})
+        trial.set_user_attr("autotune:result", {"seconds": [1.0, 2.5], "error": 'quoted "digest":"1-0"}'})
+        study.tell(trial, trial.params["x"])
+
+
+def told(study: optuna.Study) -> list[tuple[Any, ...]]:
+    return [(trial.number, trial.state.name, trial.params, trial.values, trial.user_attrs) for trial in study.trials]
+
+
+def lines_of(folder: Path) -> Lines:
+    return (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+
+
+def as_any_program(folder: Path) -> optuna.Study:
+    """The study as Optuna itself opens it."""
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return optuna.load_study(study_name="first", storage=storage)
+
+
+def refusal(folder: Path) -> str:
+    """The line with which a journal is refused; the journal stays as it is."""
+    before = (folder / JOURNAL).read_bytes()
+    with pytest.raises(StudyError) as caught:
+        open_in(folder)
+    assert "\n" not in str(caught.value)
+    assert "accepted is" in str(caught.value)
+    assert (folder / JOURNAL).read_bytes() == before
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the journal of five trials."""
+    folder = tmp_path_factory.mktemp("journal")
+    run_trials(open_in(folder), 5)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(written, tmp_path / "copy"))
+
+
+def test_optuna_reads_the_journal_as_any_other(folder: Path) -> None:
+    assert told(as_any_program(folder)) == told(read_study("first", folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [*lines[:5], bytes(512) + b"\n", *lines[5:]], "line 6: is not JSON"),
+        (lambda lines: [*lines[:5], bytes(512), *lines[5:]], "line 6: is not JSON"),
+        (lambda lines: [*lines[:5], b"\xff\xfe garbage\n", *lines[6:]], "line 6: is not JSON"),
+        (lambda lines: [*lines[:5], b"[" * 100_000 + b"\n", *lines[6:]], "line 6: is no"),
+        (lambda lines: [*lines, b"garbage\n"], "its last line is not JSON: b'garbage"),
+        (lambda lines: [*lines[:5], b"{}\n", *lines[5:]], "line 6: is no record of Optuna's"),
+        (lambda lines: [*lines[:5], b'{"op_code":77}\n', *lines[5:]], "line 6: is no record of Optuna's"),
+        (lambda lines: [*lines, b"[4]\n"], "is no record of Optuna's"),
+        (lambda lines: [*lines, b'{"op_code":4,"worker_id":"a","study_id":0}\n'], "is no record of Optuna's"),
+    ],
+)
+def test_a_damaged_line_is_told_with_its_number(folder: Path, change: Callable[[Lines], Lines], said: str) -> None:
+    (folder / JOURNAL).write_bytes(b"".join(change(lines_of(folder))))
+    assert f"{folder / JOURNAL}: " in refusal(folder)
+    assert said in refusal(folder)
+
+
+def test_a_torn_last_line_is_dropped_by_whoever_goes_on_and_left_by_whoever_reads(folder: Path) -> None:
+    whole = (folder / JOURNAL).read_bytes()
+    torn = whole + lines_of(folder)[-1][:-1]
+    (folder / JOURNAL).write_bytes(torn)
+    assert len(read_study("first", folder).trials) == 5
+    assert (folder / JOURNAL).read_bytes() == torn
+    study = open_in(folder)
+    assert len(study.trials) == 5
+    run_trials(study, 1)
+    assert (folder / JOURNAL).read_bytes().startswith(whole)
+    assert len(read_study("first", folder).trials) == 6
+
+
+def test_notes_of_the_dashboard_are_read_while_a_study_runs(folder: Path) -> None:
+    study, other = open_in(folder), as_any_program(folder)
+    run_trials(study, 1)
+    other._storage.set_study_system_attr(other._study_id, "dashboard:note_str:0", "promising")
+    run_trials(study, 1)
+    again = open_in(folder)
+    assert len(again.trials) == 7
+    assert again._storage.get_study_system_attrs(again._study_id)["dashboard:note_str:0"] == "promising"
+
+
+@pytest.mark.parametrize("result", ["best.json", "trials.csv", "recording"])
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_results_without_their_journal_are_not_written_over(folder: Path, result: str, is_emptied: bool) -> None:
+    (folder / JOURNAL).unlink()
+    if is_emptied:
+        (folder / JOURNAL).touch()
+    open_in(Path(shutil.copytree(folder, folder.parent / "fresh")))
+    (folder / result).touch()
+    with pytest.raises(
+        StudyError, match=rf"{folder} has {result} of an earlier study, and {folder / JOURNAL} has no trial of it; accepted"
+    ):
+        open_in(folder)
+    with pytest.raises(StudyError, match=f"{folder} has {result} of an earlier study, and sqlite"):
+        open_study("first", folder, storage_url=f"sqlite:///{folder / 'a.db'}", make_sampler=_no_sampler, seed=0, definition={})
+
+
+def _no_sampler(seed: int) -> object:
+    raise AssertionError("the study is refused before")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        descriptor = os.open(path.parent, os.O_RDONLY)  # a socket's whole path may be too long
+        try:
+            listening.bind(f"/proc/self/fd/{descriptor}/{path.name}")
+        finally:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Path.mkdir, "is a folder"),
+        (os.mkfifo, "is a pipe"),
+        (_socket, "is a socket"),
+        (lambda path: path.symlink_to(path), "is a symbolic link"),
+        (lambda path: path.symlink_to(path.with_name("absent")), "is a symbolic link"),
+        (lambda path: path.symlink_to("/dev/null"), "is a symbolic link"),
+    ],
+)
+def test_a_journal_of_the_wrong_kind_is_one_line(tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
+    make(tmp_path / JOURNAL)
+    with pytest.raises(StudyError, match=f"{tmp_path / JOURNAL}: {said}; accepted is") as caught:
+        open_in(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def nobody(folder: Path) -> Iterator[Path]:
+    """A folder with a journal, owned by a user without rights, who this process is meanwhile."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    with tempfile.TemporaryDirectory() as outer:
+        Path(outer).chmod(0o777)
+        copy = Path(shutil.copytree(folder, Path(outer) / "copy"))
+        for path in (copy, *copy.iterdir()):
+            os.chown(path, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield copy
+        finally:
+            os.seteuid(0)
+
+
+def test_a_journal_that_may_not_be_read_or_written_is_one_line(nobody: Path) -> None:
+    (nobody / JOURNAL).chmod(0o000)
+    assert "cannot be read: Permission denied" in refusal_without_reading(nobody)
+    (nobody / JOURNAL).chmod(0o444)
+    assert len(read_study("first", nobody).trials) == 5
+    study = open_in(nobody)
+    said = r"cannot be written \(Permission denied\); what was in it is kept, .* goes on with: again"
+    with pytest.raises(StudyError, match=said), told_storage_errors("again"):
+        run_trials(study, 1)
+
+
+def refusal_without_reading(folder: Path) -> str:
+    with pytest.raises(StudyError) as caught:
+        open_in(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs to mount a file system: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written(small_disk: Path) -> None:
+    study = open_in(small_disk)
+    written: list[str] = []
+
+    def write_until_it_is_full() -> None:
+        while len(written) < 1000:
+            study.set_user_attr(f"note {len(written)}", "x" * 1000)
+            written.append(f"note {len(written)}")
+
+    said = r"study\.log: cannot be written \(No space left on device\); what was in it is kept, and the study goes on with: again$"
+    with pytest.raises(StudyError, match=said), told_storage_errors("again"):
+        write_until_it_is_full()
+    assert len(written) > 10
+    assert {key for key in open_in(small_disk).user_attrs if key.startswith("note")} == set(written)
+    subprocess.run(["mount", "-o", "remount,size=256k", small_disk], check=True)
+    again = open_in(small_disk)
+    run_trials(again, 3)
+    assert len(read_study("first", small_disk).trials) == 3
+
+
+def _flipped(content: bytes, place: int, change: int) -> bytes:
+    place %= len(content) + 1
+    return content[:place] + bytes(each ^ (change % 255 + 1) for each in content[place : place + 1]) + content[place + 1 :]
+
+
+def _inserted(content: bytes, place: int, number: int) -> bytes:
+    place %= len(content) + 1
+    return content[:place] + number.to_bytes(4, "big")[-1 - number % 4 :] + content[place:]
+
+
+def _filled(content: bytes, place: int, number: int) -> bytes:
+    place %= len(content) + 1
+    return content[:place] + bytes(number % 600) + content[place:]
+
+
+def _of_lines(change: Callable[[Lines, int, int], Lines]) -> Callable[[bytes, int, int], bytes]:
+    def changed(content: bytes, place: int, number: int) -> bytes:
+        lines = content.splitlines(keepends=True) or [b""]
+        return b"".join(change(lines, place % len(lines), number % len(lines)))
+
+    return changed
+
+
+MUTATIONS = (
+    _flipped,
+    _inserted,
+    _filled,
+    lambda content, place, _: content[: place % (len(content) + 1)],
+    _of_lines(lambda lines, line, _: [*lines[:line], *lines[line + 1 :]]),
+    _of_lines(lambda lines, line, number: [*lines[:line], lines[number], *lines[line:]]),
+    _of_lines(lambda lines, line, number: [lines[{line: number, number: line}.get(each, each)] for each in range(len(lines))]),
+)
+"""What a disk, a copy or an editor may do to a journal, at a place that is given by two numbers."""
+
+
+@st.composite
+def mutated(draw: st.DrawFn, content: bytes) -> bytes:
+    for _ in range(draw(st.integers(1, 3))):
+        mutation = draw(st.sampled_from(MUTATIONS))
+        content = mutation(content, draw(st.integers(0, 2**20)), draw(st.integers(0, 2**20)))
+    return content
+
+
+def test_a_mutated_journal_is_opened_or_refused_in_one_line(written: Path) -> None:
+    @examples(150)
+    @given(mutated((written / JOURNAL).read_bytes()))
+    def check(changed: bytes) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / JOURNAL).write_bytes(changed)
+            for opened in (lambda folder: read_study("first", folder), open_in):
+                with suppress(StudyError):
+                    told(opened(Path(name)))
+
+    check()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSql]:
+    with running_postgresql() as server:
+        yield server
+
+
+@pytest.mark.store
+def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(server: PostgreSql, tmp_path: Path) -> None:
+    url = server.new_database("goes")
+    study = open_in(tmp_path, url)
+    run_trials(study, 3)
+    server.kill()
+    try:
+        with (
+            pytest.raises(StudyError, match=r"^search.storage: [^\n]*goes on with: again$"),
+            told_storage_errors("again"),
+        ):
+            run_trials(study, 1)
+    finally:
+        server.start()
+    again = open_in(tmp_path, url)
+    run_trials(again, 1)
+    assert len([trial for trial in again.trials if trial.state.is_finished()]) == 4
+
+
+@pytest.mark.store
+def test_connections_that_were_ended_while_idle_are_made_again(server: PostgreSql, tmp_path: Path) -> None:
+    study = open_in(tmp_path, server.new_database("idle"))
+    run_trials(study, 1)
+    server.end_connections()
+    run_trials(study, 1)
+    assert len(study.trials) == 2
+
+
+_LOCKS = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("begin exclusive")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A SQLite file that another process locks until the context ends."""
+    with subprocess.Popen([sys.executable, "-c", _LOCKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.stdin.close()
+
+
+def test_a_file_that_stays_locked_is_one_line_that_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'studies.db'}?timeout=0.1"
+    study = open_in(tmp_path, url)
+    with locked(tmp_path / "studies.db"):
+        with pytest.raises(StudyError, match=r"^search\.storage: database is locked; what was in it is kept"), told_storage_errors("x"):
+            study.set_user_attr("after", 1)
+        with pytest.raises(ConfigError, match=r"cannot be opened \(database is locked\)"):
+            open_in(tmp_path, url)
