@@ -10,14 +10,12 @@ import inspect
 import keyword
 import math
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from ruff.__main__ import find_ruff_bin
 
 from autotune.config.accepted_targets import accepts_name
 from autotune.config.build import build_partial, resolve_target
@@ -39,12 +37,13 @@ _GLOBALS = (
 )  # fmt: skip
 """Names that the template defines or imports."""
 _NEEDS = "PACKAGES_THAT_ARE_NEEDED"
+_PLACE_OF_IMPORTS = "# IMPORTS_THAT_ARE_USED"
 _PACKAGES = {"sklearn": "scikit-learn"}
 """Names of packages that differ from the module's."""
 
 
 def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequence[str] = ()) -> str:
-    """Write a configuration's training as a Python program, formatted, that needs torch and what its data set needs.
+    """Write a configuration's training as a Python program that needs torch and what its data set needs.
 
     Args:
         config: configuration of the training.
@@ -98,7 +97,8 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
     }
     code.imports |= {f"import {name}" for name in _IMPORTS} | {"from torch import Tensor, nn", "from typing import Any"}
     code.imports.add("from functools import partial")
-    text = _formatted(template.render(context, imports="\n".join(sorted(code.imports)), sources=str(code)))
+    program = template.render(context, imports=_PLACE_OF_IMPORTS, sources=str(code))
+    text = re.sub(r"\n{4,}", "\n\n\n", program.replace(_PLACE_OF_IMPORTS, _imports(code.imports, program)))
     return text.replace(_NEEDS, _needed_packages(text, needs_scikit_learn=scikit_learn_file.__name__ in text))
 
 
@@ -251,20 +251,21 @@ def _short(node: Mapping[str, Any]) -> str:
     return str(node["_target_"]).rpartition(".")[2]
 
 
-def _formatted(text: str) -> str:
-    """The program without imports that it does not use, in ruff's format.
+def _imports(statements: Iterable[str], program: str) -> str:
+    """The statements, of one name each, whose name a program uses: Python's own modules first, and one line for each module."""
+    used = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
+    lines: dict[str, list[str]] = {}
+    for statement in sorted(statements):
+        begin, name = statement.rsplit("import ", 1)
+        if name.rpartition(" as ")[2].partition(".")[0] in used:
+            lines.setdefault(f"{begin}import " if begin else statement, []).append(name if begin else "")
+    whole = [begin + ", ".join(names) for begin, names in lines.items()]
+    whole.sort(key=lambda line: (_is_third_party(line), line.startswith("from"), line))
+    return "\n".join(whole)
 
-    Raises:
-        ConfigError: ruff cannot be run.
-    """
-    for arguments in (("check", "--fix", "--select=F401,I"), ("format",)):
-        try:
-            command = [find_ruff_bin(), *arguments, "--isolated", "--quiet", "--target-version=py311", "-"]
-            ran = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", check=True)  # noqa: S603  # ruff's own program
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ConfigError(f"script: ruff, which formats it, failed: {error}; accepted is an installed ruff") from error
-        text = ran.stdout
-    return text
+
+def _is_third_party(statement: str) -> bool:
+    return statement.split()[1].partition(".")[0] not in sys.stdlib_module_names
 
 
 def _needed_packages(text: str, *, needs_scikit_learn: bool) -> str:
