@@ -32,10 +32,8 @@ class OutcomeTraits(NamedTuple):
 
     Source: Okabe and Ito, "Color Universal Design" (jfly.uni-koeln.de/color); a grey replaces its yellow, which is too faint on white.
     """
-    marker: str
-    """Matplotlib marker; for a censored outcome the shape to which an arrow is added (``autotune.reporting.drawing``)."""
-    size: float
-    """Size of the marker, in points."""
+    symbol: str
+    """Plotly's symbol of the trial's marker, hollow for a censored outcome."""
     meaning: str
     """What the outcome says of a trial, in a sentence for people."""
     needs_new_worker: bool = False
@@ -55,27 +53,27 @@ class Outcome(StrEnum):
         return member
 
     # fmt: off
-    REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "o", 7,
+    REACHED = "REACHED", OutcomeTraits(Ending.REACHED, "COMPLETE", "FINISHED", "green", "#009E73", "circle",
         "An evaluation was at or past the target.")
-    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "yellow", "#E69F00", "diamond", 20,
+    MISSED = "MISSED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "yellow", "#E69F00", "diamond-open",
         "Trained to the end of the configuration's schedule without reaching the target.")
-    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "blue", "#0072B2", "circle", 20,
+    CAPPED = "CAPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "blue", "#0072B2", "circle-open",
         "Stopped because the trial took longer than the incumbent is expected to need.")
-    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "cyan", "#56B4E9", "square", 20,
+    STOPPED = "STOPPED", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "cyan", "#56B4E9", "square-open",
         "Stopped by a stopping rule, or because the study's budget ended.")
-    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "magenta", "#CC79A7", "triangle", 20,
+    TIMED_OUT = "TIMED_OUT", OutcomeTraits(Ending.CENSORED, "PRUNED", "FINISHED", "magenta", "#CC79A7", "triangle-up-open",
         "Passed the target's max_train_seconds, or hung past its hard deadline.")
-    OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "s", 6,
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#000000", "square",
         "The device or the machine had too little memory for the training.", needs_new_worker=True)
-    DIVERGED = "DIVERGED", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#D55E00", "X", 7.5,
+    DIVERGED = "DIVERGED", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#D55E00", "x",
         "The loss or the metric was no longer finite.")
-    INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "v", 7,
+    INVALID = "INVALID", OutcomeTraits(Ending.INFEASIBLE, "PRUNED", "FAILED", "red", "#7F7F7F", "triangle-down",
         "A component refused the configuration's values, so nothing was trained.")
-    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "FINISHED", "yellow", "#888888", "1", 7,
+    CONTENDED = "CONTENDED", OutcomeTraits(Ending.VOID, "FAIL", "FINISHED", "yellow", "#888888", "y-down-open",
         "Other programs used the machine too much for the trial's time to be trusted; the same configuration is trained again.")
-    LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x", 7,
+    LOST = "LOST", OutcomeTraits(Ending.VOID, "FAIL", "KILLED", "red", "#888888", "x-thin-open",
         "A worker was lost with its machine or killed from outside, which says nothing about the configuration.", needs_new_worker=True)
-    ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "P", 7.5,
+    ERRORED = "ERRORED", OutcomeTraits(Ending.VOID, "FAIL", "FAILED", "bold red", "#888888", "cross",
         "A fault in the code that was trained, or a process that crashed.", needs_new_worker=True)
     # fmt: on
 

@@ -41,7 +41,8 @@ def profile_command(arguments: Sequence[str]) -> int:
     config, experiment = composed.trial, composed.choices["experiment"]
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # set before torch is imported, whose profiler otherwise logs each start and stop
     from autotune.reporting.advice import advise  # noqa: PLC0415  # after --cfg
-    from autotune.reporting.profile import print_profile, write_profile_figure  # noqa: PLC0415  # imports matplotlib
+    from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # imports Plotly
+    from autotune.reporting.profile import print_profile, profile_chart  # noqa: PLC0415  # likewise
     from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
     from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
@@ -67,7 +68,7 @@ def profile_command(arguments: Sequence[str]) -> int:
         ) from error
     advice = advise(profile)
     title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
-    figure = write_profile_figure(folder, profile, title)
+    (figure,) = write_charts(folder, [profile_chart(profile, title)])
     write_json(folder / "profile.json", "profile", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
     files = {"trace": f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)", "figure": str(figure)}
     print_profile(

@@ -198,42 +198,6 @@ def simulated(num_studies: int, sd: float, gain: float, max_runs: int) -> dict[s
     }
 
 
-def draw_lucky_draw(path: Path, seed: int = 32) -> None:
-    """Save a picture of one drawn training for each of thirty configurations, and of a cap at the luckiest draw, as a PNG file."""
-    from matplotlib.figure import Figure
-
-    rng = np.random.default_rng(seed)
-    truth = np.sort(np.exp(rng.normal(0.6, 0.25, 30)))
-    drawn = truth * np.exp(rng.normal(0, 0.3, 30))
-    lucky = int(drawn.argmin())
-    better = truth < truth[lucky]
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.bar(range(30), truth, color=["#2a9d8f" if is_better else "#c9ced6" for is_better in better], width=0.75, label="expected time")
-    axes.plot(range(30), drawn, "o", color="#1d2433", markersize=5, label="one draw")
-    axes.plot([lucky], [drawn[lucky]], "o", color="#d1495b", markersize=9, label="the luckiest draw")
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
-    axes.axhline(drawn[lucky], color="#d1495b", linestyle="--", linewidth=1.3)
-    axes.annotate(
-        "cap at the luckiest draw", (29.4, drawn[lucky]), xytext=(0, 4), textcoords="offset points", ha="right", color="#d1495b", bbox=box
-    )
-    axes.axhline(truth[lucky], color="#2a9d8f", linewidth=1.3)
-    axes.annotate(
-        "cap at its expected time", (29.4, truth[lucky]), xytext=(0, 4), textcoords="offset points", ha="right", color="#2a9d8f", bbox=box
-    )
-    axes.set_xlabel("Configurations, fastest first")
-    axes.set_ylabel("Time to target (s)")
-    axes.set_xticks([])
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper left")
-    num_ended = int((better & (drawn > drawn[lucky])).sum())
-    axes.set_title(
-        f"{int(better.sum())} configurations (green) are faster than the one with the luckiest draw; a cap there ends {num_ended} of them",
-        loc="left", fontsize=10, fontweight="bold",
-    )  # fmt: skip
-    figure.savefig(path, dpi=120)
-
-
 def main() -> int:
     """Run the benchmark; return exit code 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.noise", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -242,11 +206,7 @@ def main() -> int:
     parser.add_argument("--max-runs", type=int, default=24, help="confirm.max_runs of those (24)")
     parser.add_argument("--studies", type=int, default=0, help="simulated confirmations of each kind, with default limits (0)")
     parser.add_argument("--output", type=Path, help="where the result is written, besides benchmarks/results")
-    parser.add_argument("--picture", type=Path, help="only draw what a lucky draw does, as a PNG file")
     arguments = parser.parse_args()
-    if arguments.picture is not None:
-        draw_lucky_draw(arguments.picture)
-        return 0
     if arguments.repeats is None and not arguments.studies:
         parser.error("nothing to do; accepted is --repeats DIR, --studies N, or both")
     if arguments.repeats is not None and not (arguments.repeats / "repeats.yaml").is_file():

@@ -1,16 +1,14 @@
-"""The table of outcomes: each row holds words that Optuna, MLflow, rich and matplotlib know."""
+"""The table of outcomes: each row holds words that Optuna, MLflow, rich and Plotly know."""
 
 import pickle
 
 import pytest
-from matplotlib.colors import is_color_like
-from matplotlib.lines import Line2D
 from mlflow.entities import RunStatus
 from optuna.trial import TrialState
+from plotly import graph_objects as go
 from rich.style import Style
 
 from autotune.outcome import Outcome
-from autotune.reporting.drawing import MARKS
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -19,9 +17,8 @@ def test_each_row_holds_words_that_are_known(outcome: Outcome) -> None:
     assert TrialState[traits.optuna_state].is_finished()
     assert RunStatus.is_terminated(RunStatus.from_string(traits.mlflow_status))
     assert Style.parse(traits.terminal_style).color is not None
-    assert is_color_like(traits.colour)
-    assert MARKS[outcome].hollow == outcome.is_censored
-    assert outcome.is_censored or traits.marker in Line2D.markers
+    assert go.scatter.Marker(color=traits.colour, symbol=traits.symbol).symbol == traits.symbol
+    assert traits.symbol.endswith("-open") or not outcome.is_censored
 
 
 def test_only_a_time_to_target_is_told_as_a_result() -> None:
@@ -35,7 +32,7 @@ def test_a_trial_that_was_timed_is_no_failure_in_mlflow() -> None:
 
 
 def test_two_outcomes_never_look_the_same() -> None:
-    assert len({(each.traits.colour, each.traits.marker) for each in Outcome}) == len(Outcome)
+    assert len({(each.traits.colour, each.traits.symbol) for each in Outcome}) == len(Outcome)
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -60,7 +60,7 @@ def test_a_profile_is_printed_and_kept(toy: list[str], tmp_path: Path, capsys: p
     assert any(line.startswith("advice  ") for line in said)
     (folder,) = (tmp_path / "profiles").iterdir()
     assert re.fullmatch(r"profile-cnn-\d{8}-\d{6}", folder.name)
-    assert {each.name for each in folder.iterdir()} == {"trace.json", "profile.json", "profile.png"}
+    assert {each.name for each in folder.iterdir()} == {"trace.json", "profile.json", "profile.html"}
     assert said[-3] == f"trace   {folder}/trace.json (open it at https://ui.perfetto.dev or chrome://tracing)"
     kept = json.loads((folder / "profile.json").read_text())
     assert kept["experiment"] == "cnn"

@@ -67,7 +67,7 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
     finally:
         _log_model(live, confirmation)
         with _told_faults(live):
-            figures = figures or live.pictures.draw(confirmation, front)
+            figures = figures or live.pictures.draw()
         kept = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
         _close_tracker(live, confirmation, [*(path for name in kept if (path := plan.folder / name).exists()), *figures])
 
@@ -196,7 +196,7 @@ def _write_files(live: LiveStudy, confirmation: Confirmation | None, front: Fron
 
 def _figures_of(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
     """The figures of an earlier end of the study, if that had the same summary and drew all, its report included; else none."""
-    report, figures = folder / REPORT, sorted((folder / "figures").glob("*.png"))
+    report, figures = folder / REPORT, sorted((folder / "figures").glob("*.html"))
     if any(path.is_symlink() or not path.is_file() for path in (report, *figures)):
         return []
     with suppress(FileNotFoundError):

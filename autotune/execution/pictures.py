@@ -4,10 +4,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -15,11 +14,9 @@ from autotune.effects import Effects
 from autotune.errors import FileError
 from autotune.execution.background_tracker import NICENESS
 from autotune.execution.cluster import call
-from autotune.execution.confirmation import Arm, Confirmation
 from autotune.execution.plan import StudyPlan
 from autotune.recording import Recording, read_recording, write_recording
-from autotune.reporting.scores import ArmScores, ConfirmationFigures, score_format_of
-from autotune.reporting.study_files import REPORT, Front
+from autotune.reporting.study_files import REPORT
 from autotune.search.curve_model import wait_for_scikit_learn
 from autotune.search.policy import SearchPolicy
 
@@ -60,23 +57,27 @@ class Pictures:
         """End what ``prepare`` began, after its present step: a thread that a process left amid an import might abort it."""
         self._is_over.set()
 
-    def draw(self, confirmation: Confirmation | None, front: Front | None) -> list[Path]:
-        """Write the figures and the report; return the figures. A report that cannot be written is told in a line: it is no result."""
-        from autotune.reporting.figures import write_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+    def draw(self) -> list[Path]:
+        """Write the report, and its charts as pages of their own, whose paths are returned.
 
-        plan, policy = self._plan, self._policy
+        What cannot be drawn is told in a line: it is no result.
+        """
+        plan = self._plan
         recording, effects = self._learnt() if self._effects is None or self._effects.exception() else self._effects.result()
-        figures = write_figures(
-            plan.folder / "figures",
-            results=list(policy.results.values()),
-            scores=policy.scores,
-            target=plan.trial.target,
-            effects=effects,
-            confirmation=_confirmation_figures(confirmation) if confirmation else None,
-            scale=score_format_of(plan.objective),
-            front=front,
-        )
-        self._write_report(recording, effects)
+        from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
+        from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # imports Plotly, needed only at the end
+        from autotune.reporting.html import study_charts, write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
+
+        try:
+            concluded = read_concluded_study(plan.folder, recording)
+            figures = write_charts(plan.folder / "figures", study_charts(concluded, effects).values())
+            write_report(concluded, effects)
+        except FileError:
+            raise
+        except Exception as error:  # whatever it is, hours of training must not end in it
+            logging.getLogger(__name__).exception("the report was not written")
+            self._say(f"no {REPORT}: {type(error).__name__}: {' '.join(str(error).split())}")
+            return []
         return figures
 
     def _prepared(self) -> tuple[Recording, list[Effects]]:
@@ -85,9 +86,9 @@ class Pictures:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         learnt = self._learnt()
         writes_program = self._plan.trial.training is None
-        for module in ("reporting.figures", "reporting.html", *(["training.standalone"] if writes_program else [])):
+        for module in ("reporting.html", *(["training.standalone"] if writes_program else [])):
             if not self._is_over.is_set():
-                import_module(f"autotune.{module}")  # and with it Matplotlib, Plotly and torch
+                import_module(f"autotune.{module}")  # and with it Plotly and torch
         return learnt
 
     def _learnt(self) -> tuple[Recording, list[Effects]]:
@@ -96,27 +97,3 @@ class Pictures:
 
         recording = read_recording(self._plan.folder / "recording")
         return recording, time_effects(recording)
-
-    def _write_report(self, recording: Recording, effects: Sequence[Effects]) -> None:
-        from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
-        from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
-
-        try:
-            write_report(read_concluded_study(self._plan.folder, recording), effects)
-        except Exception as error:  # whatever it is, hours of training must not end in it
-            logging.getLogger(__name__).exception("the report was not written")
-            self._say(f"no {REPORT}: {type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def _confirmation_figures(confirmation: Confirmation) -> ConfirmationFigures:
-    baseline, chosen = confirmation.arms[0], confirmation.chosen
-    compared = [baseline] if chosen is None else [baseline, chosen]
-    ordered = [*compared, *(arm for arm in confirmation.arms if arm not in compared)]
-    return ConfirmationFigures(arms=[_labelled(confirmation, arm) for arm in ordered], speed_up=confirmation.speed_up)
-
-
-def _labelled(confirmation: Confirmation, arm: Arm) -> ArmScores:
-    scores = confirmation.scores[arm.trial]
-    is_exported = confirmation.best is not None and arm.trial == confirmation.best.trial and arm is not confirmation.arms[0]
-    label = f"{arm.label} (exported)" if is_exported else arm.label
-    return replace(scores, label=label)

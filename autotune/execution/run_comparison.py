@@ -82,10 +82,11 @@ def _comparison(plan: ComparisonPlan, results: Results) -> Comparison:
 
 def _conclude(comparison: Comparison, plan: ComparisonPlan, facts: Mapping[str, Any], tracker: BackgroundTracker) -> None:
     """Write the comparison's files and figures, and close the tracker with them."""
-    from autotune.reporting.comparison_figures import write_comparison_figures  # noqa: PLC0415  # imports matplotlib, needed only at the end
+    from autotune.reporting.comparison_charts import comparison_charts  # noqa: PLC0415  # imports Plotly, needed only at the end
+    from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # likewise
 
     files = write_comparison(plan.folder, comparison, facts)
-    figures = write_comparison_figures(plan.folder / "figures", comparison)
+    figures = write_charts(plan.folder / "figures", comparison_charts(comparison))
     is_time = comparison.scale.is_time
     metrics = {f"{side.name}_mean_{'seconds' if is_time else 'score'}": side.arm.mean_spent or float("nan") for side in comparison.sides}
     for name, ratio in (

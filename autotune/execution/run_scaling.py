@@ -140,10 +140,11 @@ def run_scaling(
     with interruptible() as interrupt, opened(plan.runs, console) as tracker:
         make_runs(plan.runs, results, tracker, interrupt, write=write, code_folders=code_folders, console=console, fork_server=fork_server)
         scaling = _scaling(plan, results)
-        from autotune.reporting.comparison_figures import write_scaling_figure  # noqa: PLC0415  # imports matplotlib, needed only at the end
+        from autotune.reporting.comparison_charts import scaling_chart  # noqa: PLC0415  # imports Plotly, needed only at the end
+        from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # likewise
 
         files = write_scaling(plan.runs.folder, scaling, {**facts, "device": device_of(results)})
-        figure = write_scaling_figure(plan.runs.folder / "figures", scaling)
+        figure = write_charts(plan.runs.folder / "figures", [scaling_chart(scaling)])
         tracker.close(
             status="FINISHED" if scaling.is_complete else "KILLED",
             metrics=scaling.metrics,

@@ -23,7 +23,7 @@ from autotune.files import FORMAT_KEY, check_format, replace_file
 from autotune.measurement import Phase
 from autotune.outcome import Outcome
 from autotune.reporting.concluded_study import ConcludedStudy, ConcludedTrial
-from autotune.reporting.drawing import counted, shorten, target_label
+from autotune.reporting.drawing import Chart, counted, shorten, target_label
 from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.html_charts import (
     confirmation_chart,
@@ -54,11 +54,8 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], output: Path
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    charts = study_charts(study, effects) | {chart.name: chart for chart in effect_charts(effects)}
     front, sides = _front(study), _sides(study)
-    phases = {label: {str(phase): side.measured.get(f"{phase}_seconds", 0.0) for phase in Phase} for label, side in sides.items()}
-    of_study = (confirmation_chart(study), search_chart(study), curves_chart(study), parameters_chart(study), importance_chart(effects))
-    found = [*of_study, phases_chart(phases) if sides else None, front["chart"] if front else None, *effect_charts(effects)]
-    charts = {chart.name: chart for chart in found if chart is not None}
     page = environment.get_template("report.html.jinja").render(
         name=study.folder.resolve().name,
         experiment=study.summary.get("experiment", ""),
@@ -85,6 +82,22 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], output: Path
     )
     replace_file(output, page.encode(errors="replace"))
     return output
+
+
+def study_charts(study: ConcludedStudy, effects: Sequence[Effects]) -> dict[str, Chart]:
+    """The charts of a concluded study, by name; those that would be empty are left out."""
+    front, sides = _front(study), _sides(study)
+    phases = {label: {str(phase): side.measured.get(f"{phase}_seconds", 0.0) for phase in Phase} for label, side in sides.items()}
+    found = (
+        confirmation_chart(study),
+        search_chart(study),
+        curves_chart(study),
+        parameters_chart(study),
+        importance_chart(effects),
+        phases_chart(phases) if sides else None,
+        front_chart(front["header"][1:-2], front["scores"]) if front else None,
+    )
+    return {chart.name: chart for chart in found if chart is not None}
 
 
 def _answer(study: ConcludedStudy) -> dict[str, Any]:
@@ -176,14 +189,14 @@ def _cost(study: ConcludedStudy) -> Iterator[tuple[str, str, str]]:
 
 
 def _front(study: ConcludedStudy) -> dict[str, Any] | None:
-    """The Pareto front as a chart and as a table."""
+    """The Pareto front as a table: what its file says, and the same with fewer digits."""
     path = study.folder / "pareto_front.csv"
     if not path.is_file():
         return None
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     shown = [[row[0], *(f"{float(score):.4g}" for score in row[1:-2]), *row[-2:]] for row in rows]
-    return {"chart": front_chart(header[1:-2], rows), "header": header, "rows": shown}
+    return {"header": header, "scores": rows, "rows": shown}
 
 
 def _sides(study: ConcludedStudy) -> dict[str, ConcludedTrial]:

@@ -7,7 +7,6 @@ others are escaped here.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from typing import Any
@@ -17,7 +16,21 @@ import plotly.graph_objects as go
 from autotune.effects import Effect, Effects, Interval
 from autotune.outcome import Outcome
 from autotune.reporting.concluded_study import ConcludedStudy, ConcludedTrial
-from autotune.reporting.drawing import BASELINE_COLOUR, LOG_SPAN, PART_COLOURS, counted, metric_range, shorten, target_label
+from autotune.reporting.drawing import (
+    BASELINE_COLOUR,
+    PART_COLOURS,
+    Chart,
+    add_line,
+    add_points,
+    axis_scale,
+    counted,
+    finite,
+    is_log,
+    log_axis,
+    metric_range,
+    shorten,
+    target_label,
+)
 from autotune.reporting.scores import ArmScores, describe_arm
 from autotune.space import override_text
 
@@ -27,24 +40,6 @@ _MAX_PARAMETERS = 16
 _MAX_EFFECTS = 12
 _SHADES = ("#D55E00", "#E69F00", "#AA9F80", "#56B4E9", "#0072B2")
 """Colours of fifths of the trials that reached the target, the best first; they show on white and on black."""
-_SYMBOLS = {
-    "o": "circle", "s": "square", "v": "triangle-down", "X": "x", "x": "x-thin-open", "P": "cross", "1": "y-down-open",
-    "diamond": "diamond-open", "circle": "circle-open", "square": "square-open", "triangle": "triangle-up-open",
-}  # fmt: skip
-"""Plotly's symbol for each marker of an outcome; hollow for a censored one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A chart: ``description`` says in words what it shows, for those who do not see it."""
-
-    name: str
-    description: str
-    figure: go.Figure
-    height: int = 400
-    """Height in CSS pixels."""
-    min_width: int = 0
-    """Width in CSS pixels below which the chart scrolls instead."""
 
 
 def confirmation_chart(study: ConcludedStudy) -> Chart | None:
@@ -55,7 +50,7 @@ def confirmation_chart(study: ConcludedStudy) -> Chart | None:
     rows = range(len(arms), 0, -1)
     figure = go.Figure()
     colours = [BASELINE_COLOUR if arm is arms[0] else "#009E73" if arm is study.best_arm else "#56B4E9" for arm in arms]
-    lengths = [_number(_bar(arm)) for arm in arms]
+    lengths = [finite(_bar(arm)) for arm in arms]
     figure.add_bar(
         x=lengths,
         y=list(rows),
@@ -69,13 +64,13 @@ def confirmation_chart(study: ConcludedStudy) -> Chart | None:
         (False, "arrow-right-open", "a run that fell short"),
     ):
         runs = [
-            (_number(score), row + (index % 5 - 2) * 0.11, f"{escape(arm.label)}: {escape(study.scale.format(score))}")
+            (finite(score), row + (index % 5 - 2) * 0.11, f"{escape(arm.label)}: {escape(study.scale.format(score))}")
             for row, arm in zip(rows, arms, strict=True)
             for index, (score, reached) in enumerate(arm.scored_runs)
             if reached is has_reached
         ]
         if runs:
-            _add_points(figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}})
+            add_points(figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}})
     figure.update_xaxes(title=escape(study.scale.axis_label), rangemode="tozero")
     figure.update_yaxes(tickvals=list(rows), ticktext=[escape(shorten(arm.label, 24)) for arm in arms], showgrid=False)
     words = "; ".join(f"{arm.label}: {describe_arm(arm)}" for arm in arms)
@@ -99,24 +94,28 @@ def search_chart(study: ConcludedStudy) -> Chart | None:
     start = min(trial.started_at for trial in study.trials)
     bounds = {trial.number: study.bound(trial) for trial in study.trials}
     known = [bound for bound in bounds.values() if bound is not None]
-    floor = min(known, default=1.0) * 0.8 if _is_log(known) else min(0.0, *known) if known else 0.0
+    floor = min(known, default=1.0) * 0.8 if is_log(known) else min(0.0, *known) if known else 0.0
     figure = go.Figure()
     ordered = sorted(study.reached, key=lambda trial: trial.stopped_at)
     best = list(accumulate((trial.score or 0.0 for trial in ordered), min))
     if ordered:
         ends = [*(trial.stopped_at for trial in ordered), max(trial.stopped_at for trial in study.trials)]
-        _add_line(figure, [end - start for end in ends], [*best, best[-1]], name="best so far", line={"shape": "hv", "width": 2.5})
+        add_line(figure, [end - start for end in ends], [*best, best[-1]], name="best so far", line={"shape": "hv", "width": 2.5})
     baseline = next((trial for trial in study.trials if trial.number == study.recording.baseline), None)
     if baseline is not None and baseline.score is not None:
         span = [0.0, max(trial.stopped_at for trial in study.trials) - start]
-        _add_line(figure, span, [baseline.score] * 2, name="baseline", line={"dash": "dash", "width": 1.5})
+        add_line(figure, span, [baseline.score] * 2, name="baseline", line={"dash": "dash", "width": 1.5})
     for outcome in Outcome:
         trials = [trial for trial in study.trials if trial.outcome is outcome]
-        points = [(_number(trial.stopped_at - start), _number(_or(bounds[trial.number], floor)), _told(study, trial)) for trial in trials]
+        heights = [floor if (bound := bounds[trial.number]) is None else bound for trial in trials]
+        points = [
+            (finite(trial.stopped_at - start), finite(height), _told(study, trial)) for trial, height in zip(trials, heights, strict=True)
+        ]
         if points:
-            _add_points(figure, points, trials=trials, name=f"{outcome} ({len(points)})", marker=_marker(outcome))
+            name, numbers = f"{outcome} ({len(points)})", [trial.number for trial in trials]
+            add_points(figure, points, trials=numbers, name=name, marker=_marker(outcome))
     figure.update_xaxes(title="Seconds since the search began", rangemode="tozero")
-    figure.update_yaxes(title=escape(study.scale.axis_label), **_scale([*known, floor]))
+    figure.update_yaxes(title=escape(study.scale.axis_label), **axis_scale([*known, floor]))
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(trial.outcome for trial in study.trials).most_common())
     span_of_scores = [study.scale.format(score) for score in best]
     gain = f"The best score goes from {span_of_scores[0]} to {span_of_scores[-1]}." if best else "No trial has a score."
@@ -159,7 +158,7 @@ def curves_chart(study: ConcludedStudy) -> Chart | None:
     if best in curves:
         _add_curves(figure, {best: every(curves[best], most)}, f"trial {best}, the best", outcomes[best], width=4)
     longest = max(curve[-1][0] for curve in curves.values())
-    _add_line(figure, [0.0, longest], [target.value] * 2, name=f"target {target.value:g}", line={"dash": "dash", "width": 1.5})
+    add_line(figure, [0.0, longest], [target.value] * 2, name=f"target {target.value:g}", line={"dash": "dash", "width": 1.5})
     figure.update_xaxes(title="Seconds of preparing and training", rangemode="tozero")
     margin = 0.03 * (high - low)
     figure.update_yaxes(title=escape(shorten(target.metric)), range=[low - margin, high + margin])
@@ -177,8 +176,8 @@ def _add_curves(
     y: list[float | None] = []
     trials: list[int | None] = []
     for number, curve in curves.items():
-        x += [*(_number(seconds) for seconds, _ in curve), None]
-        y += [*(_number(metric) for _, metric in curve), None]
+        x += [*(finite(seconds) for seconds, _ in curve), None]
+        y += [*(finite(metric) for _, metric in curve), None]
         trials += [*([number] * len(curve)), None]
     figure.add_scatter(
         x=x, y=y, customdata=trials, name=name, mode="lines+markers", line={"color": marker_colour(outcome), "width": width},
@@ -197,7 +196,7 @@ def importance_chart(effects: Sequence[Effects]) -> Chart | None:
         shares = {effect.name: effect.share for effect in part.effects}
         found = [shares[name] for name in names]
         figure.add_bar(
-            x=[_number(share.middle) for share in found], y=[escape(shorten(name, 30)) for name in names], orientation="h",
+            x=[finite(share.middle) for share in found], y=[escape(shorten(name, 30)) for name in names], orientation="h",
             name=escape(part.quantity), marker={"color": colour}, error_x=_error_bars(found),
             hovertemplate="%{y}: %{x:.0%}<extra></extra>",
         )  # fmt: skip
@@ -226,14 +225,14 @@ def effect_charts(effects: Sequence[Effects]) -> list[Chart]:
             is_number = _is_numeric(effect.values)
             values = effect.values if is_number else [escape(shorten(_text(value), 16)) for value in effect.values]
             figure.add_scatter(
-                name=escape(part.quantity), x=values, y=[_number(factor.middle) for factor in effect.factors],
+                name=escape(part.quantity), x=values, y=[finite(factor.middle) for factor in effect.factors],
                 error_y=_error_bars(effect.factors),
                 mode="lines+markers" if is_number else "markers", line={"color": colour, "width": 2}, marker={"size": 8, "color": colour},
                 hovertemplate="%{x}: %{y:.3g} times the average<extra></extra>", showlegend=False,
             )  # fmt: skip
             words.append(_effect_in_words(part.quantity, effect))
-            figure.update_xaxes(**(_scale(effect.values) if is_number else {"type": "category"}))
-        figure.update_yaxes(title="times the average", **_log_scale([low, high]), range=[math.log10(low) - 0.05, math.log10(high) + 0.05])
+            figure.update_xaxes(**(axis_scale(effect.values) if is_number else {"type": "category"}))
+        figure.update_yaxes(title="times the average", **log_axis([low, high]), range=[math.log10(low) - 0.05, math.log10(high) + 0.05])
         figure.update_layout(title={"text": escape(shorten(name, 38))}, margin={"t": 34})
         charts.append(Chart(name=f"effect-{index}", description=f"{name}. {'; '.join(words)}.", figure=figure, height=260))
     return charts
@@ -291,7 +290,7 @@ def _heights(texts: Iterable[str]) -> dict[str, float]:
     except ValueError:
         ordered = sorted(texts)
         return {text: 0.1 + 0.9 * index / max(len(ordered) - 1, 1) for index, text in enumerate(ordered)}
-    if _is_log(numbers.values()):
+    if is_log(numbers.values()):
         numbers = {text: math.log(number) for text, number in numbers.items()}
     low, high = min(numbers.values()), max(numbers.values())
     return {text: round(0.1 + 0.9 * (number - low) / (high - low or 1.0), 4) for text, number in numbers.items()}
@@ -324,13 +323,13 @@ def front_chart(objectives: Sequence[str], rows: Sequence[Sequence[str]]) -> Cha
         for row in sorted(rows, key=lambda row: float(row[1]))
     ]
     if len(objectives) == 2:
-        _add_line(figure, [x for x, _, _ in points], [y for _, y, _ in points], name="front", line={"shape": "hv", "width": 1.5})
-    _add_points(figure, points, name="trials that no other beats", marker=_marker(Outcome.REACHED) | {"size": 11})
+        add_line(figure, [x for x, _, _ in points], [y for _, y, _ in points], name="front", line={"shape": "hv", "width": 1.5})
+    add_points(figure, points, name="trials that no other beats", marker=_marker(Outcome.REACHED) | {"size": 11})
     for update, name, values in (
         (figure.update_xaxes, objectives[0], [x for x, _, _ in points]),
         (figure.update_yaxes, objectives[1], [y for _, y, _ in points]),
     ):
-        update(title=escape(shorten(name)), **_scale(values))
+        update(title=escape(shorten(name)), **axis_scale(values))
     description = f"Pareto front of {counted(len(rows), 'trial')} by {' and '.join(objectives[:2])}."
     return Chart(name="front", description=description, figure=figure)
 
@@ -342,7 +341,7 @@ def phases_chart(phases: Mapping[str, Mapping[str, float]]) -> Chart | None:
         seconds = [phases[label].get(phase, 0.0) for label in labels]
         if any(seconds):
             figure.add_bar(
-                x=[_number(number) for number in seconds], y=labels, orientation="h", name=phase, marker={"color": colour},
+                x=[finite(number) for number in seconds], y=labels, orientation="h", name=phase, marker={"color": colour},
                 hovertemplate=f"{phase}: %{{x:.3g}} s<extra></extra>",
             )  # fmt: skip
     figure.update_layout(barmode="stack")
@@ -357,28 +356,9 @@ def every(points: Sequence[tuple[float, float]], most: int) -> Sequence[tuple[fl
     return points if len(points) <= most else [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
 
 
-def _add_points(
-    figure: go.Figure,
-    points: Sequence[tuple[float | None, float | None, str]],
-    *,
-    name: str,
-    trials: Sequence[ConcludedTrial] = (),
-    **style: Any,
-) -> None:
-    """Marks at points of x, y and the text that they show when pointed at."""
-    figure.add_scatter(
-        x=[x for x, _, _ in points], y=[y for _, y, _ in points], hovertext=[text for _, _, text in points], hoverinfo="text",
-        customdata=[trial.number for trial in trials] or None, mode="markers", name=name, **style,
-    )  # fmt: skip
-
-
-def _add_line(figure: go.Figure, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
-    figure.add_scatter(x=list(map(_number, x)), y=list(map(_number, y)), mode="lines", hoverinfo="skip", **style)
-
-
 def _marker(outcome: Outcome) -> dict[str, Any]:
     return {
-        "symbol": _SYMBOLS[outcome.traits.marker],
+        "symbol": outcome.traits.symbol,
         "color": marker_colour(outcome),
         "size": 9,
         "line": {"width": 1.5, "color": marker_colour(outcome)},
@@ -391,28 +371,9 @@ def marker_colour(outcome: Outcome) -> str:
 
 
 def _error_bars(intervals: Sequence[Interval]) -> dict[str, Any]:
-    above = [_number(interval.high - interval.middle) for interval in intervals]
-    below = [_number(interval.middle - interval.low) for interval in intervals]
+    above = [finite(interval.high - interval.middle) for interval in intervals]
+    below = [finite(interval.middle - interval.low) for interval in intervals]
     return {"type": "data", "array": above, "arrayminus": below, "thickness": 1.2, "width": 3}
-
-
-def _is_log(values: Iterable[float]) -> bool:
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > LOG_SPAN
-
-
-def _scale(values: Sequence[float]) -> dict[str, Any]:
-    return _log_scale(values) if _is_log(values) else {"type": "linear"}
-
-
-def _log_scale(values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with plain numbers: the values themselves if these are a few whole ones, else round numbers between their ends."""
-    low, high = min(values), max(values)
-    subs = (1, 2, 5) if high / low < 300 else (1,)
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    rounded = [tick for power in powers for sub in subs if 0.7 * low <= (tick := sub * 10.0**power) <= 1.4 * high]
-    ticks = list(values) if len(values) > 2 and all(isinstance(value, int) for value in values) else rounded
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:.4g}" for tick in ticks]}
 
 
 def _is_numeric(values: Iterable[Any]) -> bool:
@@ -421,12 +382,3 @@ def _is_numeric(values: Iterable[Any]) -> bool:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.3g}" if isinstance(value, float) else override_text(value)
-
-
-def _number(value: float) -> float | None:
-    """A number with five digits, which keeps the page small; None for one that is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def _or(value: float | None, other: float) -> float:
-    return other if value is None else value

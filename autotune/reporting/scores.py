@@ -125,16 +125,6 @@ class ArmScores:
         return math.fsum(spent) / len(spent) if spent else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfirmationFigures:
-    """The arms of a confirmation, and the speed-up of the chosen one over the baseline."""
-
-    arms: Sequence[ArmScores]
-    """The arms in the order baseline, chosen arm, any others."""
-    speed_up: Ratio | None
-    """The baseline's expected score divided by the chosen arm's; None if it was not measured."""
-
-
 def format_expected(arm: ArmScores) -> str | None:
     """The expected score as text, ``at least`` the mean spent if no run reached the target; None if no run has a score."""
     expected, spent = arm.expected_score, arm.mean_spent

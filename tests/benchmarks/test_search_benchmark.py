@@ -231,7 +231,7 @@ def test_a_run_writes_numbers_and_figures(recordings: Path, results: Path, capsy
     written: dict[str, Any] = json.loads(path.read_text())["result"]
     assert len(written["searches"]) == 2 * 3 * 2 * 2
     assert {each["policy"] for each in written["policies"]} == {"random", "tpe_cap", "random_cap"}
-    assert len(list(results.glob("*.png"))) == 4
+    assert len(list(results.glob("*.html"))) == 4
     printed = capsys.readouterr().out
     assert "tpe_cap" in printed
     assert "two" in printed

@@ -96,7 +96,7 @@ def test_a_comparison_ends_with_both_sides_and_their_ratio(compared: Whole) -> N
 
 def test_its_folder_holds_every_file(compared: Whole) -> None:
     files = {str(path.relative_to(compared.folder)) for path in compared.folder.rglob("*") if path.is_file()} - {".lock"}
-    assert files == {"compare.json", "runs.csv", "autotune.log", "figures/comparison.png", "figures/curves.png"}
+    assert files == {"compare.json", "runs.csv", "autotune.log", "figures/comparison.html", "figures/curves.html"}
     assert {path.name for path in compared.working_folder.iterdir()} <= {"outputs", "mlflow.db", "mlruns"}
 
 
@@ -146,7 +146,12 @@ def test_mlflow_has_the_comparison_and_its_runs(compared: Whole) -> None:
     assert (parent.info.run_name, parent.data.tags["autotune.phase"], parent.info.status) == ("two", "comparison", "FINISHED")
     assert parent.data.metrics["time_ratio"] == pytest.approx(compared.found["a_over_b"]["time_to_target"]["ratio"])
     assert parent.data.params["b"] == "optimizer.lr=0.1 model.widths=[8,16]"
-    assert {each.path for each in client.list_artifacts(parent.info.run_id)} == {"compare.json", "runs.csv", "comparison.png", "curves.png"}
+    assert {each.path for each in client.list_artifacts(parent.info.run_id)} == {
+        "compare.json",
+        "runs.csv",
+        "comparison.html",
+        "curves.html",
+    }
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     assert {run.info.run_name for run in children} == {"a-0", "a-1", "b-0", "b-1"}
     assert Counter(run.data.params["side"] for run in children) == {"a": 2, "b": 2}
@@ -202,7 +207,7 @@ def test_ctrl_c_keeps_what_was_measured(commands: Any, tmp_path: Path) -> None:
     said = (tmp_path / "out.txt").read_text()
     assert f"interrupted after {len(found['runs'])} of 100 runs" in said
     assert (tmp_path / "err.txt").read_text() == ""
-    assert (kept.parent / "figures/comparison.png").is_file()
+    assert (kept.parent / "figures/comparison.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -366,7 +371,7 @@ def test_help_needs_none_of_what_takes_long_to_import() -> None:
     code = (
         "import sys\nfrom autotune.compare import compare_command\n"
         "try:\n    compare_command(['--help'])\nexcept SystemExit as ended:\n    code = ended.code\n"
-        "sys.exit(code or bool({'torch', 'hydra', 'ray', 'mlflow', 'matplotlib', 'scipy'} & set(sys.modules)))"
+        "sys.exit(code or bool({'torch', 'hydra', 'ray', 'mlflow', 'plotly', 'scipy'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert said.returncode == 0

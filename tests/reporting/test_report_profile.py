@@ -1,18 +1,16 @@
-"""A profile is told in columns that add up, and drawn without anything being clipped."""
+"""A profile is told in columns that add up, and drawn as parts of a whole."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
 import pytest
 from rich.console import Console
 
 from autotune.reporting.advice import Advice
-from autotune.reporting.drawing import STYLE
-from autotune.reporting.profile import draw_profile, print_profile, write_profile_figure
+from autotune.reporting.drawing import write_charts
+from autotune.reporting.profile import print_profile, profile_chart
 from autotune.step_profile import BETWEEN, IDLE, WAITING, OperatorTime, StepProfile, StepTimes
 
 LONG_KERNEL = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_nn_align4>(Params) [with] $brackets$"
@@ -120,19 +118,9 @@ def test_advice_and_files_are_printed_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("profile", [ON_CPU, ON_GPU, EMPTY], ids=["cpu", "gpu", "no operator"])
-def test_the_figure_adds_up_and_clips_nothing(profile: StepProfile) -> None:
-    with mpl.rc_context(STYLE):
-        figure = draw_profile(profile, "cnn")
-        figure.draw_without_rendering()
-        box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02
-    above = figure.axes[1]
-    columns = [profile.times.host_seconds, *([profile.times.device_seconds] if profile.times.device_seconds else [])]
-    widths = [sum(patch.get_width() for patch in above.patches if round(patch.get_y() + patch.get_height() / 2) == row) for row in range(2)]
-    assert widths[: len(columns)] == pytest.approx([1.0] * len(columns))
-
-
-def test_the_figure_is_written(tmp_path: Path) -> None:
-    path = write_profile_figure(tmp_path / "new", ON_GPU, "cnn · 20 steps of 64 samples")
-    image = mpl.image.imread(path)
-    assert np.count_nonzero(image[60:, :, :3].min(axis=2) < 0.8) > 5000
+def test_the_parts_in_the_chart_add_up(profile: StepProfile, tmp_path: Path) -> None:
+    chart = profile_chart(profile, "cnn · 20 steps of 64 samples")
+    parts = [trace.x for trace in chart.figure.data if trace.xaxis == "x"]
+    columns = 2 if profile.times.device_seconds else 1
+    assert [sum(shares) for shares in zip(*parts, strict=True)] == pytest.approx([1.0] * columns)
+    assert [path.name for path in write_charts(tmp_path, [chart])] == ["profile.html"]

@@ -6,13 +6,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide
-from autotune.reporting.comparison_figures import draw_scaling
+from autotune.reporting.comparison_charts import scaling_chart
 from autotune.reporting.scaling import Mode, Scaling, ScalingPoint, print_scaling, write_scaling
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
@@ -121,7 +120,7 @@ def test_files_tables_and_figure_tell_it(tmp_path: Path) -> None:
     assert "strong scaling (the same batch for all) to accuracy" in said
     assert "weak scaling (the same part of a batch for each worker)" in said
     assert "60%" in said
-    assert isinstance(draw_scaling(found), Figure)
+    assert {trace.name for trace in scaling_chart(found).figure.data} >= {"strong", "weak"}
     assert found.metrics["strong_4_step_efficiency"] == pytest.approx(0.5)
 
 
@@ -131,4 +130,4 @@ def test_what_has_no_run_yet_is_told_as_such() -> None:
     print_scaling(Console(file=out, width=120), found, folder="here")
     assert "interrupted" in out.getvalue()
     assert found.metrics == {}
-    assert isinstance(draw_scaling(found), Figure)
+    assert not scaling_chart(found).figure.data

@@ -1,16 +1,12 @@
-"""The files of a study's folder: a Pareto front as table, lines and figure, and the trace of a search."""
+"""The files of a study's folder: a Pareto front as table and lines, and the trace of a search."""
 
 import csv
 import time
 from pathlib import Path
 
-import pytest
-
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds, Pareto
 from autotune.outcome import Outcome
-from autotune.reporting.drawing import write_png
-from autotune.reporting.figures import draw_front
 from autotune.reporting.study_files import COLUMNS, Front, TraceFile, describe_front, make_front, write_front
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
@@ -81,13 +77,6 @@ def test_the_front_is_told_with_what_each_preference_picks() -> None:
         "  quick     picks trial 4: time 7.00 s, devices 56 device-s",
         "  thrifty   picks trial 0: time 40.0 s, devices 40 device-s",
     ]
-
-
-@pytest.mark.parametrize("objectives", [{"time": TIME, "devices": DEVICES}, {"time": TIME, "devices": DEVICES, "cost": COST}])
-def test_a_front_is_drawn(objectives: dict[str, AmortisedTime], tmp_path: Path) -> None:
-    front = front_by(**objectives)
-    [path] = write_png({"pareto_front": lambda: draw_front(front, TARGET)}, tmp_path)
-    assert path.stat().st_size > 10_000
 
 
 def evaluation(train_seconds: float) -> Evaluation:
