@@ -145,7 +145,7 @@ def _is_value(text: str) -> bool:
 def _check_without_secrets(space: SearchSpace, key: str, options: Sequence[Any]) -> None:
     """Raise SearchSpaceError if an option has a secret: options are written to a study's files as they are, to be trained again."""
     for option in options:
-        shown = without_secrets_in(option, key.rpartition(".")[2])
+        shown = without_secrets_in(option)
         if override_text(shown) != override_text(option):
             raise SearchSpaceError(
                 f"{_source(space)}: {key}: the option {override_text(shown)} has a secret in it; accepted are options without one, or, on "
