@@ -27,15 +27,11 @@ def comparison_charts(comparison: Comparison) -> list[Chart]:
 def _runs_chart(comparison: Comparison) -> Chart:
     """Two rows, for score and step time: on the left each run and what a success costs, on the right the ratio of each pair."""
     figure = make_subplots(rows=2, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.06, vertical_spacing=0.2)
-    steps = [{pair: RunScore(1000 * s, reached=True) for pair, s in side.step_seconds.items()} for side in comparison.sides]
-    scores = [side.scores for side in comparison.sides]
-    for row, (name, values, ratio) in enumerate(
-        (
-            (comparison.scale.axis_label, scores, comparison.score_ratio),
-            ("Time of a training step (ms)", steps, comparison.step_ratio),
-        ),
-        start=1,
-    ):
+    rows: tuple[tuple[str, list[Mapping[int, RunScore]], Ratio | None], ...] = (
+        (comparison.scale.axis_label, [side.scores for side in comparison.sides], comparison.score_ratio),
+        ("Time of a training step (ms)", [_step_milliseconds(side) for side in comparison.sides], comparison.step_ratio),
+    )
+    for row, (name, values, ratio) in enumerate(rows, start=1):
         _add_runs(figure, row, comparison.sides, values)
         figure.update_xaxes(title=escape(name), rangemode="tozero", row=row, col=1)
         figure.update_yaxes(tickvals=[0, 1], ticktext=["a", "b"], range=[1.6, -0.6], showgrid=False, row=row, col=1)
@@ -47,6 +43,10 @@ def _runs_chart(comparison: Comparison) -> Chart:
         "one that ended short of the target, a bar what a success costs. Right: a dot is a pair, the diamond the ratio with its interval."
     )
     return Chart(name="comparison", description=description, figure=figure, height=520)
+
+
+def _step_milliseconds(side: ComparedSide) -> Mapping[int, RunScore]:
+    return {pair: RunScore(1000 * seconds, reached=True) for pair, seconds in side.step_seconds.items()}
 
 
 def _add_runs(figure: go.Figure, row: int, sides: Sequence[ComparedSide], values: Sequence[Mapping[int, RunScore]]) -> None:

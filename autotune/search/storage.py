@@ -8,7 +8,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
@@ -102,7 +102,7 @@ class _JournalFile(JournalFileBackend):
         self.num_read = 0
         """Number of the line that was read last, from 1."""
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """Read the records from a number on.
 
         Raises:
@@ -115,7 +115,7 @@ class _JournalFile(JournalFileBackend):
                 yield record
         except OSError as error:
             raise StudyError(f"{self._path}: cannot be read: {error.strerror}; {_ACCEPTED}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StudyError(f"{self._path}: line {self.num_read + 1}: is not JSON; {_RESTORE}") from error
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
