@@ -259,13 +259,10 @@ def _imports(statements: Iterable[str], program: str) -> str:
         begin, name = statement.rsplit("import ", 1)
         if name.rpartition(" as ")[2].partition(".")[0] in used:
             lines.setdefault(f"{begin}import " if begin else statement, []).append(name if begin else "")
-    whole = [begin + ", ".join(names) for begin, names in lines.items()]
-    whole.sort(key=lambda line: (_is_third_party(line), line.startswith("from"), line))
-    return "\n".join(whole)
-
-
-def _is_third_party(statement: str) -> bool:
-    return statement.split()[1].partition(".")[0] not in sys.stdlib_module_names
+    groups: dict[bool, list[str]] = {False: [], True: []}
+    for line in sorted((begin + ", ".join(names) for begin, names in lines.items()), key=lambda line: (line.startswith("from"), line)):
+        groups[line.split()[1].partition(".")[0] not in sys.stdlib_module_names].append(line)
+    return "\n\n".join("\n".join(group) for group in groups.values() if group)
 
 
 def _needed_packages(text: str, *, needs_scikit_learn: bool) -> str:

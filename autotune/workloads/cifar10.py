@@ -164,20 +164,20 @@ def _find(root: Path | RemotePath) -> tuple[Path | RemotePath, _Format] | None:
     Raises:
         DataError: a folder has only some of the batch files, and no other folder or archive is complete.
     """
-    partial: str | None = None
+    incomplete: str | None = None
     for file_format in (_BINARY, _PYTHON):
         for folder in (root / file_format.folder, root):
             present = [name for name in file_format.names if (folder / name).is_file()]
             if len(present) == len(file_format.names):
                 return folder, file_format
-            if present and partial is None:
+            if present and incomplete is None:
                 absent = ", ".join(name for name in file_format.names if name not in present)
-                partial = f"{folder} has {', '.join(present)} but no {absent}"
+                incomplete = f"{folder} has {', '.join(present)} but no {absent}"
     for file_format in (_BINARY, _PYTHON):
         if (root / file_format.archive).is_file():
             return root / file_format.archive, file_format
-    if partial is not None:
-        raise DataError(f"data.root: {partial} (accepted: {REMOTE.accepted}, whole)")
+    if incomplete is not None:
+        raise DataError(f"data.root: {incomplete} (accepted: {REMOTE.accepted}, whole)")
     return None
 
 

@@ -126,13 +126,14 @@ def test_every_comparison_has_its_charts(name: str, tmp_path: Path) -> None:
 
 def test_the_chart_shows_every_run_and_both_ratios() -> None:
     figure = comparison_charts(PLAIN)[0].figure
-    runs = [x for trace in figure.data if trace.xaxis == "x" and trace.mode == "markers" for x in trace.x]
+    marks = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers"]
+    runs = [x for trace in marks if trace.xaxis == "x" for x in trace.x]
     assert sorted(runs) == [2.0, 2.5, 3.0, 4.0, 5.0, 6.0]
     assert [trace.x[0] for trace in figure.data if trace.type == "bar" and trace.xaxis == "x"] == [5.0, 2.5]
     assert figure.layout.xaxis2.title.text == "a / b: 2.00x [2, 2], n = 3"
     assert figure.layout.xaxis4.title.text == "a / b: no difference shown [1, 1], n = 3"
     assert (figure.layout.xaxis.title.text, figure.layout.xaxis3.title.text) == ("Time to target (s)", "Time of a training step (ms)")
-    assert [trace.name for trace in figure.data if trace.mode == "markers" and trace.showlegend] == [
+    assert [trace.name for trace in marks if trace.showlegend] == [
         "a: optimizer.lr=0.1 (3 runs)",
         "b: optimizer.lr=0.2 runtime.channels_last=true (3 runs)",
     ]
