@@ -221,7 +221,7 @@ def test_numpys_values_become_pythons(tmp_path: Path) -> None:
         ([np.float32], "tune(fit): space: x: found type, accepted are numbers"),
         ([[{"a b": 1}]], "training.x: found \"[{'a b':1}]\"; accepted in a list are mappings whose keys are plain names"),
         ([{"a": 1}], "training.x: a choice is a mapping; accepted are scalars and lists"),
-        (["password=secret1"], "has a secret in it"),
+        (["postgresql://me:secret1@host/db"], "has a secret in it"),
         ([math.nan, math.nan], "training.x: choice nan is repeated"),
     ],
 )

@@ -22,7 +22,7 @@ MAX_LABEL = 56
 BASELINE_COLOUR = "#666666"
 PART_COLOURS = ("#009E73", "#0072B2", "#E69F00")
 """Colours of the time to target, the steps to target and the seconds a step."""
-_TITLE_CHARACTERS, _TITLE_LINES = 110, 4
+_TITLE_CHARACTERS, _TITLE_LINES = 120, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,10 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
     paths = []
     for chart in charts:
         lines = textwrap.wrap(chart.description, _TITLE_CHARACTERS, max_lines=_TITLE_LINES, placeholder=" …")
-        title = {"text": "<br>".join(map(escape, lines)), "font": {"size": 14}, "x": 0.02, "xanchor": "left", "automargin": True}
-        figure = go.Figure(chart.figure).update_layout(template="plotly_white", title=title, height=chart.height + 24 * len(lines) + 60)
+        place = {"x": 0.02, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12}}
+        title = {"text": "<br>".join(map(escape, lines)), "font": {"size": 14}, **place}
+        margin, height = {"t": 40 + 22 * len(lines)}, chart.height + 40 + 22 * len(lines)
+        figure = go.Figure(chart.figure).update_layout(template="plotly_white", title=title, margin=margin, height=height)
         path = folder / f"{chart.name}.html"
         replace_file(path, figure.to_html(include_plotlyjs="cdn", config={"displayModeBar": False}).encode(errors="replace"))
         paths.append(path)

@@ -157,19 +157,3 @@ def test_ray_starts_at_once_for_a_study_that_goes_on_and_not_to_push_one(tmp_pat
     assert push_command(arguments) == 0
     with pytest.raises(AssertionError, match="Ray was started"):
         tune_command(arguments)
-
-
-def test_a_damaged_journal_is_refused_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object) -> None:
-        raise AssertionError("Ray was started")
-
-    for name in STARTED:
-        monkeypatch.setattr(name, lambda *_, is_wanted=True: contextlib.nullcontext(object() if is_wanted else None))
-    monkeypatch.setattr("autotune.execution.cluster.Connection.start", start)
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "study.log").write_bytes(bytes(20) + b"\n")
-    arguments = ["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"]
-    with pytest.raises(StudyError, match=r"study\.log: line 1: is not JSON"):
-        tune_command(arguments)
-    with pytest.raises(AssertionError, match="Ray was started"):  # the study is in another storage
-        tune_command([*arguments, f"search.storage=sqlite:///{tmp_path}/studies.db"])

@@ -137,7 +137,8 @@ def test_some_scripts_reach_their_target(printed: dict[str, tuple[int, str]]) ->
 
 
 def test_scripts_are_clean(folder: Path, scripts: dict[str, str]) -> None:
-    ran = subprocess.run([find_ruff_bin(), "check", "--ignore=I001", "--isolated", "."], cwd=folder, capture_output=True, text=True, check=False)
+    command = [find_ruff_bin(), "check", "--ignore=I001", "--isolated", "."]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
