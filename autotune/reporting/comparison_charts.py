@@ -82,10 +82,12 @@ def _add_ratios(figure: go.Figure, row: int, values: Sequence[Mapping[int, RunSc
             if (one := values[0][pair]).score and (other := values[1][pair]).score and (one.reached or other.reached)
         ]
         add_points(figure, pairs, name="a pair", marker={"color": _PAIR_COLOUR, "size": 7}, showlegend=False, row=row, col=2)
-        ends = [end if math.isfinite(end) else max(x for x, _, _ in pairs) for end in (ratio.low, ratio.high)] if pairs else []
-        error = {"type": "data", "symmetric": False, "array": [0.0], "arrayminus": [0.0], "thickness": 2}
-        if ends:
-            error |= {"array": [ends[1] - ratio.ratio], "arrayminus": [ratio.ratio - ends[0]]}
+        shown_ratios = [1.0, ratio.ratio, *(x for x, _, _ in pairs)]
+        left, right = 0.9 * min(shown_ratios), 1.1 * max(shown_ratios)  # an interval without an end would leave no room for the pairs
+        left, right = max(min(left, ratio.low), left / 3), min(max(right, ratio.high), right * 3)
+        figure.update_xaxes(range=[0.95 * left, 1.05 * right], row=row, col=2)
+        low, high = max(ratio.low, 0.5 * left), min(ratio.high, 2 * right)
+        error = {"type": "data", "symmetric": False, "array": [high - ratio.ratio], "arrayminus": [ratio.ratio - low], "thickness": 2}
         figure.add_scatter(
             x=[ratio.ratio], y=[0.7], error_x=error, mode="markers", marker={"symbol": "diamond", "size": 11, "color": "#222222"},
             showlegend=False, hoverinfo="skip", row=row, col=2,

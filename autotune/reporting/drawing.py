@@ -47,10 +47,12 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
     paths = []
     for chart in charts:
         lines = textwrap.wrap(chart.description, _TITLE_CHARACTERS, max_lines=_TITLE_LINES, placeholder=" …")
-        place = {"x": 0.02, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12}}
+        place = {"x": 0.02, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12 + 12 * len(lines)}}
         title = {"text": "<br>".join(map(escape, lines)), "font": {"size": 14}, **place}
-        margin, height = {"t": 40 + 22 * len(lines)}, chart.height + 40 + 22 * len(lines)
-        figure = go.Figure(chart.figure).update_layout(template="plotly_white", title=title, margin=margin, height=height)
+        margin, height = {"t": 48 + 24 * len(lines)}, chart.height + 48 + 24 * len(lines)
+        figure = go.Figure(chart.figure).update_layout(
+            template="plotly_white", colorway=["#333333"], title=title, margin=margin, height=height
+        )
         path = folder / f"{chart.name}.html"
         replace_file(path, figure.to_html(include_plotlyjs="cdn", config={"displayModeBar": False}).encode(errors="replace"))
         paths.append(path)

@@ -164,7 +164,7 @@ def profile_chart(profile: StepProfile, title: str) -> Chart:
         text=[f"{share:.1%}, {operator.calls:g} calls" for share, operator in zip(longest, operators, strict=True)],
         textposition="outside", cliponaxis=False, row=2, col=1,
     )  # fmt: skip
-    figure.update_layout(barmode="stack", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    figure.update_layout(barmode="stack", legend={"orientation": "h", "y": -0.2, "yanchor": "top"})
     figure.update_xaxes(tickformat=".0%", rangemode="tozero")
     figure.update_xaxes(title="Share of a step", range=[0, 1], row=1, col=1)
     figure.update_xaxes(title=f"Share of a step: the longest of {len(times.operators)} operators", row=2, col=1)
@@ -174,4 +174,4 @@ def profile_chart(profile: StepProfile, title: str) -> Chart:
         f"Where a step's time goes: {title}. {plain:.3g} ms a step on {shorten(profile.device_name)}; shares are of a step under the "
         f"profiler, {profiled:.3g} ms."
     )
-    return Chart(name="profile", description=description, figure=figure, height=200 + 34 * sum(heights))
+    return Chart(name="profile", description=description, figure=figure, height=260 + 34 * sum(heights))
