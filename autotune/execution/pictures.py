@@ -70,8 +70,9 @@ class Pictures:
 
         try:
             concluded = read_concluded_study(plan.folder, recording)
-            figures = write_charts(plan.folder / "figures", study_charts(concluded, effects).values())
-            write_report(concluded, effects)
+            charts = study_charts(concluded, effects)
+            figures = write_charts(plan.folder / "figures", charts.values())
+            write_report(concluded, effects, charts=charts)
         except FileError:
             raise
         except Exception as error:  # whatever it is, hours of training must not end in it

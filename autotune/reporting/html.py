@@ -43,18 +43,21 @@ from autotune.space import override_text
 _MAX_ROWS = 100
 
 
-def write_report(study: ConcludedStudy, effects: Sequence[Effects], output: Path | None = None) -> Path:
+def write_report(
+    study: ConcludedStudy, effects: Sequence[Effects], output: Path | None = None, *, charts: Mapping[str, Chart] | None = None
+) -> Path:
     """Write the report of a concluded study, and return its path.
 
     Args:
         effects: what the parameters do to the time to target and to its two parts; empty if that is not known.
         output: the file to write; None for ``report.html`` in the study's folder.
+        charts: what ``study_charts`` gave, where that was asked before.
     """
     output = output or study.folder / REPORT
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    charts = study_charts(study, effects) | {chart.name: chart for chart in effect_charts(effects)}
+    charts = {**(charts or study_charts(study, effects)), **{chart.name: chart for chart in effect_charts(effects)}}
     front, sides = _front(study), _sides(study)
     page = environment.get_template("report.html.jinja").render(
         name=study.folder.resolve().name,

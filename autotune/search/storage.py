@@ -76,11 +76,13 @@ def _open_database(url: str) -> RDBStorage:
 
 
 def _open_journal(path: Path, *, is_owner: bool) -> JournalStorage:
-    backend: _JournalFile | None = None
+    if os.path.lexists(path):
+        _check_is_file(path)
     try:
-        if os.path.lexists(path):
-            _check_is_file(path)
         backend = _JournalFile(path)
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be made: {error.strerror}; accepted is a folder that takes files") from error
+    try:
         if is_owner:
             backend.drop_unfinished_line()
         return JournalStorage(backend)
@@ -89,8 +91,7 @@ def _open_journal(path: Path, *, is_owner: bool) -> JournalStorage:
     except OSError as error:
         raise StudyError(f"{path}: cannot be read: {error.strerror}; {_ACCEPTED}") from error
     except Exception as error:  # JSON, but nothing that Optuna can replay
-        line = f"line {backend.num_read}" if backend is not None else "it"
-        raise StudyError(f"{path}: {line}: is no record of Optuna's; {_RESTORE}") from error
+        raise StudyError(f"{path}: line {backend.num_read}: is no record of Optuna's; {_RESTORE}") from error
 
 
 class _JournalFile(JournalFileBackend):
