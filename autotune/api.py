@@ -332,10 +332,6 @@ def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
     path = Path(module)
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     given = pickle.loads(path.with_suffix(".pkl").read_bytes())  # noqa: S301  # the user's own code, which the user's own process wrote
-    if isinstance(given, tuple):
-        given, names = given
-        for name in names.keys() - given.__globals__.keys():
-            given.__globals__[name] = names[name]
     function = _copied(given) if isinstance(given, FunctionType) else _wrapped(given)
     function.__module__ = path.stem
     return function

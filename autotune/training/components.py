@@ -20,7 +20,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.training.averaging import WeightAverage
 from autotune.training.data import LoadedData
-from autotune.training.parallel.initial_weights import InitialWeights, on_meta_device
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
 from autotune.training.runtime import FLOAT8_ROWS, Precision, checkpoint_activations
@@ -108,7 +107,8 @@ def make_components(
     place = device if reuse is None or hasattr(reuse.model, "initialise_from") else torch.device("cpu")
     strategy = make_strategy(config)
     is_divided = strategy.divides_model and (ranks is None or ranks.is_joined)
-    model, weights = _make_model(config, data, place, precision, offered, is_divided=is_divided)
+    # A model that ranks divide is made in host memory: no device need hold the whole of it.
+    model = _make_model(config, data, torch.device("cpu") if is_divided else place, precision, offered)
     strategy.check(config, model, batch_size=min(config.batch_size, len(data.train)))
     if reuse is None:
         _check_float8_rows(config, data, model, precision, strategy.part_of_batch(0)[1])
@@ -119,8 +119,8 @@ def make_components(
         loss = make_part(config.loss, allowed, "loss")
         shared = SharedModel(model)
         if ranks is not None and ranks.is_joined:
-            if weights is not None:
-                strategy.divide(model, weights, ranks, precision)
+            if is_divided:
+                strategy.divide(model, ranks, precision)
             shared = strategy.share(model, ranks, device, _loss_of_outputs(loss, precision))
     else:
         reset_model(reuse.model, model)
@@ -158,34 +158,21 @@ def _loss_of_outputs(loss: Score, precision: Precision) -> Score:
 
 
 def _make_model(
-    config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any], *, is_divided: bool
-) -> tuple[torch.nn.Module, InitialWeights | None]:
-    """The model with its initial weights on a device; one that ranks will divide is on the meta device, its weights apart."""
+    config: TrialConfig, data: LoadedData, device: torch.device, precision: Precision, offered: Mapping[str, Any]
+) -> torch.nn.Module:
+    """The model with its initial weights on a device."""
     factory = build_partial(config.model, config.allowed_targets, "model")
-    model_arguments = accepted_arguments(factory, {key: offered[key] for key in ("input_shape", "num_classes")})
-
-    def construct() -> torch.nn.Module:
-        model = call(factory, "model", **model_arguments)
-        if not isinstance(model, torch.nn.Module):
-            raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}, accepted is a torch.nn.Module")
-        return model if is_divided else model.to(device)
-
-    def convert(model: torch.nn.Module) -> torch.nn.Module:
-        model = precision.convert(model)
-        if config.runtime.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-        return model
-
-    def initialise(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-        if callable(initialise_from := getattr(model, "initialise_from", None)):
-            inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][:INITIALISE_SAMPLES].to(device)
-            initialise_from(data.transform(inputs))
-        return model
-
-    if is_divided:
-        model, weights = on_meta_device(lambda: initialise(construct(), torch.device("cpu")))
-        return convert(model), weights
-    return initialise(convert(construct()), device), None
+    arguments = accepted_arguments(factory, {key: offered[key] for key in ("input_shape", "num_classes")})
+    model = call(factory, "model", **arguments)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model: {config.model['_target_']} returned {type(model).__name__}; it must return a torch.nn.Module")
+    model = precision.convert(model.to(device))
+    if config.runtime.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    if callable(initialise_from := getattr(model, "initialise_from", None)):
+        inputs = data.train.inputs[:: max(1, len(data.train) // INITIALISE_SAMPLES)][:INITIALISE_SAMPLES].to(device)
+        initialise_from(data.transform(inputs))
+    return model
 
 
 def _check_float8_rows(config: TrialConfig, data: LoadedData, model: torch.nn.Module, precision: Precision, num_parts: int) -> None:

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, global_norm, refuse_whole_weight_settings
 from autotune.training.parallel.tensor_parallel import check_plan, share_layers
@@ -57,10 +56,10 @@ class _DataParallel(Strategy):
         """Whether ranks in a row of the mesh share the layers."""
         return self.tensor_size > 1
 
-    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
+    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
         """Split the layers that the model's plan names over the ranks in a row of the mesh."""
         self._share_layers(model, ranks, precision.device)
-        weights.load(model, precision.device)
+        model.to(precision.device)
 
     def _share_layers(self, model: nn.Module, ranks: Ranks, device: torch.device) -> None:
         if self.tensor_size > 1:
@@ -346,8 +345,8 @@ class FSDP(_DataParallel):
         """Always."""
         return True
 
-    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
-        """Shard every weight over the ranks; the blocks that the model's ``blocks()`` returns are gathered one at a time.
+    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
+        """Shard every weight over the ranks; the blocks that the model's ``blocks()`` returns are moved and gathered one at a time.
 
         Under bfloat16 autocast weights are gathered in bfloat16, to which autocast would round them anyway; norms, which it computes in
         float32, are gathered by themselves. Gradients are reduced in float32, in which weights and optimizer state are kept.
@@ -376,7 +375,6 @@ class FSDP(_DataParallel):
         blocks = list(model.blocks()) if callable(getattr(model, "blocks", None)) else []  # type: ignore[operator]  # a module may be called
         for module in [*blocks, model]:
             fully_shard(module, **settings)
-        weights.load(model, device, parameters_on=torch.device("cpu") if offloads else None)
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
         """The divided model, whose state is gathered from all ranks."""

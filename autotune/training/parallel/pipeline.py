@@ -4,7 +4,6 @@ A model names its layers in order: ``pipeline_layers()`` returns modules that, a
 are divided into stages of about equally many parameters.
 """
 
-import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, Views, refuse_whole_weight_settings
 from autotune.training.runtime import Precision
@@ -76,12 +74,11 @@ class Pipeline(Strategy):
         """Always."""
         return True
 
-    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
-        """Load this rank's layers onto the device, and leave all other layers on the meta device."""
+    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
+        """Move this rank's layers to the device, and all other layers to the meta device, where they take no memory."""
         stages = [nn.Sequential(*stage) for stage in _evenly(_layers_of(model), ranks.size)]
-        own = stages.pop(ranks.rank)
-        elsewhere = {tensor for stage in stages for tensor in _tensors(stage)} - {*_tensors(own)}
-        weights.load(model, precision.device, elsewhere=elsewhere)
+        for rank, stage in enumerate(stages):
+            stage.to(precision.device if rank == ranks.rank else torch.device("meta"))
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
         """Make this rank's layers a stage of the pipeline."""
@@ -142,10 +139,6 @@ class PipelinedModel(SharedModel):
         distributed.gather_object(own_state, gathered)
         whole_state = {name: value for state in gathered or [own_state] for name, value in state.items()}
         return {name: whole_state[name] for name in model.state_dict() if name in whole_state}
-
-
-def _tensors(module: nn.Module) -> Iterable[Tensor]:
-    return itertools.chain(module.parameters(), module.buffers())
 
 
 def _layers_of(model: nn.Module) -> Sequence[nn.Module]:

@@ -15,7 +15,6 @@ from torch.nn.utils import get_total_norm
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.runtime import Precision
 
@@ -167,8 +166,8 @@ class Strategy:
         """Whether each rank holds a part of the model only: then the model is given to ``divide`` before ``share``."""
         return False
 
-    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
-        """Divide a model on the meta device, in place, and load this rank's part of its initial weights onto the precision's device."""
+    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
+        """Divide a model in host memory, in place, and bring this rank's part of it to the precision's device."""
         raise NotImplementedError
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:

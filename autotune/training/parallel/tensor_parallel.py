@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.parallel.initial_weights import InitialWeights
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, refuse_whole_weight_settings
 from autotune.training.runtime import Precision
@@ -44,10 +43,10 @@ class TensorParallel(Strategy):
         """Always."""
         return True
 
-    def divide(self, model: nn.Module, weights: InitialWeights, ranks: Ranks, precision: Precision) -> None:
+    def divide(self, model: nn.Module, ranks: Ranks, precision: Precision) -> None:
         """Split the layers that the model's plan names over the ranks."""
         share_layers(model, ranks.mesh(precision.device, tensor=self.num_workers))
-        weights.load(model, precision.device)
+        model.to(precision.device)
 
     def share(self, model: nn.Module, ranks: Ranks, device: torch.device, loss: Loss) -> SharedModel:
         """The divided model, whose state is gathered from all ranks."""
