@@ -93,8 +93,6 @@ def test_a_script_that_fails_is_told_with_the_end_of_its_output(own: MakeConfig)
         list(start_training(own(FAILING)))
 
 
-
-
 def test_a_command_that_is_not_there_is_one_line(own: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="training: no-such-program: cannot be started: No such file or directory"):
         list(start_training(own("", command="no-such-program {by}")))
@@ -134,20 +132,10 @@ def test_a_field_without_a_value_is_refused_before_the_command_starts(own: MakeC
         check_training(own("", command=template, lr=0.1))
 
 
-
-
-
-
-
-
 @pytest.mark.parametrize("metric", ['"0.95"', "true", "null", "[0.5]"])
 def test_text_and_truth_values_in_a_line_of_json_are_no_metrics(own: MakeConfig, metric: str) -> None:
     with pytest.raises(ConfigError, match=r"reported metric as (str|bool|NoneType|list), accepted is a number"):
         list(start_training(own(f"""print('{{"score": {metric}}}')""")))
-
-
-
-
 
 
 @pytest.mark.parametrize("by", ["print(json.dumps(values))", "autotune.report(values)"])
@@ -215,12 +203,6 @@ def test_processes_that_train_together_are_refused_at_their_first_word(own: Make
         list(start_training(own(f"{RANKS}    {by}\n    time.sleep(60)\n", command="python {file}")))
 
 
-
-
-
-
-
-
 FAILED_UNDER_A_LAUNCHER = """
 import sys
 print('''[rank0]: Traceback (most recent call last):
@@ -242,14 +224,6 @@ def test_a_failed_script_is_told_by_its_exception_not_by_what_a_launcher_prints_
     assert str(failed.value).splitlines()[-1] == "[rank0]: ValueError: the data is empty"
 
 
-
-
-
-
-
-
-
-
 LEAVING = """
 import subprocess, sys
 print('{"score": 1}', flush=True)
@@ -259,14 +233,6 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
 def test_a_process_that_a_script_leaves_behind_does_not_keep_its_trial(own: MakeConfig) -> None:
     assert [evaluation.metric for evaluation in start_training(own(LEAVING))] == [1]
-
-
-
-
-
-
-
-
 
 
 def test_a_trial_is_told_to_a_command(own: MakeConfig, tmp_path: Path) -> None:
