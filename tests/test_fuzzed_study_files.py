@@ -196,15 +196,3 @@ def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(state_folder:
     read_with(state_folder, STATE_FILE, data.draw(changed_bytes(path.read_bytes())), lambda: read_state(state_folder))
 
 
-@examples(150)
-@given(st.data())
-def test_a_state_with_a_changed_header_is_read_or_refused_in_one_line(state_folder: Path, data: st.DataObject) -> None:
-    whole = (state_folder / STATE_FILE).read_bytes()
-    size = int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8 : 8 + size])
-    if data.draw(st.booleans()):
-        header["__metadata__"]["autotune"] = json.dumps(data.draw(changed_data(json.loads(header["__metadata__"]["autotune"]))))
-    else:
-        header = data.draw(changed_data(header))
-    text = json.dumps(header).encode()
-    read_with(state_folder, STATE_FILE, len(text).to_bytes(8, "little") + text + whole[8 + size :], lambda: read_state(state_folder))

@@ -17,7 +17,6 @@ from autotune.errors import DataError
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
 from autotune.remote.path import paused_while_waiting
-from autotune.training.capabilities import versions
 from autotune.training.checkpoint import random_state, read_state, save_state, save_weights, set_random_state, told_damage, weights_metadata
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer
@@ -270,7 +269,6 @@ def _keep_weights(path: Path, run: Run, parts: Components, evaluation: Evaluatio
         input_dtype=run.data.input_dtype,
         num_classes=run.data.num_classes,
         evaluation=evaluation,
-        versions=versions(),
         origin=origin,
     )
     save_weights(path, weights, metadata)

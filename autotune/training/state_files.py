@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 WEIGHTS_FILE = "weights.safetensors"
-STATE_FILE = "state.safetensors"
+STATE_FILE = "state.pt"
 
 _SPARE_BYTES = 8 * 2**20
 """Bytes of a disk that are left to other files than saved states."""

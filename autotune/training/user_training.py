@@ -33,6 +33,7 @@ from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
 from autotune.mlflow_logs import discarded_logs
 from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, report, trial
+from autotune.training.checkpoint import TrainingCheckpoint
 from autotune.training.device import (
     device_kind,
     is_out_of_memory,
@@ -46,7 +47,6 @@ from autotune.training.energy import energy_meter
 from autotune.training.first_call import TrainingEnded, check_node, function_node, imports_are_build, prepare_call
 from autotune.training.loop import read_progress
 from autotune.training.state_files import is_kept
-from autotune.training.user_checkpoint import TrainingCheckpoint
 
 _END_SECONDS = 60.0
 """Longest wait for a training function to clean up after it was ended; nothing could be timed beside one that takes longer."""

@@ -316,7 +316,7 @@ def _corrupted_checkpoint(study: Study) -> None:
     shutil.copytree(folder, kept)
     breaks = [(name, damage) for name, damage in _BREAKS if name != "no file"]  # that is a training that begins
     for name, damage in breaks[: study.count]:
-        damage(folder / "state.safetensors")
+        damage(folder / "state.pt")
         session = Session(study, command, is_other=True)
         code = session.end()
         study.injected += 1

@@ -270,7 +270,7 @@ def test_a_state_that_is_damaged_loses_the_trial_and_not_its_point(make_task: Ma
     first.next_report()
     first.keep()
     first.close()
-    state = tmp_path / "state/state.safetensors"
+    state = tmp_path / "state/state.pt"
     content = bytearray(state.read_bytes())
     content[-9] ^= 0x40
     state.write_bytes(content)

@@ -85,7 +85,7 @@ def test_no_state_is_left_behind(ended: tuple[Path, set[str], Study]) -> None:
 def test_a_study_goes_on_where_the_states_of_paused_trials_are_damaged(commands: Any, tmp_path: Path) -> None:
     names = _kill_with_paused_trials(commands, tmp_path)
     for name in names:
-        (tmp_path / "outputs/paused/paused" / name / "state.safetensors").write_bytes(b"\0" * 100)
+        (tmp_path / "outputs/paused/paused" / name / "state.pt").write_bytes(b"\0" * 100)
     last = commands.run(*_COMMAND, folder=tmp_path)
     assert (last.returncode, last.stderr) == (0, "")
     study = read_study("paused", tmp_path / "outputs/paused")

@@ -336,7 +336,7 @@ def test_an_end_that_is_not_of_its_time_is_not_taken_again(make_trials: MakeTria
 
 def test_a_trial_whose_state_could_not_be_written_is_tried_again(make_trials: MakeTrials) -> None:
     trials, policy = make_trials(max_retries=1)
-    reason = "the worker died: autotune.errors.DataError: paused/trial-0/state.safetensors: cannot be written: No space left on device"
+    reason = "the worker died: autotune.errors.DataError: paused/trial-0/state.pt: cannot be written: No space left on device"
     point = begin(trials, "a").config.as_dict() | {"seed": None}
     trials.died("a", reason)
     assert policy.results == {}

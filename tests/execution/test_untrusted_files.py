@@ -1,13 +1,14 @@
 """What an experiment, a search space or a folder from someone else cannot do: run code, write or read elsewhere, send what it finds."""
 
-import json
-import struct
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from autotune.training.checkpoint import save_state
 
 Refusal = Callable[..., str]
 Write = Callable[[str, str], str]
@@ -25,11 +26,10 @@ model:
 
 
 def crafted(path: Path) -> None:
-    """A safetensors file whose one tensor is what Python would run if its bytes became a .pth file."""
-    code = b"\nimport os; os.system('touch ran')\n"
-    header = json.dumps({"x": {"dtype": "U8", "shape": [len(code)], "data_offsets": [0, len(code)]}}).encode()
+    """A state whose one tensor is what Python would run if its bytes became a .pth file."""
     path.mkdir()
-    (path / "state.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + code)
+    code = b"\nimport os; os.system('touch ran')\n"
+    save_state(path, {"x": torch.frombuffer(bytearray(code), dtype=torch.uint8)})
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

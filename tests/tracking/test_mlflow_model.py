@@ -52,7 +52,7 @@ def ran(arguments: list[str], folder: Path, uri: str) -> subprocess.CompletedPro
 def test_mlflow_gives_the_outputs_of_the_exported_weights(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     config = replace(trial_config(), model=NODE, views={"_target_": "autotune.training.views.plain"})
-    metadata = weights_metadata(config, input_shape=SHAPE, num_classes=3, evaluation=None, versions={}, origin={})
+    metadata = weights_metadata(config, input_shape=SHAPE, num_classes=3, evaluation=None, origin={})
     model = simple_cnn()
     save_weights(tmp_path / "first" / "best.safetensors", simple_cnn().state_dict(), metadata)
     save_weights(tmp_path / "resumed" / "best.safetensors", model.state_dict(), metadata)
@@ -85,7 +85,7 @@ def test_mlflow_gives_the_outputs_of_the_exported_weights(tmp_path: Path, trial_
 def test_weights_that_name_no_model_are_a_line_and_no_failure(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     config = replace(trial_config(), training={"_target_": "mine.train"})
-    metadata = weights_metadata(config, input_shape=(), num_classes=None, evaluation=None, versions={}, origin={})
+    metadata = weights_metadata(config, input_shape=(), num_classes=None, evaluation=None, origin={})
     save_weights(tmp_path / "best.safetensors", {"weight": torch.ones(2)}, metadata)
     tracked = ran(["-c", TRACK, uri, str(tmp_path)], tmp_path, uri)
     assert tracked.stdout.startswith("MLflow has no model of the best configuration (")

@@ -225,7 +225,7 @@ def test_the_weights_of_a_training_that_reached_its_target_are_written(own: Make
     ("function", "error", "said"),
     [
         (never_loading, ConfigError, "never_loading was paused, and reported before it called checkpoint.load"),
-        (loading_another, ConfigError, "checkpoint.load: found 'network', accepted is what was saved: number"),
+        (loading_another, ConfigError, "checkpoint.load: 'network' was not saved; saved are number"),
         (failing_to_load, StateError, "cannot continue from the state that it was paused with: KeyError: 'model.embeddings.weight'$"),
     ],
 )
@@ -241,8 +241,8 @@ def test_a_function_that_cannot_go_on_says_why(
 @pytest.mark.parametrize(
     ("what", "error", "said"),
     [
-        ("list", ConfigError, "checkpoint.save: found list, accepted is a mapping"),
-        ("object", DataError, "checkpoint: it: found object, accepted are tensors"),
+        ("list", ConfigError, "checkpoint.save needs a mapping"),
+        ("object", DataError, "checkpoint: it is of type object"),
     ],
 )
 def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_paused(

@@ -35,7 +35,7 @@ def teacher(tmp_path: Path, trial_config: MakeTrialConfig) -> tuple[Path, Wide]:
     """A model and the file of its weights."""
     model = Wide(input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES).eval()
     config = replace(trial_config(), model={"_target_": f"{__name__}.Wide"})
-    metadata = weights_metadata(config, input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES, evaluation=None, versions={}, origin={})
+    metadata = weights_metadata(config, input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES, evaluation=None, origin={})
     save_weights(tmp_path / "teacher.safetensors", model.state_dict(), metadata)
     return tmp_path / "teacher.safetensors", model
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_names_no_code_that_is_not_allowed(make: MakeDistillation) 
 
 def test_weights_of_another_model_or_of_none_are_one_line(make: MakeDistillation, tmp_path: Path, trial_config: MakeTrialConfig) -> None:
     config = replace(trial_config(), model={"_target_": f"{__name__}.Wide"})
-    metadata = weights_metadata(config, input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES, evaluation=None, versions={}, origin={})
+    metadata = weights_metadata(config, input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES, evaluation=None, origin={})
     save_weights(tmp_path / "other.safetensors", {"weight": torch.ones(2)}, metadata)
     with pytest.raises(DataError, match=r"does not hold the weights of its own model, which has others"):
         make(checkpoint=str(tmp_path / "other.safetensors"))
