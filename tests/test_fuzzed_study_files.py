@@ -194,5 +194,3 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_state_with_changed_bytes_is_read_or_refused_in_one_line(state_folder: Path, data: st.DataObject) -> None:
     path = state_folder / STATE_FILE
     read_with(state_folder, STATE_FILE, data.draw(changed_bytes(path.read_bytes())), lambda: read_state(state_folder))
-
-

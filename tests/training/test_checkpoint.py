@@ -79,8 +79,6 @@ def test_any_nested_state_comes_back_exactly(state: dict[Any, Any], tmp_path_fac
     assert same(read_state(folder), state)
 
 
-
-
 def train_a_bit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> torch.Tensor:
     for _ in range(steps):
         optimizer.zero_grad()
@@ -121,8 +119,6 @@ def test_a_training_goes_on_from_its_state_as_if_nothing_had_been(optimizer_clas
     assert (random.random(), float(np.random.rand())) == draws
 
 
-
-
 def test_tied_weights_are_stored_once_and_read_under_both_names(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(100, 16), torch.nn.Linear(16, 100))
     model[1].weight = model[0].weight
@@ -133,10 +129,6 @@ def test_tied_weights_are_stored_once_and_read_under_both_names(tmp_path: Path) 
     assert weights["0.weight"] is weights["1.weight"]
     assert path.stat().st_size < 1.5 * model[0].weight.nbytes
     model.load_state_dict(weights)
-
-
-
-
 
 
 def test_metadata_tells_what_was_trained(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
@@ -172,24 +164,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path: Path, little_
     assert [each.name for each in tmp_path.iterdir()] == [STATE_FILE]
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @pytest.mark.gpu
 def test_a_gpus_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     device = torch.device("cuda")
@@ -198,8 +172,6 @@ def test_a_gpus_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     torch.rand(7, device=device)
     set_random_state(read_state(tmp_path), device)
     assert torch.equal(torch.rand(3, device=device), wanted)
-
-
 
 
 def header(text: str) -> bytes:
