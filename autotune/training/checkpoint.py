@@ -164,7 +164,7 @@ def as_plain(value: Any, where: str = "") -> Any:
         return None
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return kind(value)  # type: ignore[call-overload]  # of a subclass, such as NumPy's float64
+            return kind(value)
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -189,7 +189,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     path = folder / STATE_FILE
     if not path.is_file():
         raise StateError(f"{path}: there is no such file")
-    with told_damage(folder), torch.serialization.safe_globals(_ARRAY_TYPES):  # type: ignore[no-untyped-call]  # missing in torch's stubs
+    with told_damage(folder), torch.serialization.safe_globals(_ARRAY_TYPES):
         with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that are not its own before it refuses them
             content = torch.load(path, map_location="cpu", weights_only=True)
         check_format("checkpoint", content["format_version"], path)
