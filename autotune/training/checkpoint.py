@@ -4,7 +4,6 @@ Weights are a safetensors file, whose header says what model they belong to. A s
 data and tensors only (``weights_only``): reading a checkpoint from anyone runs no code of it. Both are replaced as a whole.
 """
 
-import io
 import json
 import pickle
 import random
@@ -21,7 +20,7 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, DataError, StateError
-from autotune.files import FORMATS, check_format, make_folder, replace_file
+from autotune.files import FORMATS, check_format, make_folder, replace_file, replacing
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation
 from autotune.session import Checkpoint
@@ -148,10 +147,13 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     Raises:
         DataError: the file cannot be written, or the state holds a value of another type.
     """
-    content = io.BytesIO()
-    torch.save({"format_version": FORMATS["checkpoint"], "state": as_plain(state)}, content)
-    make_folder(folder)
-    replace_file(folder / STATE_FILE, content.getvalue())
+    content = {"format_version": FORMATS["checkpoint"], "state": as_plain(state)}
+    path = make_folder(folder) / STATE_FILE
+    try:
+        with replacing(path) as part:
+            torch.save(content, part)
+    except RuntimeError as error:  # torch's, also where the disk is full
+        raise DataError(f"{path}: cannot be written: {_line(error)}") from error
 
 
 def as_plain(value: Any, where: str = "") -> Any:
