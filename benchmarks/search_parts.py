@@ -17,18 +17,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from autotune.errors import AutotuneError
 from autotune.measurement import Evaluation
 from autotune.recording import read_recording
-from autotune.search.encoding import Array
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.samplers import quiet_optuna
 from autotune.search.stopping import Decision
-from autotune.space import Suggestion
 from benchmarks.measuring import circumstances, write_result
 from benchmarks.replay.simulation import replay
 from benchmarks.search import RECORDINGS_VARIABLE, one_thread_processes, recording_folders
@@ -39,75 +36,12 @@ WHOLE = "whole"
 """The search as it is; it always runs."""
 
 
-class NoPromotion(FreezeThawSampler):
-    """Freeze-thaw without promotion: no share of the trials is trained on regardless of the model."""
-
-    def _promoted(self, *seen: object) -> None:
-        return None
-
-
-class NoDoubt(FreezeThawSampler):
-    """Freeze-thaw without calibration: the model's chances are believed, however often they came true."""
-
-    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._calibration = dict.fromkeys(self._calibration, _Trusted())  # type: ignore[arg-type]  # it has the verbs
-        return super()._choose(beside=beside, new=new, ending=ending)
-
-
-class NoRates(FreezeThawSampler):
-    """Freeze-thaw without a model of step times: every new point is expected to take the mean of those seen."""
-
-    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._gains.rates = _EqualRates()  # type: ignore[assignment]  # it has the verbs
-        return super()._choose(beside=beside, new=new, ending=ending)
-
-
 class NoPausing(FreezeThawSampler):
     """Freeze-thaw without pausing: a trial runs until it reaches the target or is capped; the model only proposes new points."""
 
     def observe(self, number: int, evaluation: Evaluation, *, new: bool = True, may_pause: bool = True) -> Decision:
         """Observe an evaluation without allowing a pause."""
         return super().observe(number, evaluation, new=new, may_pause=False)
-
-
-class NoLearning(FreezeThawSampler):
-    """Freeze-thaw without learning: the model's hyperparameters keep their first values."""
-
-    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._gains.num_learnt_of = sys.maxsize
-        return super()._choose(beside=beside, new=new, ending=ending)
-
-
-class PlainShortfall(FreezeThawSampler):
-    """Freeze-thaw on plain shortfalls: the model predicts the distance from the target itself, so ratios far from it do not count."""
-
-    def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
-        self._gains.goodness = lambda shortfalls, least: -shortfalls  # type: ignore[method-assign]
-        return super()._choose(beside=beside, new=new, ending=ending)
-
-
-class _Trusted:
-    """Calibration that trusts every chance in full, and learns nothing."""
-
-    share = 1.0
-
-    def add_choice(self, chance: float) -> None:
-        """Ignore the chance."""
-
-    def add_win(self) -> None:
-        """Ignore that a chance came true."""
-
-
-class _EqualRates:
-    """Model of step times that predicts the same for all points."""
-
-    def fit(self, features: Array, log_rates: Array, *, learn: object) -> None:
-        """Take mean and spread of the logarithms of the rates."""
-        self._found = float(log_rates.mean()), float(log_rates.std()) + 0.1
-
-    def predict(self, features: Array) -> tuple[Array, Array]:
-        """Mean and spread, the same for each point."""
-        return tuple(np.full(len(features), value) for value in self._found)  # type: ignore[return-value]  # it has two
 
 
 def _class(kind: type[FreezeThawSampler]) -> tuple[str, ...]:
@@ -118,15 +52,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     WHOLE: (),
     "no pausing": _class(NoPausing),
     "no cap": ("stopping=none",),
-    "no promotion": _class(NoPromotion),
-    "no doubt of the model": _class(NoDoubt),
-    "no model of step times": _class(NoRates),
-    "nothing learnt": _class(NoLearning),
-    "shortfall not in asinh": _class(PlainShortfall),
     "3 start-up trials": ("+search.sampler.num_startup_trials=3",),
     "12 start-up trials": ("+search.sampler.num_startup_trials=12",),
     "32 candidates": ("+search.sampler.num_candidates=32",),
     "512 candidates": ("+search.sampler.num_candidates=512",),
+    "no promotion": ("+search.sampler.reduction_factor=1e9",),
     "half promoted": ("+search.sampler.reduction_factor=2",),
 }
 """Each variant's overrides of ``search=freeze_thaw stopping=cap``."""

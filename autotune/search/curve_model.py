@@ -1,7 +1,7 @@
-"""A model of learning curves over a search space: two Gaussian processes (``autotune.search.gaussian_process``).
+"""Models of learning curves over a search space: Gaussian processes whose hyperparameters are learnt in the background.
 
 One process models the metric over a point's features, the logarithm of the step, and the trial: similar points have similar curves,
-neighbouring steps similar metrics, and a trial's difference from its neighbours lasts through its whole curve. The other process models
+neighbouring steps similar metrics, and a trial's difference from its neighbours lasts through its whole curve. Another one models
 the logarithm of seconds per step over the features alone, which every trial reveals at its first evaluation, stopped trials included.
 
 scikit-learn, whose import takes seconds, is imported with the first fit, or in the background while the first workers start.
@@ -9,23 +9,19 @@ scikit-learn, whose import takes seconds, is imported with the first fit, or in 
 Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014), with seconds per step modelled apart from the metric.
 """
 
-from functools import cache, cached_property
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from importlib import import_module
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from autotune.search.encoding import Array
+from autotune.search.encoding import Array, Indices
 
 if TYPE_CHECKING:
-    from autotune.search.gaussian_process import GaussianProcess  # imports scikit-learn
-
-Indices = np.ndarray[Any, np.dtype[np.int_]]
-
-_UNIT_QUANTILE = 0.1
-_WORST_QUANTILE = 0.05
+    from sklearn.gaussian_process.kernels import Kernel
 
 
 def scaled_shortfalls(shortfalls: Array, least: Array) -> Array:
@@ -34,10 +30,10 @@ def scaled_shortfalls(shortfalls: Array, least: Array) -> Array:
     ``least`` holds the least shortfall of each trial, of which a low quantile is the unit.
     """
     short = least[least > 0]
-    unit = max(float(np.quantile(short, _UNIT_QUANTILE)), 1e-9) if len(short) else 1e-9
+    unit = max(float(np.quantile(short, 0.1)), 1e-9) if len(short) else 1e-9
     values = -np.arcsinh(shortfalls / unit)
     # How bad the worst values are says nothing about the best.
-    return np.maximum(values, np.quantile(values, _WORST_QUANTILE)) if len(values) > 10 else values
+    return np.maximum(values, np.quantile(values, 0.05)) if len(values) > 10 else values
 
 
 def use_one_thread() -> None:
@@ -82,89 +78,71 @@ def wait_for_scikit_learn() -> None:
     import_in_background().join()
 
 
-class CurveModel:
-    """Metrics over features, log step and trial. Call ``fit``, then ``predict``.
+@cache
+def _background() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="hyperparameters", initializer=use_one_thread)
 
-    Where schedules differ in length, an evaluation's position is the fraction of its trial's schedule instead of the step: the metric
-    improves as the learning rate falls, at the schedule's end. The number of steps has its effect through the length, a feature.
+
+class GaussianProcess:
+    """A Gaussian process of standardised values whose hyperparameters stay near their initial values while rows are few.
+
+    Hyperparameters are learnt in the background, since a device may be waiting, and are used from a later fit on that does not depend on
+    how long learning takes: the same trials give the same decisions.
+
+    Prior means of earlier studies enter linearly, with a weight for each study that is learnt from the rows. Whenever hyperparameters
+    have been learnt, a study whose weight comes out negative is left out, and all studies are if the rows are likelier without them.
 
     Args:
-        num_features: number of features of a point.
-        has_lengths: whether schedules differ in length.
+        num_features: number of features of a point, the first columns of the rows.
+        of_curves: whether two more columns follow: the position in the schedule, and the trial's number, -1 for a new trial.
     """
 
-    def __init__(self, num_features: int, *, has_lengths: bool = False) -> None:
-        self.has_lengths = has_lengths
-        self._num_features = num_features
-
-    @cached_property
-    def _process(self) -> "GaussianProcess":
-        from autotune.search.gaussian_process import GaussianProcess, curve_kernel  # noqa: PLC0415  # imports scikit-learn
-
-        return GaussianProcess(curve_kernel(self._num_features))
+    def __init__(self, num_features: int, *, of_curves: bool = False) -> None:
+        self._num_features, self._of_curves = num_features, of_curves
+        self._kernel: Kernel | None = None
+        self._learning: Future[Array] | None = None
+        self._fits_until_learnt = 0
+        self._studies: list[int] = []
 
     @property
     def uses_prior_means(self) -> bool:
-        """Whether the evaluations support the prior means of any earlier study, so that predictions use them."""
-        return "_process" in vars(self) and self._process.uses_prior_means
+        """Whether the rows support the prior means of any earlier study."""
+        return bool(self._studies)
 
-    def fit(
-        self,
-        features: Array,
-        log_steps: Array,
-        trials: Array,
-        metrics: Array,
-        *,
-        learn: Indices | None,
-        prior_means: Array | None = None,
-        log_lengths: Array | None = None,
-    ) -> None:
-        """Condition the model on rows ``[rows, ...]``, one per evaluation, with earlier studies' prior means ``[rows, studies]``.
+    def fit(self, rows: Array, values: Array, learn: Indices | None, prior_means: Array | None = None) -> None:
+        """Condition the process on values ``[rows]`` at rows ``[rows, columns]``, with earlier studies' prior means ``[rows, studies]``.
 
-        ``learn`` holds the indices of the rows that hyperparameters are learnt from, None to keep them as they are; ``log_lengths`` are
-        the logarithms of the lengths of the rows' schedules.
+        ``learn`` holds the indices of the rows that hyperparameters are learnt from, None to keep them as they are. What is learnt is used
+        three fits later, or when they are learnt anew before that.
         """
-        self._process.fit(np.column_stack([features, self._axis(log_steps, log_lengths), trials]), metrics, learn, prior_means)
+        use_one_thread()  # waits for the import of scikit-learn
+        from autotune.search.gaussian_process import ConditionedProcess, curve_kernel, rate_kernel  # noqa: PLC0415  # takes seconds
 
-    def predict(
-        self, features: Array, log_steps: Array, trials: Array, *, prior_means: Array | None = None, log_lengths: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Mean and standard deviation of evaluations, noise included, in the shape of ``log_steps``.
+        prior_means = _none(rows) if prior_means is None else prior_means
+        if self._kernel is None:
+            self._kernel = (curve_kernel if self._of_curves else rate_kernel)(self._num_features)
+            self._prior = self._kernel.theta
+            self._studies = list(range(prior_means.shape[1]))
+        self._fits_until_learnt -= 1
+        if self._learning is not None and (learn is not None or self._fits_until_learnt <= 0):
+            self._kernel, self._learning = self._kernel.clone_with_theta(self._learning.result()), None
+            self._studies = list(range(prior_means.shape[1]))
+            while self._studies:
+                process = ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
+                if (process.weights > 0).all():
+                    without = ConditionedProcess(self._kernel, rows, values, prior_means, [])
+                    self._studies = self._studies if process.log_likelihood > without.log_likelihood else []
+                    break
+                self._studies = [study for study, weight in zip(self._studies, process.weights, strict=True) if weight > 0]
+        self._process = ConditionedProcess(self._kernel, rows, values, prior_means, self._studies)
+        if learn is not None:
+            self._learning = _background().submit(self._process.learn, learn, self._prior)
+            self._fits_until_learnt = 3
 
-        Args:
-            features, trials, prior_means, log_lengths: ``[points, ...]``; the trial of a point that was not seen before is -1.
-            log_steps: ``[..., points]``.
-        """
-        copies = log_steps.size // len(features)
-        axis = self._axis(log_steps.ravel(), None if log_lengths is None else np.tile(log_lengths, copies))
-        rows = np.column_stack([np.tile(features, (copies, 1)), axis, np.tile(trials, copies)])
-        means, deviations = self._process.predict(rows, None if prior_means is None else np.tile(prior_means, (copies, 1)))
-        return means.reshape(log_steps.shape), deviations.reshape(log_steps.shape)
-
-    def _axis(self, log_steps: Array, log_lengths: Array | None) -> Array:
-        """Positions of evaluations: log step or, where schedules differ in length, log of the fraction of the schedule."""
-        if not self.has_lengths:
-            return log_steps
-        assert log_lengths is not None, "a model of schedules that differ in length is told their lengths"
-        return log_steps - log_lengths
+    def predict(self, rows: Array, prior_means: Array | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation ``[rows]``, noise included."""
+        return self._process.predict(rows, _none(rows) if prior_means is None else prior_means)
 
 
-class RateModel:
-    """Log seconds per step over features. Call ``fit``, then ``predict``."""
-
-    def __init__(self, num_features: int) -> None:
-        self._num_features = num_features
-
-    @cached_property
-    def _process(self) -> "GaussianProcess":
-        from autotune.search.gaussian_process import GaussianProcess, rate_kernel  # noqa: PLC0415  # imports scikit-learn
-
-        return GaussianProcess(rate_kernel(self._num_features))
-
-    def fit(self, features: Array, log_rates: Array, *, learn: Indices | None) -> None:
-        """Condition the model on rows ``[rows, ...]``; hyperparameters are learnt from those at the indices ``learn``, if given."""
-        self._process.fit(features, log_rates, learn)
-
-    def predict(self, features: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation ``[rows]`` of log seconds per step, noise included."""
-        return self._process.predict(features)
+def _none(rows: Array) -> Array:
+    return np.zeros((len(rows), 0))

@@ -11,6 +11,7 @@ import numpy as np
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[np.int_]]
 
 _CATEGORY_SCALE = 0.7
 """Value of the one-hot feature of a point's category: points of two categories are then a distance of about one apart."""

@@ -16,8 +16,8 @@ from scipy.special import gammaln, stdtr
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
-from autotune.search.curve_model import Indices, wait_for_scikit_learn
-from autotune.search.encoding import Array
+from autotune.search.curve_model import wait_for_scikit_learn
+from autotune.search.encoding import Array, Indices
 from autotune.space import Suggestion
 
 FloatOrArray = TypeVar("FloatOrArray", float, Array)

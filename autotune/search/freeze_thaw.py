@@ -14,6 +14,7 @@ Source: freeze-thaw Bayesian optimization (Swersky, Snoek and Adams, 2014); asyn
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,32 +24,49 @@ from autotune.objective import BoundedObjective, Objective
 from autotune.search.curve_model import import_in_background, use_one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
-from autotune.search.known_trials import Calibration, FixedFraction, KnownTrial, Origin
 from autotune.search.randomness import Candidates, derived_seed
 from autotune.search.stopping import Decision
-from autotune.search.trial_history import WIN, TrialHistory
+from autotune.search.trial_history import KnownTrial, TrialHistory
 from autotune.search.warm_start import WarmStart
 from autotune.space import SearchSpace, Suggestion
 
-_MIN_EVALUATIONS = 2
-"""Evaluations that a trial needs before it may be paused: a single one says little about how its curve rises."""
-_FIRST_LOOK = 1.5
-"""Time that a trial is trained before it may be paused, as a multiple of its first evaluation's: where the start takes most of that one,
-the next come soon after it, and to pause then would save little and forgo what the start was for."""
-_DECIDE_AGAIN = 1.2
-"""Factor by which a trial's time grows between two decisions on pausing it: to decide at each of many evaluations would take long."""
-_MIN_CURVES = 3
-"""Minimum number of trials with an evaluation; with fewer there is nothing to model."""
-_MAX_WAITING = 128
-"""Maximum number of waiting trials that one decision compares with each other and with new points."""
-_MAX_PROMISING = 96
-"""How many of the ``_MAX_WAITING`` trials are those that promised most when last compared; the others are drawn at random."""
-_BY_CHANCE = 0.1
-"""Fraction of new points drawn at random, whatever the model says, so that its errors keep no region from being tried."""
-_BY_AGE = 0.05
-"""Fraction of decisions to resume a trial that go to the one that has waited longest."""
 _MIN_GAIN = 1e-3
 """Minimum expected gain of a repeat, as the logarithm of a ratio of scores, once there is no new point left."""
+_MAX_WAITING = 128
+"""Maximum number of waiting trials that one decision compares with each other and with new points."""
+
+
+@dataclass
+class _Calibration:
+    """Compares the chances of winning that the model gave to one kind of candidates with how many won, recent choices counting most."""
+
+    expected: float = 0.0
+    came_true: float = 0.0
+
+    def add_choice(self, chance: float) -> None:
+        """Count a choice that wins with a predicted chance."""
+        self.expected = self.expected * 0.95 + chance
+        self.came_true *= 0.95
+
+    @property
+    def share(self) -> float:
+        """Factor for the model's chances: wins over predicted wins, at most 1, and 1 before there is any experience."""
+        return min(1.0, (self.came_true + 1) / (self.expected + 1))
+
+
+@dataclass
+class _FixedFraction:
+    """Picks a fixed fraction of decisions, at even distances, that are not left to the model."""
+
+    share: float
+    due: float = 0.0
+
+    def is_due(self) -> bool:
+        """Count a decision, and say whether it is one of the fraction picked."""
+        self.due += self.share
+        is_due = self.due >= 1
+        self.due -= is_due
+        return is_due
 
 
 class FreezeThawSampler:
@@ -99,13 +117,16 @@ class FreezeThawSampler:
         self._num_by_chance = 0
         self._is_earlier_next = True
         self._candidates = Candidates(space)
-        self._by_chance, self._by_age = FixedFraction(_BY_CHANCE), FixedFraction(_BY_AGE)
+        # Errors of the model keep no region from being tried, and no trial from being resumed.
+        self._by_chance, self._by_age = _FixedFraction(0.1), _FixedFraction(0.05)
         self._earlier = WarmStart(earlier, space, seed)
         self._history = TrialHistory(space, target, objective, length_key)
         self._trials = self._history.trials
         self._gains = GainModel(self._history, self._earlier)
-        self._proposed_as: Origin | None = None
-        self._calibration = {origin: Calibration() for origin in Origin}
+        self._of_chance, self._of_earlier, self._of_waiting = _Calibration(), _Calibration(), _Calibration()
+        self._proposed_by: _Calibration | None = None
+        self._chosen_by: dict[int, _Calibration] = {}
+        """What the chance of winning was calibrated by for which each trial was last chosen; without trials that were chosen otherwise."""
         self._chosen: int | Suggestion | None = None
         """The point or paused trial's number that a decision preferred to going on with a running trial: it is proposed next."""
 
@@ -134,13 +155,13 @@ class FreezeThawSampler:
             prior_means=self._earlier.prior_means(point)[0],
             log_length=self._history.log_length(suggestion),
             is_repeat=self._history.expected.has_reached(key),
-            chosen_origin=self._proposed_as,
             last_chosen=self._num_draws,
         )
         self._history.points[key] = suggestion
         self._earlier.take(suggestion)
         self._candidates.tried(suggestion)
-        self._proposed_as = None
+        if self._proposed_by is not None:
+            self._chosen_by[number], self._proposed_by = self._proposed_by, None
 
     def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
         """Register a trial that an earlier process paused, so that it can be resumed."""
@@ -157,9 +178,10 @@ class FreezeThawSampler:
         self._history.add_evaluation(number, evaluation)
         if not may_pause or trial.is_repeat:
             return Decision.CONTINUE
-        is_hopeless = self._history.next_seconds(trial) > self._history.best * WIN
-        least_seconds = max(trial.curve[0].seconds * _FIRST_LOOK, trial.last_decision_seconds * _DECIDE_AGAIN)
-        if (len(trial.curve) < _MIN_EVALUATIONS or trial.curve[-1].seconds < least_seconds) and not is_hopeless:
+        # One evaluation says little of how a curve rises, and where the start takes most of it, the next come soon. And to decide at each of
+        # many evaluations would take long.
+        least_seconds = max(trial.curve[0].seconds * 1.5, trial.last_decision_seconds * 1.2)
+        if (len(trial.curve) < 2 or trial.curve[-1].seconds < least_seconds) and self._history.may_win(trial):
             return Decision.CONTINUE
         trial.last_decision_seconds = trial.curve[-1].seconds
         chosen = self._choose(beside=number, new=new, ending=not new)
@@ -174,15 +196,16 @@ class FreezeThawSampler:
         if result.trial not in self._trials and (result.values or not self._space.parameters):
             self.started(result.trial, Suggestion(result.values))
         self._history.finish(result, score)
-        trial = self._trials.get(result.trial)
-        if score is not None and trial is not None and trial.chosen_origin is not None:
-            self._calibration[trial.chosen_origin].add_win()
+        calibration = self._chosen_by.pop(result.trial, None)
+        if score is not None and calibration is not None:
+            calibration.came_true += 1
         if self._chosen == result.trial:
             self._chosen = None
 
     def forget(self, number: int) -> None:
         """Drop a trial that the policy withdrew: rejected, interrupted or lost with its machine."""
         self._trials.pop(number, None)
+        self._chosen_by.pop(number, None)
         if self._chosen == number:
             self._chosen = None
 
@@ -199,9 +222,9 @@ class FreezeThawSampler:
         """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
         return self._history.expected_scores()
 
-    def to_beat(self, number: int) -> float:
+    def score_to_beat(self, number: int) -> float:
         """Score that a trial must beat to be expected better than the incumbent; for a repeat, a few times its expected score."""
-        return self._history.to_beat(number)
+        return self._history.score_to_beat(number)
 
     def _choose(self, *, beside: int | None, new: bool, ending: bool) -> Suggestion | int | None:
         """Choose the point to train next, a paused trial, or the running trial ``beside`` (both by number); None if nothing pays."""
@@ -211,13 +234,12 @@ class FreezeThawSampler:
         new, ending = new and not is_exhausted, ending or is_exhausted
         waiting = [number for number, trial in self._trials.items() if trial.curve and (trial.is_paused or number == beside)]
         seen = self._history.seen
-        if new and (len(self._trials) < self._num_startup_trials or len(seen) < _MIN_CURVES):
+        if new and (len(self._trials) < self._num_startup_trials or len(seen) < 3):
             return self._mark_proposed(self._startup_point())
         use_one_thread()  # waits for the import of scikit-learn, which points of the startup do without
         if not seen or not (new or waiting):
             return self._history.repeat(_MIN_GAIN) if may_start else None
-        promoted = self._promoted(waiting) if new or ending else None
-        if promoted is not None:
+        if (new or ending) and (promoted := self._history.promoted(waiting, self._reduction_factor)) is not None:
             return self._mark_chosen(promoted)
         self._gains.learn(rng)
         return self._most_promising(self._shortlist(waiting, rng), rng, beside=beside, new=new, may_start=may_start, ending=ending)
@@ -235,17 +257,17 @@ class FreezeThawSampler:
         """The new point, waiting trial or repeat with the highest expected gain per second, but for the shares by chance and by age."""
         least_gain = _MIN_GAIN if ending else 0.0
         drawn = self._candidates.draw(rng, self._num_candidates) if new else []
-        origins = [Origin.CHANCE] * len(drawn)
+        calibrations = [self._of_chance] * len(drawn)
         if new and self._gains.uses_prior_means:
             drawn = drawn + self._earlier.points
-            origins += [Origin.EARLIER] * len(self._earlier.points)
-        origins += [Origin.WAITING] * len(waiting)
+            calibrations += [self._of_earlier] * len(self._earlier.points)
+        calibrations += [self._of_waiting] * len(waiting)
         log_gains, soon, ever = self._gains.log_gains(drawn, waiting, beside)
         for number, log_gain in zip(waiting, log_gains[len(drawn) :], strict=True):
-            self._trials[number].index = float(log_gain)
+            self._trials[number].log_gain = float(log_gain)
         if ending and math.isfinite(self._history.best) and ever.max() < self._least_chance:
             return self._history.repeat(least_gain) if may_start else None
-        log_gains += np.log([self._calibration[origin].share for origin in origins])
+        log_gains += np.log([calibration.share for calibration in calibrations])
         best = int(log_gains.argmax())
         if may_start and (repeat := self._history.repeat(least_gain, better_than=float(log_gains[best]))) is not None:
             return repeat
@@ -253,14 +275,14 @@ class FreezeThawSampler:
             if self._by_chance.is_due():
                 best = self._random_index(drawn, rng)
             else:
-                self._proposed_as = origins[best]
-                self._calibration[origins[best]].add_choice(float(soon[best]))
+                self._proposed_by = calibrations[best]
+                calibrations[best].add_choice(float(soon[best]))
             return self._mark_proposed(drawn[best])
         chosen = waiting[best - len(drawn)]
         if chosen != beside and self._by_age.is_due() and (oldest := self._history.longest_waiting(waiting, beside)) is not None:
             return self._mark_chosen(oldest)
-        self._trials[chosen].chosen_origin = Origin.WAITING
-        self._calibration[Origin.WAITING].add_choice(float(soon[best]))
+        self._chosen_by[chosen] = self._of_waiting
+        self._of_waiting.add_choice(float(soon[best]))
         return self._mark_chosen(chosen)
 
     def _mark_chosen(self, number: int) -> int:
@@ -284,13 +306,10 @@ class FreezeThawSampler:
         self._earlier.take(point)  # not only when it starts, since another point may be trained in its place
         return point
 
-    def _promoted(self, waiting: Sequence[int]) -> int | None:
-        return self._history.promoted(waiting, self._reduction_factor)
-
     def _shortlist(self, waiting: list[int], rng: np.random.Generator) -> list[int]:
-        """At most ``_MAX_WAITING`` of the waiting trials: those that promised most when last compared, and others at random."""
+        """At most ``_MAX_WAITING`` of the waiting trials: three quarters those that promised most when last compared, others at random."""
         if len(waiting) <= _MAX_WAITING:
             return waiting
-        order = sorted(waiting, key=lambda number: -self._trials[number].index)
-        best, rest = order[:_MAX_PROMISING], order[_MAX_PROMISING:]
-        return best + [int(number) for number in rng.choice(rest, _MAX_WAITING - _MAX_PROMISING, replace=False)]
+        order = sorted(waiting, key=lambda number: -self._trials[number].log_gain)
+        best, rest = order[: _MAX_WAITING * 3 // 4], order[_MAX_WAITING * 3 // 4 :]
+        return best + [int(number) for number in rng.choice(rest, _MAX_WAITING - len(best), replace=False)]

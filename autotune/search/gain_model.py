@@ -7,26 +7,11 @@ from statistics import fmean
 import numpy as np
 from scipy.special import log_ndtr
 
-from autotune.search.curve_model import CurveModel, Indices, RateModel, scaled_shortfalls
-from autotune.search.encoding import Array
-from autotune.search.known_trials import representative_indices
+from autotune.search.curve_model import GaussianProcess, scaled_shortfalls
+from autotune.search.encoding import Array, Indices
 from autotune.search.trial_history import WIN, TrialHistory
 from autotune.search.warm_start import WarmStart
 from autotune.space import Suggestion
-
-_MAX_ROWS = 300
-"""Maximum number of evaluations that the model is conditioned on."""
-_QUICK_SECONDS = 0.25
-"""Mean training seconds of a trial below which a decision takes about as long as a trial, so that it uses fewer evaluations."""
-_MAX_ROWS_IF_QUICK = 80
-_MAX_ROWS_TO_LEARN = 160
-"""Maximum number of evaluations that the model's hyperparameters are learnt from."""
-_LEARN_ON = 1.06
-"""Factor by which the number of trials grows before hyperparameters are learnt a little further."""
-_NUM_TIMES = 6
-"""Number of candidate times to target at which a trial's chance of winning is computed."""
-_KNOWN_RATE = 0.02
-"""Standard deviation of the logarithm of seconds per step, for a trial whose steps have been timed."""
 
 
 class GainModel:
@@ -34,9 +19,10 @@ class GainModel:
 
     def __init__(self, history: TrialHistory, earlier: WarmStart) -> None:
         self._history, self._earlier = history, earlier
-        self._curves = CurveModel(history.cube.num_features, has_lengths=history.has_lengths)
-        self.rates = RateModel(history.cube.num_features)
-        self.num_learnt_of = 0
+        self._has_lengths = history.has_lengths
+        self._curves = GaussianProcess(history.cube.num_features, of_curves=True)
+        self._rates = GaussianProcess(history.cube.num_features)
+        self._num_learnt_of = 0
         """Number of trials seen when the models' hyperparameters were last learnt."""
 
     @property
@@ -47,36 +33,33 @@ class GainModel:
     def learn(self, rng: np.random.Generator) -> None:
         """Condition the models of curves and of seconds per step on the evaluations of trials seen so far."""
         seen = self._history.seen
-        if self._curves.has_lengths != self._history.has_lengths:  # the training does not report its epochs
-            self._curves = CurveModel(self._history.cube.num_features)
-        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in representative_indices(trial)]
-        trial_indices, steps, _, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
-        values = self.goodness(shortfalls, np.array([trial.curve[trial.best_index].shortfall for trial in seen]))
-        most = _MAX_ROWS if fmean(trial.curve[-1].seconds for trial in seen) >= _QUICK_SECONDS else _MAX_ROWS_IF_QUICK
+        if self._has_lengths != self._history.has_lengths:  # the training does not report its epochs
+            self._has_lengths, self._curves = False, GaussianProcess(self._history.cube.num_features, of_curves=True)
+        rows = [(index, *trial.curve[place]) for index, trial in enumerate(seen) for place in trial.representative_indices]
+        indices, steps, _, shortfalls = (np.array(column) for column in zip(*rows, strict=True))
+        values = scaled_shortfalls(shortfalls, np.array([trial.least_shortfall for trial in seen]))
+        # Where trials take as long as a decision, decisions use fewer evaluations.
+        most = 300 if fmean(trial.curve[-1].seconds for trial in seen) >= 0.25 else 80
         kept = _best_and_random(values, most, rng)
+        has_grown = len(seen) >= 1.06 * self._num_learnt_of
+        if has_grown:
+            self._num_learnt_of = len(seen)
         features = np.array([trial.features for trial in seen])
         numbers = np.array([number for number, trial in self._history.trials.items() if trial.curve], dtype=float)
-        has_grown = len(seen) >= _LEARN_ON * self.num_learnt_of
-        if has_grown:
-            self.num_learnt_of = len(seen)
-        prior_means = np.array([trial.prior_means for trial in seen])
-        picked = trial_indices[kept].astype(int)
+        of_rows = indices[kept].astype(int)
+        positions = self._positions(np.log(steps[kept]), np.array([trial.log_length for trial in seen])[of_rows])
         self._curves.fit(
-            features[picked],
-            np.log(steps[kept]),
-            numbers[picked],
+            np.column_stack([features[of_rows], positions, numbers[of_rows]]),
             values[kept],
-            prior_means=prior_means[picked],
-            log_lengths=np.array([trial.log_length for trial in seen])[picked],
-            learn=_sample(len(kept), _MAX_ROWS_TO_LEARN, rng) if has_grown else None,
+            _sample_to_learn(len(kept), rng) if has_grown else None,
+            np.array([trial.prior_means for trial in seen])[of_rows],
         )
         rates = np.array([math.log(trial.curve[-1].seconds / trial.curve[-1].step) for trial in seen[-most:]])
-        learn = _sample(len(rates), _MAX_ROWS_TO_LEARN, rng) if has_grown else None
-        self.rates.fit(features[-most:], rates, learn=learn)
+        self._rates.fit(features[-most:], rates, _sample_to_learn(len(rates), rng) if has_grown else None)
 
-    def goodness(self, shortfalls: Array, least: Array) -> Array:
-        """What the model of curves predicts in place of shortfalls: higher is better."""
-        return scaled_shortfalls(shortfalls, least)
+    def _positions(self, log_steps: Array, log_lengths: Array) -> Array:
+        """Log steps or, where schedules differ in length, logs of the fraction of the schedule: metrics improve as the schedule ends."""
+        return log_steps - log_lengths if self._has_lengths else log_steps
 
     def log_gains(self, drawn: Sequence[Suggestion], waiting: Sequence[int], running: int | None) -> tuple[Array, Array, Array]:
         """For each point and waiting trial: the logarithm of its expected gain per second, its chance to win soon, and to win ever.
@@ -87,30 +70,33 @@ class GainModel:
             running: number of the running trial, which need not be resumed; None without one.
         """
         history = self._history
-        smallest_step = min(trial.curve[0].step for trial in history.seen)
+        log_smallest = math.log(smallest_step := min(trial.curve[0].step for trial in history.seen))
         trials = [history.trials[number] for number in waiting]
         points = history.cube.encode(drawn)
         features = np.concatenate([history.cube.features(points), *(trial.features[None] for trial in trials)])
         prior_means = np.concatenate([self._earlier.prior_means(points), *(trial.prior_means[None] for trial in trials)])
         log_lengths = np.array([history.log_length(point) for point in drawn] + [trial.log_length for trial in trials])
-        log_rates, rate_deviations = self.rates.predict(features)
-        spent, soonest, resume_seconds = np.zeros(len(features)), np.zeros(len(features)), np.zeros(len(features))
+        log_rates, rate_deviations = self._rates.predict(features)
+        spent, soonest, resume_seconds = np.zeros((3, len(features)))
         for row, (number, trial) in enumerate(zip(waiting, trials, strict=True), start=len(drawn)):
             step, spent[row], _ = trial.curve[-1]
             soonest[row] = history.next_seconds(trial)
             resume_seconds[row] = 0.0 if number == running else trial.resume_seconds
-            log_rates[row], rate_deviations[row] = math.log(spent[row] / step), _KNOWN_RATE
+            log_rates[row], rate_deviations[row] = math.log(spent[row] / step), 0.02
         has_best = math.isfinite(history.best)
         best = min(history.best, history.limit)
         last = best * WIN if has_best else best
         first = last * 0.1 if has_best else max(last * 0.01, min(last * 0.02, float(np.exp(log_rates.min()))))
-        # No trial is trained past the end of its schedule, so the chance of winning is not counted at later times.
-        times = np.minimum(np.geomspace(first, last, _NUM_TIMES)[:, None], np.exp(log_rates + log_lengths))  # [times, points]
+        # Chances of winning are computed for six times to target, none past the end of a trial's schedule.
+        times = np.minimum(np.geomspace(first, last, 6)[:, None], np.exp(log_rates + log_lengths))  # [times, points]
         log_steps = np.log(times) - log_rates
-        steps, numbers = np.maximum(log_steps, math.log(smallest_step)), np.array([-1.0] * len(drawn) + list(waiting))
-        means, deviations = self._curves.predict(features, steps, numbers, prior_means=prior_means, log_lengths=log_lengths)
+        positions = self._positions(np.maximum(log_steps, log_smallest), log_lengths)
+        numbers = np.array([-1.0] * len(drawn) + list(waiting))
+        rows = [np.column_stack([features, position, numbers]) for position in positions]
+        predicted = self._curves.predict(np.concatenate(rows), np.tile(prior_means, (len(times), 1)))
+        means, deviations = (values.reshape(times.shape) for values in predicted)
         log_reached = log_ndtr(means / deviations)
-        log_evaluated = log_ndtr((log_steps - math.log(smallest_step) + 0.05) / (rate_deviations + 0.05))
+        log_evaluated = log_ndtr((log_steps - log_smallest + 0.05) / (rate_deviations + 0.05))
         gains = history.expected.first_run_weight * np.log(best / times) + 0.05 if has_best else np.ones(times.shape)
         cost = np.maximum(times - spent, np.exp(log_rates) * smallest_step * 0.5) + resume_seconds
         log_gains = log_reached + log_evaluated + np.log(gains) - np.log(cost)
@@ -132,5 +118,6 @@ def _best_and_random(values: Array, most: int, rng: np.random.Generator) -> Indi
     return np.concatenate([best, rng.choice(rest, most - len(best), replace=False)])
 
 
-def _sample(count: int, most: int, rng: np.random.Generator) -> Indices:
-    return np.arange(count) if count <= most else rng.choice(count, most, replace=False)
+def _sample_to_learn(count: int, rng: np.random.Generator) -> Indices:
+    """Indices of the rows, at most 160, that hyperparameters are learnt from."""
+    return np.arange(count) if count <= 160 else rng.choice(count, 160, replace=False)

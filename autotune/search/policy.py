@@ -114,7 +114,7 @@ class SearchPolicy:
         self._study = study
         self._space = space
         self._baseline = baseline
-        self._stopping = CompleteRule(stopping, None if pausing is None else pausing.to_beat)
+        self._stopping = CompleteRule(stopping, None if pausing is None else pausing.score_to_beat)
         self._objective = objective
         self._target = target
         self._seed = seed

@@ -61,7 +61,7 @@ class PausingSampler(Protocol):
         """Expected score of another run of the same configuration, for every trial that reached the target, by trial number."""
         ...
 
-    def to_beat(self, number: int) -> float:
+    def score_to_beat(self, number: int) -> float:
         """Score that a running trial must beat to be expected better than the incumbent; past it the trial need not go on."""
         ...
 

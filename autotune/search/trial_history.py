@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
@@ -9,30 +11,87 @@ from scipy.special import ndtr
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import AmortisedTime, BoundedObjective
 from autotune.outcome import Outcome
-from autotune.search.curve_model import Indices, RateModel
+from autotune.search.curve_model import GaussianProcess
 from autotune.search.encoding import Array, UnitCube, is_ranked
 from autotune.search.expected_scores import ExpectedScores, Key, spent_by
-from autotune.search.known_trials import CurvePoint, KnownTrial, num_doublings, standing
 from autotune.space import Choice, SearchSpace, Suggestion
 
 WIN = 0.97
 """Fraction of the best score so far that a winner must reach the target within."""
-_MAX_CHALLENGES = 2
-"""Maximum number of repeats by which a point may become the incumbent: those of a broken configuration all end in errors."""
-_INCUMBENT_RUNS, _TRIALS_BETWEEN_RUNS = 4, 8
-"""Runs after which the incumbent has earned its place, and number of trials from one of them to the next: it may be a lucky one yet."""
-_MAX_REPEAT_RATIO = 4.0
-"""Upper limit on a repeat's score, as a multiple of its configuration's expected score: a repeat is to be measured, not cut short."""
-_MIN_CHANCE = 0.02
-"""Lower limit on every predicted chance, so that an error of the model never rules a region out."""
 MAX_ENDED = 1000
 """Number of ended trials that a search knows before it forgets some of them: every decision looks at all that it knows."""
-_KEPT_BEST, _KEPT_LAST = 250, 500
-"""Ended trials that are kept then: those that came nearest to the target, and of the others the last ones."""
-_MAX_FEASIBLE = 2000
-"""Maximum number of feasible points that are remembered."""
-_MAX_POINTS = 200
-"""Maximum number of points that the model is conditioned on: the last infeasible and the last feasible ones, up to half each."""
+
+
+class CurvePoint(NamedTuple):
+    """One evaluation of a trial."""
+
+    step: float
+    """Steps, or epochs where the search varies the length of the schedule."""
+    seconds: float
+    """Score that the trial has spent so far, in the search's unit: one second of training of the first trial seen."""
+    shortfall: float
+
+
+@dataclass
+class KnownTrial:
+    """What the search knows about one trial."""
+
+    key: Key
+    """Identifies the trial's configuration, the same for its repeats."""
+    features: Array
+    """Features of the trial's point ``[features]``, as ``UnitCube.features``."""
+    prior_means: Array
+    """What each earlier study expects of the trial's point ``[studies]``, higher is better."""
+    log_length: float
+    """Logarithm of the schedule's length in epochs; infinite where the search does not vary it."""
+    is_repeat: bool
+    """Whether the configuration had reached the target before this trial began."""
+    curve: list[CurvePoint] = field(default_factory=list)
+    best_index: int = 0
+    """Index in ``curve`` of the evaluation nearest to the target."""
+    is_paused: bool = False
+    has_ended: bool = False
+    last_decision_seconds: float = 0.0
+    """Time of the trial, in the unit of ``CurvePoint.seconds``, at which it was last decided whether it continues."""
+    last_chosen: int = 0
+    """Number of the decision that last chose the trial."""
+    log_gain: float = math.inf
+    """Logarithm of the expected gain per second when last compared; infinite if not compared since the last evaluation."""
+    resume_seconds: float = 0.0
+    """Time to build and prepare the training anew when the trial is resumed, in the unit of ``CurvePoint.seconds``."""
+
+    def add(self, evaluation: CurvePoint) -> None:
+        """Append an evaluation to the trial's curve."""
+        self.curve.append(evaluation)
+        self.log_gain = math.inf
+        if evaluation.shortfall < self.curve[self.best_index].shortfall:
+            self.best_index = len(self.curve) - 1
+
+    @property
+    def least_shortfall(self) -> float:
+        """Least distance from the target so far; infinite before the first evaluation."""
+        return self.curve[self.best_index].shortfall if self.curve else math.inf
+
+    @property
+    def num_doublings(self) -> int:
+        """How many times the trial's time has doubled since its first evaluation."""
+        return int(np.floor(np.log2(max(self.curve[-1].seconds / self.curve[0].seconds, 1) * 1.0001)))
+
+    @property
+    def promotion_order(self) -> tuple[bool, float]:
+        """Sort key of a trial among those to be trained on, least first: whether it has stalled, and its last shortfall.
+
+        A trial has stalled that did not lose a tenth of its shortfall in the second half of its time.
+        """
+        # The first half ends at 0.6, since evaluations do not come at even times.
+        first_half = [seen.shortfall for seen in self.curve if seen.seconds <= self.curve[-1].seconds * 0.6] or [self.curve[0].shortfall]
+        return len(self.curve) > 1 and self.least_shortfall > min(first_half) * 0.9, self.curve[-1].shortfall
+
+    @property
+    def representative_indices(self) -> list[int]:
+        """Indices of the evaluations that describe the trial's curve best: first, last, and in a long curve the middle and the best."""
+        last = len(self.curve) - 1
+        return sorted({0, last, (last + 1) // 2, self.best_index}) if last > 2 else sorted({0, last})
 
 
 class TrialHistory:
@@ -103,18 +162,14 @@ class TrialHistory:
                 self._forget_some()
 
     def _forget_some(self) -> None:
-        """Forget ended trials, but for the best and the last."""
+        """Forget ended trials, but for those that came nearest to the target and the last ones."""
         ended = [number for number, trial in self.trials.items() if trial.has_ended]
-        order = sorted(ended, key=lambda number: self._least_shortfall(self.trials[number]))
-        kept = {*order[:_KEPT_BEST], *ended[-_KEPT_LAST:]}
+        order = sorted(ended, key=lambda number: self.trials[number].least_shortfall)
+        kept = {*order[: MAX_ENDED // 4], *ended[-MAX_ENDED // 2 :]}
         for number in ended:
             if number not in kept:
                 del self.trials[number]
         self._num_ended = len(kept)
-
-    @staticmethod
-    def _least_shortfall(trial: KnownTrial) -> float:
-        return trial.curve[trial.best_index].shortfall if trial.curve else math.inf
 
     def add_infeasible(self, suggestion: Suggestion) -> None:
         """Learn that no training can run a point."""
@@ -126,18 +181,18 @@ class TrialHistory:
         by_key = self.expected.by_key()
         return {number: by_key[key] * self.unit for number, key in self._reached.items()}
 
-    def to_beat(self, number: int) -> float:
-        """Score that a trial must beat to be expected better than the incumbent; for a repeat, a few times its expected score."""
+    def score_to_beat(self, number: int) -> float:
+        """Score that a trial must beat to be expected better than the incumbent; a repeat, which is to be measured, 4 times its own."""
         trial = self.trials.get(number)
         if math.isinf(self.best):
             return math.inf
         if trial is None or not trial.is_repeat:
             return self.expected.incumbent * self.unit
-        return self.expected.by_key()[trial.key] * _MAX_REPEAT_RATIO * self.unit
+        return self.expected.by_key()[trial.key] * 4.0 * self.unit
 
     def longest_waiting(self, waiting: Sequence[int], running: int | None) -> int | None:
         """The paused trial, among those that may still win, that was last chosen the longest ago."""
-        may_win = [number for number in waiting if number != running and self._may_win(number)]
+        may_win = [number for number in waiting if number != running and self.may_win(self.trials[number])]
         return min(may_win, key=lambda number: self.trials[number].last_chosen, default=None)
 
     def due_repeat(self) -> Suggestion | None:
@@ -155,9 +210,9 @@ class TrialHistory:
         if not runs or any(not self.trials[number].has_ended for number in runs):
             return None
         if key == self.expected.challenger:
-            is_due = len(runs) <= _MAX_CHALLENGES
+            is_due = len(runs) <= 2  # repeats of a broken configuration all end in errors
         else:
-            is_due = len(runs) < _INCUMBENT_RUNS and max(self.trials) - max(runs) >= _TRIALS_BETWEEN_RUNS
+            is_due = len(runs) < 4 and max(self.trials) - max(runs) >= 8
         return self.points[key] if is_due else None
 
     def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:
@@ -177,14 +232,14 @@ class TrialHistory:
         Trials with the most doublings come first, and of these the one nearest to the target, but a stalled one only where all have
         stalled: where most trials stall just short of the target, the nearest ones are those that will never reach it.
         """
-        levels = np.sort(num_doublings(self.seen))
-        of_waiting = num_doublings([self.trials[number] for number in waiting])
+        levels = np.sort([trial.num_doublings for trial in self.seen])
+        of_waiting = {number: self.trials[number].num_doublings for number in waiting}
         num_at_least = len(levels) - np.searchsorted(levels, np.arange(levels[-1] + 2))  # trials with each number of doublings or more
-        for low in range(int(of_waiting.max(initial=-1)), -1, -1):
+        for low in range(max(of_waiting.values(), default=-1), -1, -1):
             if num_at_least[low + 1] < num_at_least[low] / reduction_factor - 1:
-                due = [number for number, level in zip(waiting, of_waiting, strict=True) if level == low and self._may_win(number)]
+                due = [number for number, level in of_waiting.items() if level == low and self.may_win(self.trials[number])]
                 if due:
-                    return min(due, key=lambda number: standing(self.trials[number].curve))
+                    return min(due, key=lambda number: self.trials[number].promotion_order)
         return None
 
     def add_evaluation(self, number: int, evaluation: Evaluation) -> None:
@@ -219,9 +274,9 @@ class TrialHistory:
         self.limit = max(self.limit, score / self.unit)
         return score / self.unit / longest
 
-    def _may_win(self, number: int) -> bool:
+    def may_win(self, trial: KnownTrial) -> bool:
         """Whether the trial could still be evaluated before it has spent more than a winner may."""
-        return self.next_seconds(self.trials[number]) <= self.best * WIN
+        return self.next_seconds(trial) <= self.best * WIN
 
     def next_seconds(self, trial: KnownTrial) -> float:
         """Earliest time of a trial's next evaluation, by the smallest gap between the first two of any trial, relative to the first."""
@@ -250,41 +305,28 @@ class FeasibilityModel:
     """
 
     def __init__(self, num_features: int) -> None:
-        self._process = RateModel(num_features)
+        self._process = GaussianProcess(num_features)
         self._points: dict[str, tuple[Array, bool]] = {}
-        self._num_infeasible = 0
         self._num_learnt_of = 0
         self._is_fitted = False
 
     def add(self, name: str, features: Array, *, is_feasible: bool) -> None:
         """Set the label of a point ``[features]``; a new label for the same name replaces it, since a trial may still diverge."""
-        was_infeasible = name in self._points and not self._points[name][1]
-        self._num_infeasible += (not is_feasible) - was_infeasible
         self._points[name] = features, is_feasible
-        first = next(iter(self._points))
-        if len(self._points) > _MAX_FEASIBLE and self._points[first][1]:
-            del self._points[first]
         self._is_fitted = False
 
     def log_chances(self, features: Array) -> Array:
         """Logarithms ``[points]`` of the chance that each of the points ``[points, features]`` can be trained."""
-        if not len(features) or not 0 < self._num_infeasible < len(self._points):
+        feasible, infeasible = ([point for point, label in self._points.values() if label is known][-100:] for known in (True, False))
+        if not (len(features) and feasible and infeasible):
             return np.zeros(len(features))
         if not self._is_fitted:
-            self._fit()
+            labels = np.array([-1.0] * len(infeasible) + [1.0] * len(feasible))
+            has_grown = len(labels) >= 1.06 * self._num_learnt_of
+            if has_grown:
+                self._num_learnt_of = len(labels)
+            self._process.fit(np.array([*infeasible, *feasible]), labels, learn=np.arange(len(labels)) if has_grown else None)
+            self._is_fitted = True
         means, deviations = self._process.predict(features)
-        chances: Array = np.log(np.clip(ndtr(means / deviations), _MIN_CHANCE, 1.0))
-        return chances
-
-    def _fit(self) -> None:
-        feasible, infeasible = (
-            [features for features, label in self._points.values() if label is is_feasible][-_MAX_POINTS // 2 :]
-            for is_feasible in (True, False)
-        )
-        labels = np.array([-1.0] * len(infeasible) + [1.0] * len(feasible))
-        is_grown = len(labels) >= 1.06 * self._num_learnt_of
-        learn: Indices | None = np.arange(len(labels)) if is_grown else None
-        if is_grown:
-            self._num_learnt_of = len(labels)
-        self._process.fit(np.array([*infeasible, *feasible]), labels, learn=learn)
-        self._is_fitted = True
+        # An error of the model never rules a region out.
+        return np.log(np.clip(ndtr(means / deviations), 0.02, 1.0))  # type: ignore[no-any-return]  # SciPy says Any

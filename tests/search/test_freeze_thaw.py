@@ -17,7 +17,6 @@ from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
-from autotune.search.known_trials import CurvePoint, standing
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.search.trial_history import MAX_ENDED
@@ -173,7 +172,7 @@ def test_a_share_is_trained_on_where_some_need_as_long_to_start_as_others_for_a_
         first = 2.0 ** (number % 6)
         recorded = recorded_curve(number, (first, 0.1), (2 * first, 0.2 + number / 100))
         made.paused(number, recorded.suggestion, [replayed_evaluation(recorded, index) for index in range(2)])
-    assert made._promoted(range(24)) == 23, "none has been trained to four times its first evaluation"
+    assert made._history.promoted(range(24), 4) == 23, "none has been trained to four times its first evaluation"
 
 
 def test_a_trial_whose_start_takes_most_of_its_time_is_not_paused_right_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,14 +182,6 @@ def test_a_trial_whose_start_takes_most_of_its_time_is_not_paused_right_after_it
     made.started(0, recorded.suggestion)
     decisions = [made.observe(0, replayed_evaluation(recorded, index)) for index in range(4)]
     assert decisions == [Decision.CONTINUE, Decision.CONTINUE, Decision.CONTINUE, Decision.PAUSE]
-
-
-def test_a_trial_that_has_stalled_is_trained_on_after_those_that_have_not() -> None:
-    def curve(*shortfalls: float) -> list[CurvePoint]:
-        return [CurvePoint(2.0**place, 2.0**place, shortfall) for place, shortfall in enumerate(shortfalls)]
-
-    stalled, falling, further = curve(0.011, 0.01, 0.01), curve(0.4, 0.3, 0.2), curve(0.9, 0.6, 0.5)
-    assert sorted([stalled, further, falling], key=standing) == [falling, further, stalled]
 
 
 def test_an_evaluation_at_the_target_that_does_not_count_is_not_past_it_for_the_model() -> None:
@@ -204,7 +195,6 @@ def test_an_evaluation_at_the_target_that_does_not_count_is_not_past_it_for_the_
 
 def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freeze_thaw, "_MAX_WAITING", 6)
-    monkeypatch.setattr(freeze_thaw, "_MAX_PROMISING", 4)
     recorded = recording()
     assert searched(recorded, seed=0).seconds_until(recorded, 0.1) is not None
 
@@ -337,7 +327,7 @@ def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
     made = sampler()
     result = replace(ended(0, {"kind": "fast", "lr": 0.01, "size": 8}, Outcome.REACHED), values={})
     made.finish(result, OBJECTIVE.score(result))
-    assert made.to_beat(1) == pytest.approx(6.0, rel=0.05)
+    assert made.score_to_beat(1) == pytest.approx(6.0, rel=0.05)
     assert made.expected_scores() == {0: pytest.approx(6.0, rel=0.05)}
     assert made._history.repeat(0.0) is None, "it has no point"
 

@@ -12,7 +12,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.curve_model import CurveModel
+from autotune.search.curve_model import GaussianProcess
 from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
@@ -162,26 +162,22 @@ def test_a_study_of_another_kind_hurts_little() -> None:
 
 def test_a_study_that_the_rows_contradict_is_left_out() -> None:
     rng = np.random.default_rng(0)
-    points = rng.random((40, 2))
+    points = np.column_stack([rng.random((40, 2)), np.zeros(40), np.arange(40.0)])
     truth = np.sin(3 * points[:, 0]) + points[:, 1]
     prior_means = np.column_stack([truth, -truth])
-    model = CurveModel(2)
+    model = GaussianProcess(2, of_curves=True)
     for _ in range(2):  # hyperparameters are learnt, and used
-        model.fit(points[:20], np.zeros(20), np.arange(20.0), truth[:20], prior_means=prior_means[:20], learn=np.arange(20))
-    right, wrong = (
-        model.predict(points[20:], np.zeros(20), np.full(20, -1.0), prior_means=changed)[0]
-        for changed in (prior_means[20:] + np.array([1.0, 0.0]), prior_means[20:] + np.array([0.0, 1.0]))
-    )
-    plain, _ = model.predict(points[20:], np.zeros(20), np.full(20, -1.0), prior_means=prior_means[20:])
+        model.fit(points[:20], truth[:20], np.arange(20), prior_means[:20])
+    plain, right, wrong = (model.predict(points[20:], prior_means[20:] + step)[0] for step in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))
     assert (right - plain).mean() > 0.3  # what a step of the one that agrees is worth
     assert wrong == pytest.approx(plain)
 
 
-def test_merits_that_say_nothing_are_left_out() -> None:
+def test_prior_means_that_say_nothing_are_left_out() -> None:
     rng = np.random.default_rng(0)
-    points, truth = rng.random((40, 2)), rng.normal(size=40)  # that the points do not tell
+    points, truth = np.column_stack([rng.random((40, 2)), np.zeros(40), np.arange(40.0)]), rng.normal(size=40)
     for prior_means, is_used in ((truth + 0.1 * rng.normal(size=40), True), (rng.normal(size=40), False)):
-        model = CurveModel(2)
+        model = GaussianProcess(2, of_curves=True)
         for _ in range(2):
-            model.fit(points, np.zeros(40), np.arange(40.0), truth, learn=np.arange(40), prior_means=prior_means[:, None])
+            model.fit(points, truth, np.arange(40), prior_means[:, None])
         assert model.uses_prior_means is is_used
