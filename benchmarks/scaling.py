@@ -1,13 +1,11 @@
-"""What does a search cost with more workers, and with workers that are lost? ``python -m benchmarks.scaling --recordings DIR``.
+"""What does a search cost with more workers? ``python -m benchmarks.scaling --recordings DIR``.
 
-Searches are replayed over recorded learning curves (``docs/recording.md``) on a virtual clock, with each number of workers, with and
-without losses: a worker is lost at random, once in ``--lost-every`` times the recording's best time to target on average, its trial
-begins again from its start, and another worker comes at once. The driver of a replay is that of a study, so what its decisions
-cost is measured.
+Searches are replayed over recorded learning curves (``docs/recording.md``) on a virtual clock, with each number of workers. The driver of
+a replay is that of a study, so what its decisions cost is measured.
 
-Reported for each policy, number of workers and kind of losses: seconds of the clock until a trial within 10% of the best has
+Reported for each policy and number of workers: seconds of the clock until a trial within 10% of the best has
 reached the target, in trainings of the best configuration (geometric mean over recordings and seeds); the share of worker seconds
-in which nothing was trained; the share that was lost; and what an answer of the driver took (mean, median, 99th percentile).
+in which nothing was trained; and what an answer of the driver took (mean, median, 99th percentile).
 No claim is checked.
 
 Exit code 0: it ran; 2: no recordings.
@@ -29,7 +27,6 @@ from rich.table import Table
 
 from autotune.config.compose import Composed, Composer
 from autotune.errors import AutotuneError
-from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording
 from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import quiet_optuna
@@ -50,8 +47,6 @@ class Search:
     recording: Path
     policy: str
     num_workers: int
-    lost_every: float | None
-    """Mean time between two losses of one worker, in multiples of the best time to target; None for no losses."""
     seed: int
 
 
@@ -64,9 +59,6 @@ class Score:
     """Seconds of the virtual clock over the best time to target."""
     idle_share: float
     """Share of the worker seconds in which nothing was trained."""
-    lost_share: float
-    """Share of the worker seconds whose training was lost."""
-    num_lost: int
     num_answers: int
     mean_answer_ms: float
     median_answer_ms: float
@@ -78,17 +70,14 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Means over the searches by one policy with one number of workers and one rate of losses."""
+    """Means over the searches by one policy with one number of workers."""
 
     policy: str
     num_workers: int
-    lost_every: float | None
     num_searches: int
     wall_multiple: float
     """Geometric mean over the searches; all further fields are arithmetic means."""
     idle_share: float
-    lost_share: float
-    num_lost: float
     mean_answer_ms: float
     median_answer_ms: float
     late_answer_ms: float
@@ -107,8 +96,6 @@ def run_search(search: Search) -> Score:
         lambda place: _timed(replayed_policy(recording, _composed(search.policy), seed=search.seed, place=place), answers),
         num_workers=search.num_workers,
         within=WITHIN,
-        lost_every_seconds=None if search.lost_every is None else search.lost_every * best,
-        seed=search.seed,
     )
     return _score(search, trace, best, answers)
 
@@ -116,13 +103,10 @@ def run_search(search: Search) -> Score:
 def _score(search: Search, trace: Trace, best: float, answers: Sequence[float]) -> Score:
     wall = max(stretch.stopped_seconds for stretch in trace.stretches)
     there = wall * search.num_workers
-    lost = [stretch for stretch in trace.stretches if stretch.outcome == Outcome.LOST]
     return Score(
         search=search,
         wall_multiple=wall / best,
         idle_share=1 - sum(stretch.stopped_seconds - stretch.started_seconds for stretch in trace.stretches) / there,
-        lost_share=sum(stretch.stopped_seconds - stretch.started_seconds for stretch in lost) / there,
-        num_lost=len(lost),
         num_answers=len(answers),
         mean_answer_ms=1e3 * float(np.mean(answers)),
         median_answer_ms=1e3 * float(np.median(answers)),
@@ -160,40 +144,37 @@ def _composed(policy: str) -> Composed:
 
 
 def rows_of(scores: Sequence[Score]) -> list[Row]:
-    """A row for each policy, number of workers and kind of losses."""
-    groups: dict[tuple[str, int, float | None], list[Score]] = {}
+    """A row for each policy, number of workers."""
+    groups: dict[tuple[str, int], list[Score]] = {}
     for score in scores:
-        groups.setdefault((score.search.policy, score.search.num_workers, score.search.lost_every), []).append(score)
+        groups.setdefault((score.search.policy, score.search.num_workers), []).append(score)
     return [
         Row(
             policy=policy,
             num_workers=num_workers,
-            lost_every=lost_every,
             num_searches=len(group),
             wall_multiple=math.exp(float(np.mean([math.log(score.wall_multiple) for score in group]))),
             **{name: float(np.mean([getattr(score, name) for score in group])) for name in _MEANS},
         )
-        for (policy, num_workers, lost_every), group in groups.items()
+        for (policy, num_workers), group in groups.items()
     ]
 
 
-_MEANS = ("idle_share", "lost_share", "num_lost", "mean_answer_ms", "median_answer_ms", "late_answer_ms", "answers_per_training")
+_MEANS = ("idle_share", "mean_answer_ms", "median_answer_ms", "late_answer_ms", "answers_per_training")
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """Print the rows as a table."""
     table = Table(title="Searches until one within 10% of the best has reached the target", title_justify="left")
-    for name in ("policy", "workers", "lost every", "n", "wall", "idle", "lost", "answer ms", "median", "99%", "answers a training"):
+    for name in ("policy", "workers", "n", "wall", "idle", "answer ms", "median", "99%", "answers a training"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.policy,
             str(row.num_workers),
-            "never" if row.lost_every is None else f"{row.lost_every:g}",
             str(row.num_searches),
             f"{row.wall_multiple:.3g}",
             f"{row.idle_share:.1%}",
-            f"{row.lost_share:.1%}",
             f"{row.mean_answer_ms:.3g}",
             f"{row.median_answer_ms:.3g}",
             f"{row.late_answer_ms:.3g}",
@@ -211,10 +192,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 2
     started = circumstances()
     searches = [
-        Search(recording=folder, policy=policy, num_workers=num_workers, lost_every=lost_every, seed=seed)
+        Search(recording=folder, policy=policy, num_workers=num_workers, seed=seed)
         for policy in arguments.policies
         for num_workers in arguments.workers
-        for lost_every in (None, arguments.lost_every)
         for folder in folders
         for seed in range(arguments.seeds)
     ]
@@ -243,7 +223,6 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--names", type=_names, default=[], help="of recordings, with commas; else all")
     parser.add_argument("--policies", type=_names, default=["freeze_thaw", "tpe"], help="of search=, with commas")
     parser.add_argument("--workers", type=_numbers, default=[1, 8, 64, 512], help="numbers of workers, with commas")
-    parser.add_argument("--lost-every", type=float, default=20.0, help="best times to target between two losses of a worker")
     parser.add_argument("--seeds", type=int, default=2, help="searches of each kind over each recording")
     parser.add_argument("--processes", type=int, default=1, help="to replay with; more than one disturbs the times of answers")
     return run(parser.parse_args(command_line), Console(width=None if sys.stdout.isatty() else 160))

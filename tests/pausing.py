@@ -1,15 +1,16 @@
 """A sampler that pauses, so simple that what comes of it is known."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.measurement import Evaluation
+from autotune.search.samplers import TrialScheduler
 from autotune.search.stopping import Decision
 from autotune.space import Suggestion
 
 
-class PausesAtFirst:
+class PausesAtFirst(TrialScheduler):
     """Pauses every trial at its first evaluation, and takes them up in turn when there is no new point."""
 
     def __init__(self, points: Sequence[Suggestion]) -> None:
@@ -22,9 +23,6 @@ class PausesAtFirst:
         if point is not None:
             return point
         return self.waiting.pop(0) if self.waiting else None
-
-    def started(self, number: int, suggestion: Suggestion) -> None:
-        pass
 
     def paused(self, number: int, suggestion: Suggestion, evaluations: Sequence[Evaluation]) -> None:
         self.waiting.append(number)
@@ -42,14 +40,5 @@ class PausesAtFirst:
         if number in self.waiting:
             self.waiting.remove(number)
 
-    def rejected(self, suggestion: Suggestion) -> None:
-        pass
-
-    def restrict_repeats(self, can_repeat: Callable[[Suggestion], bool]) -> None:
-        pass
-
-    def expected_scores(self) -> dict[int, float]:
-        return {}
-
-    def to_beat(self, number: int) -> float:
+    def score_to_beat(self, number: int) -> float:
         return self.best

@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-import signal
 import subprocess
 import sys
 import traceback
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-import yaml
 
 import autotune
 from autotune import api
@@ -23,7 +21,6 @@ from autotune.config.compose import Composer
 from autotune.errors import AutotuneError, ConfigError, StudyError
 from autotune.execution.settings import check_settings
 from autotune.reporting.study_files import write_json
-from tests.patience import PATIENCE_SECONDS, wait_until
 
 SCRIPT = """
 import functools
@@ -142,14 +139,6 @@ autotune.tune(fit, space={"lr": [1, 2]}, baseline={"lr": 1}, target=target, tria
 """
 
 
-@pytest.mark.ray
-def test_a_function_that_fails_in_every_trial_ends_the_study_with_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(FAILING)
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert "WorkerError: all 2 trials failed in the code they train; the first:" in ran.stderr
-    assert "ValueError: the data is empty" in ran.stderr
-    assert ran.stdout == ""
 
 
 def fit(lr: float, depth: int = 2, *, report: Any = None) -> None:
@@ -201,14 +190,6 @@ def test_a_refusal_shows_a_scripts_line_and_no_frames_of_autotunes(
     assert "direct cause" not in shown
 
 
-@pytest.mark.parametrize("name", ["nan", "null", "true", "inf", "cnn", "_fit", "übung", "class", "load_function"])
-def test_a_function_may_have_any_name(name: str, tmp_path: Path) -> None:
-    named = types.FunctionType(fit.__code__, fit.__globals__, name, fit.__defaults__)
-    named.__kwdefaults__ = fit.__kwdefaults__
-    result = autotune.tune(
-        named, space={"lr": [1, 2]}, target=TARGET, baseline={"lr": 1}, folder=tmp_path, tracking="none", dry_run=True, quiet=True
-    )
-    assert result.folder.parent == tmp_path
 
 
 FINITE = """
@@ -227,13 +208,6 @@ autotune.tune(
 """
 
 
-@pytest.mark.ray
-def test_a_search_ends_once_every_point_was_tried_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(FINITE)
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert "the search ends: all 3 points of the search space have been tried" in ran.stdout
-    assert (tmp_path / "outputs/finite/trials.csv").read_text().count("\n") == 4
 
 
 TERMINATED = """
@@ -256,22 +230,8 @@ print("after")
 """
 
 
-@pytest.mark.ray
-def test_a_script_that_is_terminated_ends_in_good_order_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(TERMINATED)
-    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
-        wait_until((tmp_path / "outputs/long/trace.csv").is_file)  # the search has begun
-        script.terminate()
-        out, err = script.communicate(timeout=PATIENCE_SECONDS)
-    assert (script.returncode, err) == (128 + signal.SIGTERM, "")
-    assert "interrupted; the same study goes on with" in out
-    assert "after" not in out
 
 
-def test_settings_of_the_command_line_are_checked_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(AutotuneError, match=r"search\.num_trials: found 0, accepted is above 0"):
-        autotune.tune(experiment="cnn", trials=0, tracking="none")
 
 
 @pytest.mark.parametrize(
@@ -295,9 +255,6 @@ def test_a_domain_is_written_as_a_search_space_file_has_it(domain: Any, written:
     assert api._domain("fit", "key", domain) == written
 
 
-def test_a_folder_with_spaces_is_one_setting() -> None:
-    composer = Composer(["experiment=cnn", *api._as_overrides("study", {"name": "a", "folder": "/tmp/my studies, 2026=a", "seed": 3})])
-    assert composer.compose().config.study.folder == "/tmp/my studies, 2026=a"
 
 
 @pytest.mark.parametrize("limits", [{}, {"at_least": 1, "at_most": 2}])
@@ -319,20 +276,6 @@ def test_a_function_that_has_changed_since_its_study_began_is_told(tmp_path: Pat
         write(changed)
 
 
-@pytest.mark.parametrize(
-    ("training", "reuse_process", "said"),
-    [
-        (fit, False, {}),
-        (fit, True, {"_reuse_process_": True}),
-        (autotune.command("python train.py --lr {lr}"), False, {"_command_": True}),
-    ],
-)
-def test_how_processes_call_a_function_is_written_beside_its_name(tmp_path: Path, training: Any, reuse_process: bool, said: Any) -> None:
-    api._write_function(tmp_path, training, "study_line", {"lr": [1, 2]}, TARGET, {"lr": 1}, reuse_process=reuse_process)
-    (written,) = (tmp_path / "experiment").glob("*.yaml")
-    node = yaml.safe_load(written.read_text())["training"]
-    assert node.pop("_target_").startswith("study_line.")
-    assert node == {"lr": 1, **said}
 
 
 def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:
@@ -354,11 +297,6 @@ def test_a_speed_up_that_is_not_shown_is_none(tmp_path: Path, low: float, high: 
     assert (result.speed_up, result.speed_up_interval) == expected
 
 
-def test_everything_public_is_there_and_told() -> None:
-    for name in autotune.__all__:
-        assert inspect.getdoc(getattr(autotune, name)), name
-    with pytest.raises(AttributeError, match="module 'autotune' has no attribute 'tunes'"):
-        _ = autotune.tunes  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "2"), ("1", "1")])

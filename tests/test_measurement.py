@@ -1,6 +1,5 @@
 """The records of measuring, and the clock whose phases sum to the time that passed."""
 
-import dataclasses
 import json
 import math
 
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialResult, differing_devices
+from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialResult
 from autotune.outcome import Outcome
 
 ANY_FLOAT = st.floats(allow_nan=True)
@@ -80,12 +79,6 @@ def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | N
         assert sum(clock.seconds(phase) for phase in Phase) + spent[None] == time.now - 1000.0 - 7
 
 
-def test_a_real_clock_counts_no_more_than_has_passed() -> None:
-    clock = PhaseClock()
-    clock.enter(Phase.TRAIN)
-    first = clock.seconds(Phase.TRAIN)
-    clock.enter(None)
-    assert 0.0 <= first <= clock.seconds(Phase.TRAIN) == clock.seconds(Phase.TRAIN)
 
 
 def test_the_device_is_awaited_when_the_phase_changes_and_at_no_other_time(hand_set_time: HandSetTime) -> None:
@@ -121,15 +114,6 @@ def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_s
     assert {phase: clock.seconds(phase) for phase in Phase} == {"build": 0.0, "prepare": 1.0, "train": 2.0, "evaluate": 1.0}
 
 
-def test_joules_that_were_not_measured_throughout_are_not_known() -> None:
-    counters = iter([0.0, 1.0, 2.0, math.nan, 4.0, 5.0])
-    clock = PhaseClock()
-    clock.attach(lambda: None, lambda: next(counters))
-    clock.add(Phase.BUILD, 3.0)
-    for phase in (Phase.PREPARE, Phase.TRAIN, Phase.TRAIN, Phase.EVALUATE, None):
-        clock.enter(phase)
-    assert [clock.joules(phase) for phase in Phase] == [None, 1.0, None, 1.0]
-    assert PhaseClock().joules(Phase.TRAIN) is None
 
 
 def same(left: object, right: object) -> bool:
@@ -137,10 +121,6 @@ def same(left: object, right: object) -> bool:
     return repr(left) == repr(right)
 
 
-@given(evaluation=EVALUATIONS)
-def test_an_evaluation_survives_its_dict_and_json(evaluation: Evaluation) -> None:
-    assert same(Evaluation.from_dict(evaluation.as_dict()), evaluation)
-    assert same(Evaluation.from_dict(json.loads(json.dumps(evaluation.as_dict()))), evaluation)
 
 
 @given(result=RESULTS)
@@ -180,58 +160,12 @@ def test_shortfall_is_positive_exactly_while_short_of_the_target(mode: str, valu
     assert (target.shortfall(metric) > 0) is not target.reached_by(metric)
 
 
-def test_every_outcome_is_a_time_or_a_bound_or_infeasible_or_an_error() -> None:
-    assert {each for each in Outcome if each.is_censored} == {
-        Outcome.MISSED,
-        Outcome.CAPPED,
-        Outcome.STOPPED,
-        Outcome.TIMED_OUT,
-    }
-    assert {each for each in Outcome if each.is_infeasible} == {Outcome.OUT_OF_MEMORY, Outcome.DIVERGED, Outcome.INVALID}
-    assert {each for each in Outcome if not each.is_censored and not each.is_infeasible} == {
-        Outcome.REACHED,
-        Outcome.CONTENDED,
-        Outcome.LOST,
-        Outcome.ERRORED,
-    }
 
 
-def test_a_worker_is_replaced_where_its_process_may_be_spoilt() -> None:
-    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED, Outcome.LOST}
 
 
-def test_only_a_trial_that_reached_has_a_time_to_target_and_it_is_the_warm_one() -> None:
-    last = Evaluation(
-        step=1, epoch=1.0, samples=64, build_seconds=8.0, prepare_seconds=1.0, train_seconds=4.0, evaluate_seconds=2.0, metric=1.0,
-        loss=0.0, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None,
-    )  # fmt: skip
-    reached = TrialResult(
-        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.REACHED, evaluations=(last,), started_at=0.0, stopped_at=0.0,
-        fingerprint={},
-    )  # fmt: skip
-    assert reached.last is last
-    assert reached.time_to_target_seconds == last.warm_seconds == 5.0
-    assert dataclasses.replace(reached, outcome=Outcome.CAPPED).time_to_target_seconds is None
-    without = dataclasses.replace(reached, evaluations=())
-    assert without.last is None
-    assert without.time_to_target_seconds is None
 
 
-def test_runs_on_cards_that_differ_are_told_and_those_on_cards_of_one_kind_are_not() -> None:
-    def run(device: str, watts: float | None, kind: str = "cuda", uuid: str = "GPU-a") -> TrialResult:
-        gpu = {"uuid": uuid, "power_limit_watts": watts, "default_power_limit_watts": 700.0, "max_clock_mhz": 1980}
-        facts = {"device": device, "device_type": kind, **({"gpus": [gpu]} if kind == "cuda" else {})}
-        return TrialResult(
-            trial=0, values={}, overrides=(), seed=0, outcome=Outcome.MISSED, evaluations=(), started_at=0.0, stopped_at=0.0,
-            fingerprint=facts,
-        )  # fmt: skip
-
-    alike = [run("H100", 700.0), run("H100", 700.0, uuid="GPU-b"), run("a processor", None, kind="cpu")]
-    assert differing_devices(alike) is None
-    assert differing_devices([*alike, run("H100", 350.0), run("A100", None)]) == (
-        "runs were timed on devices that differ: A100, at most 1980 MHz (1); H100, at most 350 W, at most 1980 MHz (1); "
-        "H100, at most 700 W, at most 1980 MHz (2)"
-    )
 
 
 @pytest.mark.parametrize(

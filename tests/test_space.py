@@ -113,15 +113,8 @@ def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(
     assert str(refused.value) == message
 
 
-def test_a_mistake_beneath_a_choice_is_named_with_its_branch() -> None:
-    mapping = {"optimizer": {"type": "choice", "choices": {"sgd": {"optimizer.lr": {"type": "float", "low": 2, "high": 1}}}}}
-    with pytest.raises(SearchSpaceError, match=r"^cnn\.yaml: optimizer=sgd/optimizer\.lr: low 2\.0 is above high 1\.0"):
-        SearchSpace.from_mapping(mapping, "cnn.yaml")
 
 
-def test_what_opens_beneath_a_value_is_a_mapping_or_nothing() -> None:
-    with pytest.raises(SearchSpaceError, match=r"^cnn\.yaml: o=a: found \[1\], accepted is a mapping from config key to domain$"):
-        SearchSpace.from_mapping({"o": {"type": "choice", "choices": {"a": [1]}}}, "cnn.yaml")
 
 
 def test_a_key_in_two_files_is_refused_with_both_files() -> None:
@@ -155,11 +148,6 @@ def test_a_key_that_two_open_parameters_share_is_refused(mapping: Any, message: 
     assert str(refused.value) == message
 
 
-def test_two_branches_of_one_choice_may_share_a_key() -> None:
-    assert [name for name, key, _ in SPACE.items() if key == "optimizer.lr"] == [
-        "optimizer=sgd/optimizer.lr",
-        "optimizer=adamw/optimizer.lr",
-    ]
 
 
 def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:
@@ -182,31 +170,8 @@ def test_choice_opens_only_the_chosen_branch() -> None:
     }
 
 
-def test_sampler_names_are_qualified_by_their_branch_and_config_keys_are_not() -> None:
-    trial = optuna.trial.FixedTrial(
-        {
-            "optimizer": "sgd",
-            "optimizer=sgd/optimizer.lr": 0.5,
-            "optimizer=sgd/nesterov": True,
-            "optimizer=sgd/nesterov=true/optimizer.momentum": 0.9,
-            "log2(batch_size)": 12,
-            "model.widths": "[16,32]",
-        }
-    )
-    assert SPACE.suggest(trial).as_overrides() == [
-        "optimizer=sgd",
-        "optimizer.lr=0.5",
-        "nesterov=true",
-        "optimizer.momentum=0.9",
-        "batch_size=4096",
-        "model.widths=[16,32]",
-    ]
 
 
-def test_power_of_two_is_asked_by_its_exponent() -> None:
-    _, trial, suggestion = ask(SearchSpace({"batch_size": PowerOfTwo(low=32, high=4096)}))
-    assert trial.distributions == {"log2(batch_size)": optuna.distributions.IntDistribution(5, 12)}
-    assert suggestion.values["batch_size"] == 2 ** trial.params["log2(batch_size)"]
 
 
 def test_one_study_holds_both_branches_with_their_own_ranges() -> None:
@@ -250,17 +215,8 @@ def test_probes_open_every_branch() -> None:
     assert probed == options
 
 
-def test_each_probe_takes_the_option_it_is_named_for_and_lies_in_the_space() -> None:
-    for name, value, point in SPACE.probes():
-        assert SPACE.point_of(point.values.get) == point
-        if name:
-            assert point.values[name.rpartition("/")[2]] == value
 
 
-def test_probes_end_with_the_highest_numbers() -> None:
-    name, value, point = list(SPACE.probes())[-1]
-    assert (name, value) == ("", None)
-    assert (point.values["optimizer.lr"], point.values["batch_size"]) == (10.0, 4096)
 
 
 def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
@@ -296,9 +252,6 @@ def test_a_configuration_that_the_space_lacks_is_no_point_of_it(changes: dict[st
     assert SPACE.point_of({**inside, **changes}.get) is None
 
 
-def test_a_point_of_another_space_cannot_be_enqueued() -> None:
-    with pytest.raises(SearchSpaceError, match=r"^batch_size: 33 is not in the search space$"):
-        SPACE.params_of(Suggestion({"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 33, "model.widths": [8, 16]}))
 
 
 # Laws.
@@ -335,11 +288,6 @@ def test_an_override_parses_back_to_the_same_value_and_type(value: Any) -> None:
     assert exactly(override.value()) == exactly(value)
 
 
-def test_not_a_number_parses_back_as_one() -> None:
-    (text,) = Suggestion({"key": math.nan}).as_overrides()
-    value = OverridesParser.create().parse_override(text).value()
-    assert isinstance(value, float)
-    assert math.isnan(value)
 
 
 @st.composite
@@ -418,29 +366,8 @@ def test_a_space_written_as_plain_data_reads_back_the_same() -> None:
     assert SearchSpace.from_mapping(space.as_mapping(), "copy.yaml") == space
 
 
-def test_a_key_that_takes_fractions_lies_in_a_space_of_whole_numbers() -> None:
-    assert Int(low=3, high=40).as_param(20.0) == ("", 20)
-    assert Int(low=3, high=40).as_param(20.5) is None
-    choice = Choice(options=((4, SearchSpace({})), (8, SearchSpace({}))))
-    assert choice.as_param(8.0) == ("", 8)
-    assert choice.as_param(8.5) is None
-    both = Choice(options=((8, SearchSpace({})), (8.0, SearchSpace({}))))
-    assert both.as_param(8.0) == ("", "8.0")
 
 
-def test_options_that_python_calls_equal_are_as_many_labels_and_branches() -> None:
-    values = [1, 1.0, True, "1", "true", None, "null", "'1'"]
-    beneath = SearchSpace.from_mapping({"b": {"type": "float", "low": 0, "high": 1}}, "")
-    space = SearchSpace({"a": Choice(options=tuple((value, beneath) for value in values))})
-    assert len({name for name, _, _ in space.items()}) == 1 + len(values)
-    points = [Suggestion({"a": value, "b": 0.5}) for value in values]
-    assert len(set(points)) == len(values)
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for point in points:
-        study.enqueue_trial(space.params_of(point))
-        trial = study.ask()
-        assert space.suggest(trial) == point
-        assert space.suggest(optuna.trial.FixedTrial(study.trials[-1].params)) == point
 
 
 def test_keys_for_gpus_are_no_part_of_a_space_for_cpus() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from mlflow import MlflowClient
 from omegaconf import DictConfig, OmegaConf
 
 import autotune
@@ -145,23 +142,6 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner | MAPPED, max_size=3
 ARGUMENTS = VALUES | st.dictionaries(TEXTS, VALUES, max_size=3)
 
 
-@pytest.mark.parametrize("num_examples", [8, pytest.param(2000, marks=pytest.mark.slow)])
-def test_a_value_arrives_everywhere_as_it_was_given(num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if num_examples == 2000:
-        monkeypatch.setattr("autotune.config.config_files.compose", composed_from_defaults(tmp_path))
-
-    @examples(num_examples)
-    @example(options=AWKWARD, constant=MAPPINGS)
-    @example(options=["it's " * 5_000, "x"], constant=None)
-    @given(options=st.lists(VALUES, min_size=1, max_size=6, unique_by=repr), constant=ARGUMENTS)
-    def run(options: list[Any], constant: Any) -> None:
-        assume(exactly(without_secrets_in(options)) == exactly(options))
-        assume(not any("${" in key or key[:1] == key[-1:] == "_" for key in constant) if isinstance(constant, dict) else True)
-        check_everywhere(tmp_path, options, constant)
-
-    run()
-
-
 def composed_from_defaults(folder: Path) -> Callable[..., DictConfig]:
     """Hydra's ``compose``, which takes half a second, for many experiments in one file: merged into defaults that it composes once."""
     known: dict[str, DictConfig] = {}
@@ -182,6 +162,23 @@ def composed_from_defaults(folder: Path) -> Callable[..., DictConfig]:
         return config
 
     return compose
+
+
+@pytest.mark.parametrize("num_examples", [8, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_value_arrives_everywhere_as_it_was_given(num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if num_examples == 2000:
+        monkeypatch.setattr("autotune.config.config_files.compose", composed_from_defaults(tmp_path))
+
+    @examples(num_examples)
+    @example(options=AWKWARD, constant=MAPPINGS)
+    @example(options=["it's " * 5_000, "x"], constant=None)
+    @given(options=st.lists(VALUES, min_size=1, max_size=6, unique_by=repr), constant=ARGUMENTS)
+    def run(options: list[Any], constant: Any) -> None:
+        assume(exactly(without_secrets_in(options)) == exactly(options))
+        assume(not any("${" in key or key[:1] == key[-1:] == "_" for key in constant) if isinstance(constant, dict) else True)
+        check_everywhere(tmp_path, options, constant)
+
+    run()
 
 
 def test_numpys_values_become_pythons(tmp_path: Path) -> None:
@@ -309,70 +306,3 @@ from pathlib import Path
 Path(os.environ["AUTOTUNE_SEED"] + ".args").write_text(json.dumps(sys.argv[1:]))
 print('{"score": 1.0}')
 """
-
-
-def run_script(folder: Path, script: str, *arguments: str) -> list[str]:
-    """Lines that a script prints which tunes over ``AWKWARD``."""
-    (folder / "study.py").write_text(script.format(options=repr(AWKWARD)), encoding="utf-8")
-    ran = subprocess.run([sys.executable, "study.py", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr + ran.stdout
-    return ran.stdout.splitlines()
-
-
-def evaluated(text: str) -> Any:
-    return eval(text, {"nan": math.nan, "inf": math.inf})
-
-
-def as_json(text: str) -> Any:
-    """Value of a param of MLflow, as ``param_text`` says it is to be read."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
-def test_values_of_every_kind_arrive_in_a_study_its_resumption_and_another_that_starts_from_it(tmp_path: Path) -> None:
-    found = json.loads(run_script(tmp_path, STUDY, "mixed", "40", "{}")[-1])
-    calls = {path.name.partition("-")[0]: evaluated(path.read_text(encoding="utf-8")) for path in (tmp_path / "calls").iterdir()}
-    constant = {"a": AWKWARD[:5], "b": "${x}"}
-    kinds = [repr(exactly(option)) for option in AWKWARD]
-    for call in calls.values():
-        assert {repr(exactly(call["x"])), repr(exactly(call["y"]))} <= set(kinds)
-        assert exactly(call["constant"]) == exactly(constant)
-    assert len({repr(call[key]) for call in calls.values() for key in "xy"}) > len(AWKWARD) / 2
-    assert len({repr(call["z"]) for call in calls.values()}) == 6
-    rows = [evaluated(row) for row in found["rows"]]
-    assert len(rows) >= 40
-    for seed, *values in rows:
-        assert exactly(values) == exactly([calls[str(seed)][key] for key in "xyz"])
-    best = evaluated(found["best"])
-    assert repr(exactly(best)) in [repr(exactly(call)) for call in calls.values()]
-    assert exactly(load_yaml(found["exported"], "")) == exactly(yaml.safe_load(found["exported"])) == exactly(best)
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()], max_results=1000)
-    trials = [run for run in runs if run.data.tags["autotune.phase"] == "search"]  # runs of a pair have one seed
-    assert len(trials) >= 40
-    for run in trials:
-        values = [as_json(run.data.params[f"training.{key}"]) for key in "xyz"]
-        assert exactly(values) == exactly([calls[run.data.tags["autotune.seed"]][key] for key in "xyz"])
-
-    more = json.loads(run_script(tmp_path, STUDY, "mixed", "44", "{}")[-1])
-    assert more["rows"][: len(rows)] == found["rows"]
-    assert len(more["rows"]) >= 44
-    said = "\n".join(run_script(tmp_path, STUDY, "warm", "4", '{"warm_start": ["mixed"]}'))
-    assert f"mixed: {len(more['rows'])} of {len(more['rows'])} trials" in said
-
-
-@pytest.mark.slow
-def test_a_command_is_given_each_value_as_one_argument(tmp_path: Path) -> None:
-    (tmp_path / "echo.py").write_text(ECHO)
-    run_script(tmp_path, SHELL)
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.args")]
-    texts = {str(option) for option in AWKWARD}
-    for flag, text, both in found:
-        assert flag == "--x"
-        assert text in texts
-        assert both == f"--and={text}"
-    assert len({text for _, text, _ in found}) > len(texts) / 2

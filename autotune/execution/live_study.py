@@ -32,7 +32,7 @@ from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
 from autotune.search.policy import SearchPolicy
-from autotune.search.samplers import PausingSampler
+from autotune.search.samplers import TrialScheduler
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race, told_storage_errors
 from autotune.space import Suggestion
 from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial, confirmation_name, search_name
@@ -197,8 +197,8 @@ def opened(
         ConfigError: the sampler, the storage or the tracker cannot be made.
     """
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"), told_storage_errors(_study_command(plan.name, command, {})):
-        study, pausing = _open_storage(plan)
-        policy = _policy(plan, study, pausing)
+        study, scheduler = _open_storage(plan)
+        policy = _policy(plan, study, scheduler)
 
         def say(line: str) -> None:
             console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
@@ -259,8 +259,8 @@ def busy_seconds(results: Sequence[TrialResult]) -> float:
     return total
 
 
-def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
-    study, pausing = open_study(
+def _open_storage(plan: StudyPlan) -> tuple[Study, TrialScheduler | None]:
+    study, scheduler = open_study(
         plan.name,
         plan.folder,
         storage_url=plan.config.search.storage,
@@ -270,10 +270,10 @@ def _open_storage(plan: StudyPlan) -> tuple[Study, PausingSampler | None]:
     )
     if not study.metric_names:
         study.set_metric_names([score_format_of(plan.objective).description])
-    return study, pausing
+    return study, scheduler
 
 
-def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> SearchPolicy:
+def _policy(plan: StudyPlan, study: Study, scheduler: TrialScheduler | None) -> SearchPolicy:
     return SearchPolicy(
         study=study,
         space=plan.space,
@@ -286,7 +286,7 @@ def _policy(plan: StudyPlan, study: Study, pausing: PausingSampler | None) -> Se
         num_trials=plan.config.search.num_trials,
         expected_trainings=plan.config.search.expected_trainings if plan.config.search.stop_when_not_worth else None,
         max_errors_in_a_row=plan.config.search.max_errors_in_a_row,
-        pausing=pausing,
+        scheduler=scheduler,
         may_repeat=plan.config.search.repeats,
         is_kept=lambda trial: is_kept(plan.state_folder(trial)),
     )

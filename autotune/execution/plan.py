@@ -17,7 +17,7 @@ from autotune.hiding import without_secrets_in
 from autotune.objective import Objective, check_measured
 from autotune.reporting.scores import score_format_of
 from autotune.search.earlier_trials import EarlierStudy, earlier_study
-from autotune.search.outlook import SearchHistory
+from autotune.search.outlook import has_costs
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import stored_recording
@@ -116,7 +116,7 @@ class StudyPlan:
         """Make a new stopping rule for this study.
 
         Raises:
-            ConfigError: the stopping rule cannot be made, or has no ``observe``.
+            ConfigError: the stopping rule cannot be made, or is no ``StoppingRule``.
         """
         return make_stopping(self.config.stopping, self.trial.allowed_targets, self.objective)
 
@@ -199,7 +199,7 @@ def plan_study(composer: Composer, capabilities: Capabilities, settings: StudySe
     left_out += uneven
     space, dropped = _without_unsuitable(space, list(space.probes()) if left_out else settings.probes, why_not)
     objective = call(build_partial(config.objective, trial.allowed_targets, "objective"), "objective")
-    if config.search.stop_when_not_worth and not SearchHistory(objective).has_costs:
+    if config.search.stop_when_not_worth and not has_costs(objective):
         raise ConfigError(
             "search.stop_when_not_worth: accepted with an objective that a training spends, such as objective=time: the search's own "
             "cost is measured in it"

@@ -25,6 +25,7 @@ from autotune.search.curve_model import import_in_background, use_one_thread
 from autotune.search.earlier_trials import EarlierStudy
 from autotune.search.gain_model import GainModel
 from autotune.search.randomness import Candidates, derived_seed
+from autotune.search.samplers import TrialScheduler
 from autotune.search.stopping import Decision
 from autotune.search.trial_history import KnownTrial, TrialHistory
 from autotune.search.warm_start import WarmStart
@@ -69,7 +70,7 @@ class _FixedFraction:
         return is_due
 
 
-class FreezeThawSampler:
+class FreezeThawSampler(TrialScheduler):
     """Proposes new points and paused trials to resume; a policy that pauses trials asks it instead of an Optuna sampler.
 
     Args:
@@ -126,7 +127,7 @@ class FreezeThawSampler:
         self._of_chance, self._of_earlier, self._of_waiting = _Calibration(), _Calibration(), _Calibration()
         self._proposed_by: _Calibration | None = None
         self._chosen_by: dict[int, _Calibration] = {}
-        """What the chance of winning was calibrated by for which each trial was last chosen; without trials that were chosen otherwise."""
+        """For each trial that was chosen for its chance of winning: what that chance was calibrated by."""
         self._chosen: int | Suggestion | None = None
         """The point or paused trial's number that a decision preferred to going on with a running trial: it is proposed next."""
 
@@ -178,8 +179,7 @@ class FreezeThawSampler:
         self._history.add_evaluation(number, evaluation)
         if not may_pause or trial.is_repeat:
             return Decision.CONTINUE
-        # One evaluation says little of how a curve rises, and where the start takes most of it, the next come soon. And to decide at each of
-        # many evaluations would take long.
+        # One evaluation says little of how a curve rises, and where the start takes most of it, the next come soon; deciding takes time.
         least_seconds = max(trial.curve[0].seconds * 1.5, trial.last_decision_seconds * 1.2)
         if (len(trial.curve) < 2 or trial.curve[-1].seconds < least_seconds) and self._history.may_win(trial):
             return Decision.CONTINUE

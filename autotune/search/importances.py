@@ -22,8 +22,7 @@ from threadpoolctl import threadpool_limits
 from autotune.effects import MIN_TRIALS, Effect, Effects, Interval
 from autotune.measurement import Target
 from autotune.recording import RecordedTrial, Recording
-from autotune.search.curve_model import Indices
-from autotune.search.encoding import Array, UnitCube, is_ranked
+from autotune.search.encoding import Array, Indices, UnitCube, is_ranked
 from autotune.search.randomness import RandomTrial, num_points, points
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 

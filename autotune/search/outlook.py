@@ -10,7 +10,9 @@ less than the one before. What a search gained so far, or how long ago its best 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from autotune.measurement import Evaluation
 from autotune.objective import BoundedObjective, Objective, Pareto
@@ -41,46 +43,37 @@ class Outlook:
         return self.cost / self.saving if self.saving else math.inf
 
 
-class SearchHistory:
-    """What each trial of a search has spent, and the scores of those that reached the target, by trial number."""
+def has_costs(objective: Objective) -> TypeGuard[BoundedObjective]:
+    """Whether scores are what a training spends, so that they can be weighed against the search's own cost."""
+    return isinstance(objective, BoundedObjective) and not isinstance(objective, Pareto)
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective if isinstance(objective, BoundedObjective) and not isinstance(objective, Pareto) else None
-        self._spent: dict[int, tuple[float, float]] = {}
-        self._scores: dict[int, float] = {}
 
-    @property
-    def has_costs(self) -> bool:
-        """Whether scores are what a training spends, so that they can be weighed against the search's own cost."""
-        return self._objective is not None
+def outlook(
+    objective: Objective, last: Mapping[int, Evaluation], scores: Mapping[int, float], num_trials: int = NUM_AHEAD
+) -> Outlook | None:
+    """What further trials are expected to bring; None while no trial has reached the target, or if scores are no costs.
 
-    def evaluated(self, trial: int, evaluation: Evaluation) -> None:
-        """Take what a trial has spent up to an evaluation."""
-        if self._objective is not None:
-            spent = self._objective.lower_bound(evaluation)
-            self._spent[trial] = spent, (evaluation.warm_seconds + evaluation.spent_build_seconds) * evaluation.num_workers
-
-    def reached(self, trial: int, score: float) -> None:
-        """Take the score of a trial that reached the target."""
-        self._scores[trial] = score
-
-    def outlook(self, num_trials: int = NUM_AHEAD) -> Outlook | None:
-        """What further trials are expected to bring; None while no trial has reached the target, or if scores are no costs."""
-        scores = {place: self._scores[trial] for place, trial in enumerate(sorted(self._spent), 1) if trial in self._scores}
-        if not scores:
-            return None
-        num_tried, best = len(self._spent), min(scores.values())
-        gain = expected_gain(num_tried, first=min(scores), num_trials=num_trials)
-        share = -math.expm1(-gain)
-        cost, device_seconds = (math.fsum(amounts) / num_tried * num_trials for amounts in zip(*self._spent.values(), strict=True))
-        return Outlook(num_trials=num_trials, gain=share, saving=share * best, cost=cost, device_seconds=device_seconds)
+    Args:
+        last: the last evaluation of every trial that has been evaluated, by trial number.
+        scores: the score of every trial that reached the target.
+        num_trials: number of further trials.
+    """
+    if not scores or not has_costs(objective):
+        return None
+    first = next(position for position, trial in enumerate(sorted(last), 1) if trial in scores)
+    share = -math.expm1(-expected_gain(len(last), first=first, num_trials=num_trials))
+    costs = [objective.lower_bound(evaluation) for evaluation in last.values()]
+    seconds = [(evaluation.warm_seconds + evaluation.spent_build_seconds) * evaluation.num_workers for evaluation in last.values()]
+    cost, device_seconds = (math.fsum(amounts) / len(last) * num_trials for amounts in (costs, seconds))
+    best = min(scores.values())
+    return Outlook(num_trials=num_trials, gain=share, saving=share * best, cost=cost, device_seconds=device_seconds)
 
 
 def expected_gain(num_tried: int, *, first: int, num_trials: int) -> float:
     """Logarithm of the factor by which the best score is expected to fall over ``num_trials`` further trials.
 
     Args:
-        first: place, from 1, of the first of the ``num_tried`` trials that reached the target.
+        first: position, from 1, of the first of the ``num_tried`` trials that reached the target.
     """
     doublings = math.log2(num_tried / first)
     return FACTOR * math.pow(1 + doublings, FADE) * math.log2(1 + num_trials / num_tried)

@@ -6,21 +6,22 @@ state lives in the Optuna study, so a new policy over the same study continues w
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import optuna
+from optuna.trial import TrialState
 
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective, device_of, unmeasured
 from autotune.outcome import Outcome
 from autotune.search.expected_scores import running_times
-from autotune.search.outlook import NUM_AHEAD, Outlook, SearchHistory
+from autotune.search.outlook import NUM_AHEAD, Outlook, outlook
 from autotune.search.randomness import Candidates, derived_seed
-from autotune.search.samplers import PausingSampler
-from autotune.search.stopping import CompleteRule, Decision, StoppingRule
+from autotune.search.samplers import TrialScheduler
+from autotune.search.stopping import Decision, StoppingRule
 from autotune.search.stored_trials import (
     ask_trial,
     baseline_number,
@@ -33,7 +34,6 @@ from autotune.search.stored_trials import (
     interrupt_trial,
     is_of_baseline,
     is_paused,
-    is_point_waiting,
     num_losses,
     paused_trials,
     reject_trial,
@@ -47,7 +47,7 @@ from autotune.space import SearchSpace, Suggestion
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial as it is handed to a worker: its point, seed and cap."""
+    """One trial from its suggestion to its end: its point, seed and cap."""
 
     number: int
     suggestion: Suggestion
@@ -58,6 +58,8 @@ class Trial:
     """Whether the trial trains the baseline: the experiment's configuration with no parameter varied."""
     retry_of: int | None = None
     """Number of the lost or interrupted trial of the same point that this trial repeats."""
+    stored: optuna.Trial | None = field(default=None, repr=False, compare=False)
+    """The trial in the study's storage; None for a trial that no study has."""
 
 
 class PointPlacement(Protocol):
@@ -80,9 +82,9 @@ class SearchPolicy:
         baseline: the point of the experiment's own configuration; None if the space does not contain it.
         has_baseline: whether the first trial is the baseline.
         first: points that a new study tries after the baseline, before its sampler is asked; ignored with ``pausing``.
-        pausing: proposes points in place of the study's sampler, and pauses trials; with None no trial is paused.
+        scheduler: proposes points in place of the study's sampler, and pauses trials; with None no trial is paused.
         place: gives the point to train in place of a suggestion, where not all can be trained; Optuna is told that point.
-        may_repeat: whether points of a finite space may be tried again, by samplers that do not pause; with ``place`` that decides.
+        may_repeat: whether points of a finite space may be tried again, by Optuna's samplers; with ``place`` that decides.
         is_kept: whether a trial that an earlier process paused can be resumed; if not, its point is proposed again.
         seed: seed of the study, from which every trial's seed is derived.
         num_trials: trials to end in all, earlier ones included; None means no limit.
@@ -106,7 +108,7 @@ class SearchPolicy:
         expected_trainings: int | None = None,
         has_baseline: bool = True,
         first: Sequence[Suggestion] = (),
-        pausing: PausingSampler | None = None,
+        scheduler: TrialScheduler | None = None,
         place: PointPlacement | None = None,
         may_repeat: bool = False,
         is_kept: Callable[[int], bool] = lambda number: False,
@@ -114,7 +116,7 @@ class SearchPolicy:
         self._study = study
         self._space = space
         self._baseline = baseline
-        self._stopping = CompleteRule(stopping, None if pausing is None else pausing.score_to_beat)
+        self._stopping = stopping
         self._objective = objective
         self._target = target
         self._seed = seed
@@ -122,38 +124,37 @@ class SearchPolicy:
         self._max_errors = max_errors_in_a_row
         self._expected_trainings = expected_trainings
         self._ended_for = ended_for_trainings(study)
-        self._history = SearchHistory(objective)
-        self._pausing = pausing
+        self._proposes = scheduler is not None
+        self._scheduler = scheduler or TrialScheduler()
+        if scheduler is not None:
+            stopping.score_to_beat = scheduler.score_to_beat
         self._place = place
-        self._candidates = Candidates(space) if pausing is None and place is None and not may_repeat else None
+        self._candidates = Candidates(space) if scheduler is None and place is None and not may_repeat else None
         self.is_exhausted = False
         """Whether the last suggestion was none because every point of the space was tried."""
-        self._running: dict[int, optuna.Trial] = {}
-        self._handed_out: dict[int, Trial] = {}
+        self._running: dict[int, Trial] = {}
+        self._last: dict[int, Evaluation] = {}
+        """The last evaluation of every trial that has been evaluated."""
         self._errors: list[TrialResult] = []
         self.error: AutotuneError | None = None
         """Why the search ended early: too many trials in a row ERRORED, or a worker lacked a reading for the objective; else None."""
-        end_abandoned_trials(study, objective, lambda number: pausing is not None and is_kept(number))
+        end_abandoned_trials(study, objective, lambda number: self._proposes and is_kept(number))
         self.results = finished_results(study)
         """Results of all ended trials, by trial number."""
-        if pausing is not None and place is not None:
-            pausing.restrict_repeats(place.can_repeat)
+        if place is not None:
+            self._scheduler.restrict_repeats(place.can_repeat)
         for result in self.results.values():
             self._learn(result)
         for suggestion in rejected_points(study, space):
-            if pausing is not None:
-                pausing.rejected(suggestion)
+            self._scheduler.rejected(suggestion)
             self._mark_tried(suggestion)
         self._errors, self.error = [], None  # the cause of earlier errors may be fixed by now
         self.paused = tuple(self._take_up(*stored) for stored in paused_trials(study, space))
         """Trials that an earlier process paused, with their evaluations; ``suggest`` returns each trial again when it is resumed."""
-        for trial, evaluations in self.paused:
-            for evaluation in evaluations[-1:]:
-                self._history.evaluated(trial.number, evaluation)
         is_new = not study.get_trials(deepcopy=False)
         if has_baseline and baseline_number(study) is None:
             enqueue_baseline(study, space, baseline)
-        for point in first if is_new and pausing is None else ():
+        for point in first if is_new and not self._proposes else ():
             study.enqueue_trial(space.params_of(point))
 
     @property
@@ -173,7 +174,7 @@ class SearchPolicy:
     @property
     def outlook(self) -> Outlook | None:
         """What further trials are expected to bring and to cost; None while that cannot be told."""
-        return self._history.outlook()
+        return outlook(self._objective, self._last, self.scores)
 
     @property
     def is_not_worth_more(self) -> bool:
@@ -200,7 +201,7 @@ class SearchPolicy:
         expected running time, which is the total score of its runs divided by the number of runs that reached the target.
         """
         measured = running_times(self.results, self._objective)
-        modelled = self._pausing.expected_scores() if self._pausing is not None else {}
+        modelled = self._scheduler.expected_scores()
         return {number: modelled.get(number, score) for number, score in measured.items()}
 
     def suggest(self) -> Trial | None:
@@ -217,23 +218,28 @@ class SearchPolicy:
         return trial
 
     def _next(self, *, may_start: bool) -> Trial | None:
-        if may_start and is_point_waiting(self._study):
+        if may_start and self._study.get_trials(deepcopy=False, states=[TrialState.WAITING]):  # the baseline, or an interrupted point
             return self._ask(self._place)
-        if self._pausing is None:
+        if not self._proposes:
             is_exhausted = self._candidates is not None and self._candidates.is_exhausted
             return self._ask(self._place or self._untried) if may_start and not is_exhausted else None
-        chosen = self._pausing.propose(new=may_start, ending=not may_start)
+        chosen = self._scheduler.propose(new=may_start, ending=not may_start)
         if isinstance(chosen, Suggestion):
             placed = chosen if self._place is None else self._place(chosen)
             if placed is not None:
                 return self._started(*create_trial_at(self._study, self._space, placed), is_baseline=False)
-            chosen = self._pausing.propose(new=False)
+            chosen = self._scheduler.propose(new=False)
             assert not isinstance(chosen, Suggestion), "no new point was wanted"
-        return None if chosen is None else replace(self._handed_out[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
+        return None if chosen is None else replace(self._running[chosen], cap_seconds=self._stopping.cap_seconds(chosen))
 
     def pause(self, number: int, evaluations: Sequence[Evaluation]) -> None:
         """Store a paused trial's evaluations in the study, so that another process can resume it."""
-        store_evaluations(self._running[number], evaluations)
+        store_evaluations(self._stored(number), evaluations)
+
+    def _stored(self, number: int) -> optuna.Trial:
+        stored = self._running[number].stored
+        assert stored is not None, "this policy made the trial"
+        return stored
 
     def _mark_tried(self, suggestion: Suggestion) -> None:
         if self._candidates is not None and suggestion.values:  # without any, it is a baseline that the space does not contain
@@ -249,51 +255,52 @@ class SearchPolicy:
         asked = ask_trial(self._study, self._space, self._baseline, place)
         return None if asked is None else self._started(*asked)
 
-    def _started(self, trial: optuna.Trial, suggestion: Suggestion, is_baseline: bool) -> Trial:
-        if self._pausing is not None and suggestion.values:
-            self._pausing.started(trial.number, suggestion)
-        return self._hand_out(trial, suggestion, is_baseline=is_baseline)
+    def _started(self, stored: optuna.Trial, suggestion: Suggestion, is_baseline: bool) -> Trial:
+        if suggestion.values:
+            self._scheduler.started(stored.number, suggestion)
+        return self._hand_out(stored, suggestion, is_baseline=is_baseline)
 
-    def _hand_out(self, trial: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
+    def _hand_out(self, stored: optuna.Trial, suggestion: Suggestion, *, is_baseline: bool) -> Trial:
         self._mark_tried(suggestion)
-        self._running[trial.number] = trial
-        self._handed_out[trial.number] = Trial(
-            number=trial.number,
+        self._running[stored.number] = Trial(
+            number=stored.number,
             suggestion=suggestion,
-            seed=derived_seed(self._seed, f"trial {trial.number}"),
-            cap_seconds=math.inf if is_baseline else self._stopping.cap_seconds(trial.number),
+            seed=derived_seed(self._seed, f"trial {stored.number}"),
+            cap_seconds=math.inf if is_baseline else self._stopping.cap_seconds(stored.number),
             is_baseline=is_baseline,
-            retry_of=retried_number(trial),
+            retry_of=retried_number(stored),
+            stored=stored,
         )
-        return self._handed_out[trial.number]
+        return self._running[stored.number]
 
     def _take_up(
-        self, trial: optuna.Trial, suggestion: Suggestion, evaluations: tuple[Evaluation, ...]
+        self, stored: optuna.Trial, suggestion: Suggestion, evaluations: tuple[Evaluation, ...]
     ) -> tuple[Trial, tuple[Evaluation, ...]]:
         """Restore a trial that an earlier process paused, as if this policy had paused it."""
-        assert self._pausing is not None, "only a policy that pauses takes paused trials up"
-        self._pausing.paused(trial.number, suggestion, evaluations)
-        return self._hand_out(trial, suggestion, is_baseline=is_of_baseline(trial)), evaluations
+        self._scheduler.paused(stored.number, suggestion, evaluations)
+        if evaluations:
+            self._last[stored.number] = evaluations[-1]
+        return self._hand_out(stored, suggestion, is_baseline=is_of_baseline(stored)), evaluations
 
     def reject(self, number: int, reason: str) -> None:
         """Withdraw a trial whose point no training can run: the sampler learns that it is infeasible, and it costs no budget."""
-        suggestion = self._handed_out[number].suggestion
+        suggestion = self._running[number].suggestion
         reject_trial(self._study, self._withdraw(number), reason)
         self._mark_tried(suggestion)  # which the withdrawal took back
-        if self._pausing is not None and suggestion.values:
-            self._pausing.rejected(suggestion)
+        if suggestion.values:
+            self._scheduler.rejected(suggestion)
 
     def observe(self, number: int, evaluation: Evaluation, *, may_pause: bool = True) -> Decision:
         """Decide whether a running trial goes on after an evaluation; one that is paused is suggested again when it is resumed."""
         if not self._is_measured(evaluation):
             return Decision.STOP
-        self._history.evaluated(number, evaluation)
+        self._last[number] = evaluation
         decision = self._stopping.observe(number, evaluation)
-        trial = self._handed_out[number]
+        trial = self._running[number]
         if trial.is_baseline:  # all trials are compared with its result, and confirmation is planned by it
             return Decision.CONTINUE
-        if decision is Decision.CONTINUE and self._pausing is not None and trial.suggestion.values:
-            decision = self._pausing.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
+        if decision is Decision.CONTINUE and trial.suggestion.values:
+            decision = self._scheduler.observe(number, evaluation, new=self.num_trials_left != 0, may_pause=may_pause)
         return decision
 
     def finish(self, result: TrialResult) -> float | None:
@@ -305,22 +312,17 @@ class SearchPolicy:
         if not all(map(self._is_measured, result.evaluations)):
             self.interrupt(result.trial)
             return None
-        trial = self._running.pop(result.trial)
-        del self._handed_out[result.trial]
-        tell_result(self._study, trial, result, self._objective, self._target)
+        tell_result(self._study, self._stored(result.trial), result, self._objective, self._target)
+        del self._running[result.trial]
         self.results[result.trial] = result
         score = self._learn(result)
-        self._end_if_not_worth_more()
-        return score
-
-    def _end_if_not_worth_more(self) -> None:
         trainings = self._expected_trainings
-        if trainings is None or len(self.results) < NUM_AHEAD or self.is_not_worth_more:
-            return
-        outlook = self.outlook
-        if outlook is not None and outlook.num_trainings > trainings:
-            end_for_trainings(self._study, trainings)
-            self._ended_for = trainings
+        if trainings is not None and len(self.results) >= NUM_AHEAD and not self.is_not_worth_more:
+            expected = self.outlook
+            if expected is not None and expected.num_trainings > trainings:
+                end_for_trainings(self._study, trainings)
+                self._ended_for = trainings
+        return score
 
     def _is_measured(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation has all that the objective needs; if not, as on another machine of a cluster, the search ends."""
@@ -346,7 +348,7 @@ class SearchPolicy:
         Returns:
             False if the point was already tried again ``most`` times: nothing has changed then.
         """
-        num_lost = num_losses(self._running[number]) + 1
+        num_lost = num_losses(self._stored(number)) + 1
         if num_lost > most:
             return False
         self._withdraw(number)
@@ -355,23 +357,19 @@ class SearchPolicy:
 
     def _withdraw(self, number: int) -> optuna.Trial:
         """Take a running trial away, without a result to learn from."""
-        suggestion = self._handed_out.pop(number).suggestion
+        stored, suggestion = self._stored(number), self._running.pop(number).suggestion
         if self._candidates is not None:
             self._candidates.forget(suggestion)
-        if self._pausing is not None:
-            self._pausing.forget(number)
-        return self._running.pop(number)
+        self._scheduler.forget(number)
+        return stored
 
     def _learn(self, result: TrialResult) -> float | None:
         score = self._objective.score(result) if result.outcome is Outcome.REACHED else None
         self._stopping.finish(result, score)
         self._mark_tried(Suggestion(result.values))
         if result.last is not None:
-            self._history.evaluated(result.trial, result.last)
-        if score is not None:
-            self._history.reached(result.trial, score)
-        if self._pausing is not None:
-            self._pausing.finish(result, score)
+            self._last[result.trial] = result.last
+        self._scheduler.finish(result, score)
         self._errors = [*self._errors, result] if result.outcome is Outcome.ERRORED else []
         if len(self._errors) >= self._max_errors:
             first = self._errors[0]

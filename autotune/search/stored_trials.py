@@ -1,9 +1,9 @@
 """What a search policy keeps in the Optuna study: trials with their results, and the points that are next in line.
 
 How outcomes are told to Optuna: REACHED is complete with its score. A censored trial is pruned, with its last metric's distance
-from the target as its only report, because samplers rank pruned trials by it. It has no value: that distance is no score, and with
-its seconds as value slow configurations would look fast. OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed
-trials and would propose them for ever. Only ERRORED, a fault in user code, is a failure.
+from the target as its only report, because samplers rank pruned trials by it: with its seconds slow configurations would look fast.
+OUT_OF_MEMORY and DIVERGED violate a constraint: samplers forget failed trials and would propose them for ever.
+Only ERRORED, a fault in user code, is a failure.
 """
 
 import math
@@ -17,9 +17,6 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.space import SearchSpace, Suggestion
-
-AnyTrial = optuna.Trial | optuna.trial.FrozenTrial
-"""A trial of this process, or one as the storage has it."""
 
 _INFEASIBLE = "infeasible"
 _BASELINE = "autotune:baseline"
@@ -85,25 +82,8 @@ def tell_result(study: optuna.Study, trial: optuna.Trial, result: TrialResult, o
 
 
 def _tell(study: optuna.Study, number: int, result: TrialResult, objective: Objective) -> None:
-    if result.outcome is Outcome.REACHED:
-        study.tell(number, objective.score(result))
-    elif (state := TrialState[result.outcome.traits.optuna_state]) is TrialState.PRUNED:
-        _prune(study, number)
-    else:
-        study.tell(number, state=state)
-
-
-def _prune(study: optuna.Study, number: int) -> None:
-    """End a trial as pruned, without a value.
-
-    ``study.tell`` makes a trial's last report its value, which ``optuna-dashboard`` draws among the scores. Samplers read the report.
-    """
-    storage = study._storage  # noqa: SLF001  # Optuna has no public way to end a trial that has reports but no value
-    trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)  # noqa: SLF001  # likewise
-    try:
-        study.sampler.after_trial(study, storage.get_trial(trial_id), TrialState.PRUNED, None)
-    finally:
-        storage.set_trial_state_values(trial_id, TrialState.PRUNED)
+    score = objective.score(result) if result.outcome is Outcome.REACHED else None
+    study.tell(number, score, state=TrialState[result.outcome.traits.optuna_state])
 
 
 def reject_trial(study: optuna.Study, trial: optuna.Trial, reason: str) -> None:
@@ -158,11 +138,6 @@ def create_trial_at(study: optuna.Study, space: SearchSpace, point: Suggestion) 
     return optuna.Trial(study, trial_id), suggestion
 
 
-def is_point_waiting(study: optuna.Study) -> bool:
-    """Whether a point is enqueued: the baseline, or the point of an interrupted trial."""
-    return bool(study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
-
-
 def enqueue_baseline(study: optuna.Study, space: SearchSpace, baseline: Suggestion | None) -> None:
     """Make the baseline the next trial; None as its point where the space does not contain it."""
     study.enqueue_trial(space.params_of(baseline) if baseline else {}, user_attrs={_BASELINE: True})
@@ -173,22 +148,22 @@ def baseline_number(study: optuna.Study) -> int | None:
     return max((trial.number for trial in study.get_trials(deepcopy=False) if is_of_baseline(trial)), default=None)
 
 
-def is_of_baseline(trial: AnyTrial) -> bool:
+def is_of_baseline(trial: optuna.Trial | optuna.trial.FrozenTrial) -> bool:
     """Whether a trial trains the baseline."""
     return _BASELINE in trial.user_attrs
 
 
-def retried_number(trial: AnyTrial) -> int | None:
+def retried_number(trial: optuna.Trial | optuna.trial.FrozenTrial) -> int | None:
     """Number of the lost or interrupted trial that a trial repeats; None if it repeats none."""
     return trial.user_attrs.get(_RETRY_OF)
 
 
-def num_losses(trial: AnyTrial) -> int:
+def num_losses(trial: optuna.Trial) -> int:
     """How often the point of a trial was lost with its machine."""
     return int(trial.user_attrs.get(_NUM_LOST, 0))
 
 
-def is_paused(trial: AnyTrial) -> bool:
+def is_paused(trial: optuna.Trial) -> bool:
     """Whether a trial was paused, so that another process can resume it."""
     return _PAUSED in trial.user_attrs
 

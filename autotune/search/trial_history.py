@@ -209,10 +209,9 @@ class TrialHistory:
         runs = [number for number, trial in self.trials.items() if trial.key == key]
         if not runs or any(not self.trials[number].has_ended for number in runs):
             return None
-        if key == self.expected.challenger:
-            is_due = len(runs) <= 2  # repeats of a broken configuration all end in errors
-        else:
-            is_due = len(runs) < 4 and max(self.trials) - max(runs) >= 8
+        if key == self.expected.challenger and len(runs) <= 2:  # repeats of a broken configuration all end in errors
+            return self.points[key]
+        is_due = key != self.expected.challenger and len(runs) < 4 and max(self.trials) - max(runs) >= 8
         return self.points[key] if is_due else None
 
     def repeat(self, least_gain: float, *, better_than: float = -math.inf) -> Suggestion | None:

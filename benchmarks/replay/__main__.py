@@ -34,12 +34,6 @@ class ReplayKeys:
     within: float | None = own_key(
         0.1, "end when a trial is within 10% of the best recorded time to target, whatever the objective; null: when none is left", least=0
     )
-    lost_every_seconds: float | None = own_key(
-        None,
-        "mean seconds of the virtual clock until a worker is lost; its trial begins again",
-        least=1e-9,
-        accepted="a number above 0, or null",
-    )
     repeats: str = own_key(
         "recorded", "points that the search may train again: those recorded again, or any, as in a study", choices=("recorded", "any")
     )
@@ -83,9 +77,7 @@ def replay_command(arguments: Sequence[str]) -> int:
         lambda place: replayed_policy(recording, composed, seed=own.seed, place=place, earlier=earlier),
         num_workers=own.num_workers,
         within=own.within,
-        lost_every_seconds=own.lost_every_seconds,
         repeats_any=own.repeats == "any",
-        seed=own.seed,
     )
     write_trace(output, trace)
     num_trials = len({stretch.trial for stretch in trace.stretches})

@@ -72,11 +72,3 @@ class RecordedPoints:
     def _has(self, suggestion: Suggestion) -> bool:
         """Whether an unused trial of exactly this point is left."""
         return any(not self._is_used[index] for index in self._indices_of.get(suggestion.key, ()))
-
-    def release(self, trial: RecordedTrial) -> None:
-        """Mark a trial as unused, so that it can be handed out again."""
-        for index, candidate in enumerate(self._trials):
-            if candidate.number == trial.number:
-                self._is_used[index] = False
-                equal = self._indices_of[candidate.suggestion.key]
-                self._is_touched[equal] = self._is_used[equal].any()

@@ -9,7 +9,7 @@ from autotune.recording import Recording
 from autotune.search.earlier_trials import EarlierStudy, first_points
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.randomness import derived_seed
-from autotune.search.samplers import make_sampler, pausing_sampler
+from autotune.search.samplers import TrialScheduler, make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import Study, study_in_memory
 from benchmarks.replay.simulation import replayed_evaluation
@@ -66,6 +66,6 @@ def replayed_policy(
         num_trials=config.search.num_trials,
         expected_trainings=config.search.expected_trainings if config.search.stop_when_not_worth else None,
         max_errors_in_a_row=config.search.max_errors_in_a_row,
-        pausing=pausing_sampler(sampler),
+        scheduler=sampler if isinstance(sampler, TrialScheduler) else None,
         place=place,
     )

@@ -2,14 +2,12 @@
 
 A trial is charged the training seconds until it is paused, is stopped, reaches the target, or its curve or the target's
 ``max_train_seconds`` ends; a resumed trial is charged from where it paused. Workers are asynchronous, as Ray's are: each asks for its
-next trial when it is free. A worker may be lost, as a machine may be: another worker takes its place at once, and when the policy
-suggests the lost trial's point again, its training begins from the start.
+next trial when it is free.
 """
 
 import csv
 import heapq
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +18,9 @@ from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.reporting.study_files import COLUMNS
 from autotune.search.policy import PointPlacement, SearchPolicy, Trial
-from autotune.search.randomness import derived_seed
 from autotune.search.stopping import Decision
 from benchmarks.replay.nearest_recorded import RecordedPoints
 
-_MAX_RETRIES = 1000
-"""Retries of a point after lost workers: so many that a replayed search never gives a point up."""
 _OUTCOME_OF = {Decision.CAP: Outcome.CAPPED, Decision.STOP: Outcome.STOPPED}
 
 
@@ -138,44 +133,18 @@ def replay(
     *,
     num_workers: int = 1,
     within: float | None = 0.1,
-    lost_every_seconds: float | None = None,
     repeats_any: bool = False,
-    seed: int = 0,
 ) -> Trace:
     """Run a policy's search over a recording until no trial is left to train.
 
     Args:
         make_policy: makes the policy over the recording's space from the placement of points that it must use.
         num_workers: number of virtual workers.
-        lost_every_seconds: mean seconds of the clock until a worker is lost, exponentially distributed; with None no worker is lost.
         repeats_any: whether the policy may suggest any point again, as in a live study; else only one that was recorded again.
-        seed: seed of the times at which workers are lost.
         within: end once a trial has reached the target in at most ``1 + within`` times the recording's best time; None never ends early.
     """
     points = RecordedPoints(recording.space, recording.trials, repeats_any=repeats_any)
-    return _Replay(recording, points, make_policy(points), num_workers, within, _Losses(num_workers, lost_every_seconds, seed)).run()
-
-
-class _Losses:
-    """Random times on the virtual clock at which each worker is lost."""
-
-    def __init__(self, num_workers: int, every_seconds: float | None, seed: int) -> None:
-        self._every_seconds = every_seconds
-        self._rng = random.Random(derived_seed(seed, "lost workers"))  # no secret
-        self._next = [self._draw_seconds() for _ in range(num_workers)]
-
-    def next(self, worker: int, now: float) -> float:
-        """Time of a worker's first loss at or after ``now``; losses while the worker was idle are skipped."""
-        while self._next[worker] < now:
-            self._next[worker] += self._draw_seconds()
-        return self._next[worker]
-
-    def draw_next(self, worker: int) -> None:
-        """Draw the time of a worker's next loss, after the current one."""
-        self._next[worker] += self._draw_seconds()
-
-    def _draw_seconds(self) -> float:
-        return math.inf if self._every_seconds is None else self._rng.expovariate(1 / self._every_seconds)
+    return _Replay(recording, points, make_policy(points), num_workers, within).run()
 
 
 class _Replay:
@@ -188,7 +157,6 @@ class _Replay:
         policy: SearchPolicy,
         num_workers: int,
         within: float | None,
-        losses: _Losses,
     ) -> None:
         self._target = recording.target
         self._points = points
@@ -196,7 +164,6 @@ class _Replay:
         best = recording.best_seconds
         self._enough_seconds = -math.inf if within is None or best is None else (1 + within) * best
         self._num_workers = num_workers
-        self._losses = losses
         self._trainings: dict[int, _Training] = {}
         self._at_work: dict[int, tuple[_Training, float, float]] = {}  # by worker: training, and clock and training seconds at first
         self._events: list[tuple[float, int, int]] = []  # heap of time, number of the event and worker
@@ -209,13 +176,11 @@ class _Replay:
         self._hand_out(now)
         while self._events and not self._is_found:
             now, _, worker = heapq.heappop(self._events)
-            if now == self._losses.next(worker, now):
-                self._lose(worker, now)
-            else:
-                self._advance(worker, now)
+            self._advance(worker, now)
             self._hand_out(now)
-        for worker in sorted(self._at_work):  # the search ended during these trainings
-            self._cut_short(worker, now, Outcome.STOPPED)
+        for worker, (training, since, seconds) in sorted(self._at_work.items()):  # the search ended during these trainings
+            training.seconds = seconds + (now - since)
+            self._end_stretch(worker, now, Outcome.STOPPED)
         return Trace(stretches=tuple(self._stretches), num_workers=self._num_workers)
 
     def _hand_out(self, now: float) -> None:
@@ -234,21 +199,11 @@ class _Replay:
             self._schedule(worker, now)
 
     def _schedule(self, worker: int, now: float) -> None:
-        """Enqueue a worker's next event: the next stop of its training, or its loss."""
+        """Enqueue a worker's next event: the next stop of its training."""
         training = self._at_work[worker][0]
         stop, _ = training.next_stop(self._target.max_train_seconds)
         self._num_events += 1
-        due = min(now + (stop - training.seconds), self._losses.next(worker, now))
-        heapq.heappush(self._events, (due, self._num_events, worker))
-
-    def _lose(self, worker: int, now: float) -> None:
-        """Lose a worker together with the state of its training."""
-        training = self._at_work[worker][0]
-        self._losses.draw_next(worker)
-        self._cut_short(worker, now, Outcome.LOST)
-        del self._trainings[training.trial.number]
-        self._points.release(training.recorded)
-        self._policy.retry(training.trial.number, most=_MAX_RETRIES)
+        heapq.heappush(self._events, (now + (stop - training.seconds), self._num_events, worker))
 
     def _advance(self, worker: int, now: float) -> None:
         """Take a worker's training to its next stop: an evaluation or the trial's end."""
@@ -289,12 +244,6 @@ class _Replay:
                 fingerprint={},
             )
         )
-
-    def _cut_short(self, worker: int, now: float, outcome: Outcome) -> None:
-        """End a stretch at a time that is no stop of its training."""
-        training, since, seconds = self._at_work[worker]
-        training.seconds = seconds + (now - since)
-        self._end_stretch(worker, now, outcome)
 
     def _end_stretch(self, worker: int, now: float, outcome: str) -> None:
         training, since, seconds = self._at_work.pop(worker)

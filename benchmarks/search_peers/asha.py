@@ -9,7 +9,7 @@ from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording
 from autotune.search.policy import PointPlacement, Trial
-from autotune.search.stopping import Decision
+from autotune.search.stopping import Decision, StoppingRule
 
 REDUCTION_FACTOR = 4
 """Ray's own: of the trials that come to a rung, the better one in so many goes on."""
@@ -17,7 +17,7 @@ NUM_HALVINGS = 3
 """Rungs below ``max_train_seconds``, so that the first one, Ray's ``grace_period``, lies at a 64th of it."""
 
 
-class AshaStopping:
+class AshaStopping(StoppingRule):
     """A stopping rule that asks Ray's ``ASHAScheduler``: the target's metric decides, at rungs of train seconds.
 
     A trial that was stopped is not taken up again.

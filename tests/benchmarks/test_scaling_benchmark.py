@@ -19,11 +19,11 @@ def stretch(worker: int, started: float, stopped: float, outcome: str) -> Stretc
     )
 
 
-def test_idle_and_lost_seconds_are_shares_of_all_that_the_workers_had() -> None:
-    search = Search(recording=Path("one"), policy="tpe", num_workers=2, lost_every=20.0, seed=0)
-    trace = Trace(stretches=(stretch(0, 0.0, 10.0, Outcome.REACHED), stretch(1, 0.0, 5.0, Outcome.LOST)), num_workers=2)
+def test_idle_seconds_are_a_share_of_all_that_the_workers_had() -> None:
+    search = Search(recording=Path("one"), policy="tpe", num_workers=2, seed=0)
+    trace = Trace(stretches=(stretch(0, 0.0, 10.0, Outcome.REACHED), stretch(1, 0.0, 5.0, Outcome.STOPPED)), num_workers=2)
     score = _score(search, trace, 2.0, [0.001, 0.003, 0.002])
-    assert (score.wall_multiple, score.idle_share, score.lost_share, score.num_lost) == (5.0, 0.25, 0.25, 1)
+    assert (score.wall_multiple, score.idle_share) == (5.0, 0.25)
     assert (score.median_answer_ms, score.answers_per_training) == (pytest.approx(2.0), pytest.approx(0.3))
     (row,) = rows_of([score, score])
     assert (row.num_searches, row.wall_multiple) == (2, pytest.approx(5.0))
@@ -40,11 +40,9 @@ def test_a_run_keeps_every_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     results = [result(trial, trial / 20, 4.0 + abs(trial - 7)) for trial in range(20)]
     space = {"lr": {"type": "float", "low": 0.0, "high": 1.0}}
     write_recording(tmp_path / "recordings" / "one", results=results, target=TARGET, space=space, source="made up")
-    settings = ["--policies", "random", "--workers", "1,4", "--lost-every", "2", "--seeds", "1"]
+    settings = ["--policies", "random", "--workers", "1,4", "--seeds", "1"]
     assert main(["--recordings", str(tmp_path / "recordings"), *settings]) == 0
     (path,) = (tmp_path / "results").glob("scaling-*.json")
     rows = json.loads(path.read_text())["result"]["rows"]
-    assert [(each["num_workers"], each["lost_every"], each["num_lost"] > 0) for each in rows] == [
-        (number, every, every is not None) for number in (1, 4) for every in (None, 2.0)
-    ]
+    assert [row["num_workers"] for row in rows] == [1, 4]
     assert str(tmp_path) not in path.read_text()

@@ -83,7 +83,7 @@ class Session:
             seed=0,
             num_trials=num_trials,
             max_errors_in_a_row=3,
-            pausing=self.sampler,
+            scheduler=self.sampler,
             is_kept=lambda trial: (folder / f"trial-{trial}").is_dir(),
         )
         self.trials = TrialManager(

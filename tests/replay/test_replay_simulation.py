@@ -59,7 +59,7 @@ def policy(
     place: PointPlacement, *, sampler: Any = None, stopping: StoppingRule | None = None, pausing: Any = None, seed: int = 0
 ) -> SearchPolicy:
     study = optuna.create_study(sampler=sampler or optuna.samplers.RandomSampler(seed=seed))
-    return policy_over(SPACE, TARGET, seed=seed, study=study, stopping=stopping or NeverStop(), pausing=pausing, place=place)
+    return policy_over(SPACE, TARGET, seed=seed, study=study, stopping=stopping or NeverStop(), scheduler=pausing, place=place)
 
 
 def cap() -> CapAtIncumbent:
@@ -127,9 +127,6 @@ def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own
     assert RecordedPoints(SPACE, trials, repeats_any=True).can_repeat(Suggestion({"x": 0.3})), "as in a study"
     assert [taken(0.25), taken(0.25), taken(0.2)] == [0, 2, 1], "a neighbour gets another configuration, the point itself its next run"
     assert [taken(0.2), points.can_repeat(Suggestion({"x": 0.2}))] == [3, False]
-    points.release(trials[1])
-    assert points.can_repeat(Suggestion({"x": 0.2}))
-    assert [taken(0.21), taken(0.21), taken(0.21)] == [4, 1, None], "a run that is left goes to whoever asks when no configuration is"
 
 
 def test_categories_are_far_and_numbers_of_a_choice_go_by_rank() -> None:
@@ -219,33 +216,7 @@ def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(busy))
 
 
-MANY = recording(*(recorded(number, number / 30, (4.0, 0.5), (9.0, 0.7), (14.0, 0.85), (19.0, 0.91)) for number in range(30)))
 
 
-@pytest.mark.parametrize("num_workers", [1, 5])
-@pytest.mark.parametrize("pausing", [False, True])
-def test_what_a_lost_worker_trained_begins_again_and_all_is_trained_in_the_end(num_workers: int, pausing: bool) -> None:
-    def make(place: PointPlacement) -> SearchPolicy:
-        freeze_thaw = FreezeThawSampler(space=SPACE, target=TARGET, objective=OBJECTIVE, seed=0) if pausing else None
-        return policy(place, pausing=freeze_thaw)
-
-    trace = replay(MANY, make, num_workers=num_workers, within=None, lost_every_seconds=30.0, seed=1)
-    lost = [each for each in trace.stretches if each.outcome == Outcome.LOST]
-    ended = [each.trial for each in trace.stretches if each.outcome not in (Outcome.LOST, PAUSED)]
-    assert len(lost) > 5
-    assert sorted(ended) == [each.number for each in MANY.trials], "each once"
-    for place, each in enumerate(trace.stretches):
-        after = next((other for other in trace.stretches[place + 1 :] if other.trial == each.trial), None)
-        if after is not None:
-            assert after.from_train_seconds == (0.0 if each.outcome == Outcome.LOST else each.train_seconds)
-            assert after.started_seconds >= each.stopped_seconds
 
 
-def test_workers_are_lost_as_often_as_was_asked_and_alike_for_one_seed() -> None:
-    traces = [replay(MANY, policy, num_workers=3, within=None, lost_every_seconds=50.0, seed=seed) for seed in (0, 0, 1)]
-    assert traces[0] == traces[1] != traces[2]
-    long = recording(*(recorded(number, number / 400, (0.5, 0.5), (1.0, 0.6)) for number in range(400)))
-    few, many = (replay(long, policy, within=None, lost_every_seconds=every) for every in (100.0, 4.0))
-    num_lost = [sum(each.outcome == Outcome.LOST for each in trace.stretches) for trace in (few, many)]
-    assert 0 <= num_lost[0] <= 15  # four or so
-    assert 60 <= num_lost[1] <= 160  # a hundred or so

@@ -52,13 +52,3 @@ def test_a_category_of_thousands_of_options_has_few_features_and_tells_them_apar
     distances = np.linalg.norm(features[:, None] - features[None], axis=-1)[np.triu_indices(100, 1)]
     assert 0.4 < distances.min() <= distances.max() < 1.4
     assert distances.mean() == pytest.approx(0.7 * math.sqrt(2), rel=0.05)
-
-
-def test_a_category_that_is_not_open_has_no_features_but_zeros() -> None:
-    beneath = {"few": {"few": ["a", "b"]}, "many": {"many": [f"option-{number}" for number in range(100)]}}
-    cube = UnitCube(SearchSpace.from_mapping({"kind": {"type": "choice", "choices": beneath}}, "space.yaml"))
-    points = [Suggestion({"kind": "few", "few": "b"}), Suggestion({"kind": "many", "many": "option-3"})]
-    few, many = cube.features(cube.encode(points))
-    assert few == pytest.approx([0.7, 0, 0, 0.7, *[0] * MAX_ONE_HOT])
-    assert many[:4] == pytest.approx([0, 0.7, 0, 0])
-    assert np.abs(many[4:]) == pytest.approx(0.7 / math.sqrt(MAX_ONE_HOT))

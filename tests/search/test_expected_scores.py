@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from autotune.outcome import Outcome
-from autotune.search import expected_scores
 from autotune.search.expected_scores import ExpectedScores
 
 LUCKY = ("lucky",)
@@ -24,13 +23,6 @@ def told(*runs: tuple[str, float, Outcome | None], spread: float = 1.0) -> Expec
 
 def reached(**scores: list[float]) -> ExpectedScores:
     return told(*((name, score, None) for name, all_of_it in scores.items() for score in all_of_it))
-
-
-def test_without_repeats_a_score_is_believed_but_for_the_noise_that_is_usual() -> None:
-    found = reached(one=[1.0], two=[2.0], four=[4.0]).by_key()
-    assert found["one",] == pytest.approx(1.0, rel=0.08)
-    assert found["one",] > 1.0, "the best of several is more often lucky than not"
-    assert sorted(found, key=lambda key: found[key]) == [("one",), ("two",), ("four",)]
 
 
 def test_repeats_tell_a_lucky_draw() -> None:
@@ -53,12 +45,6 @@ def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
     assert unsure.by_key()["one",] > 1.8 * sure.by_key()["one",], "four seconds for nothing as often as two for something"
     stopped = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.STOPPED), ("other", 5.0, None))
     assert stopped.by_key() == sure.by_key(), "what was stopped says nothing"
-
-
-def test_a_configuration_that_never_reached_the_target_has_no_score() -> None:
-    made = told(("one", 2.0, Outcome.MISSED), ("two", 1.0, Outcome.CAPPED))
-    assert made.by_key() == {}
-    assert made.incumbent == made.first_run_to_win == math.inf
 
 
 def test_neighbours_bear_witness() -> None:
@@ -88,13 +74,6 @@ def test_what_a_repeat_wins_falls_with_each_and_is_most_where_two_are_nearly_ali
     assert not list(reached(one=[1.0]).log_gains_of_repeats()), "there is nothing else to pick"
 
 
-def test_a_configuration_outside_the_space_is_an_incumbent_and_no_candidate_for_a_repeat() -> None:
-    made = reached(one=[3.0], two=[4.0])
-    made.add((), None, Outcome.REACHED, 1.0)
-    assert made.incumbent == pytest.approx(1.0, rel=0.1)
-    assert set(dict(made.log_gains_of_repeats())) == {("one",), ("two",)}
-
-
 def test_a_configuration_is_the_incumbent_only_once_it_was_run_again() -> None:
     made = reached(steady=[0.6, 0.62], lucky=[0.2])
     assert made.challenger == LUCKY
@@ -102,26 +81,3 @@ def test_a_configuration_is_the_incumbent_only_once_it_was_run_again() -> None:
     proven = reached(steady=[0.6, 0.62], lucky=[0.2, 0.21])
     assert proven.challenger is None
     assert proven.incumbent == pytest.approx(0.21, rel=0.15)
-
-
-def test_a_first_run_is_believed_while_there_is_no_other_or_where_it_stays_the_only_one() -> None:
-    assert reached(lucky=[0.2]).incumbent == pytest.approx(0.2, rel=0.1)
-    made = ExpectedScores()
-    for place, (name, score) in enumerate([("steady", 0.6), ("steady", 0.62), ("lucky", 0.2)]):
-        made.add((name,), np.eye(3)[place], Outcome.REACHED, score, can_repeat=False)
-    assert made.challenger is None
-    assert made.incumbent == pytest.approx(0.2, rel=0.15)
-
-
-def test_thousands_of_configurations_are_estimated_in_the_time_of_hundreds() -> None:
-    rng = np.random.default_rng(0)
-    scores, few = ExpectedScores(), expected_scores._MAX_CONFIGURATIONS
-    for number in range(5 * few):
-        features = rng.uniform(size=3)
-        scores.add((str(number),), features, Outcome.REACHED, float(np.exp(features.sum() + 0.1 * rng.normal())))
-    by_key = scores.by_key()
-    assert len(by_key) == 5 * few
-    best = min(by_key, key=lambda key: by_key[key])
-    assert scores.challenger == best
-    assert by_key[best] < 1.5
-    assert scores.incumbent == pytest.approx(by_key[best], rel=0.1)

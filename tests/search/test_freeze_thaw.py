@@ -12,14 +12,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from autotune.errors import ConfigError
 from autotune.measurement import PAUSED, Target, TrialResult
-from autotune.objective import AmortisedTime, BoundedObjective, Cost, DeviceSeconds, Energy
+from autotune.objective import AmortisedTime, BoundedObjective
 from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
-from autotune.search import freeze_thaw
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
-from autotune.search.trial_history import MAX_ENDED
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
 from tests.policies import policy_over
@@ -80,7 +78,7 @@ def searched(
             stopping=CapAtIncumbent(objective=objective, cap_margin=1.0),
             objective=objective,
             num_trials=num_trials,
-            pausing=sampler(seed=seed, objective=objective, space=space) if pausing else None,
+            scheduler=sampler(seed=seed, objective=objective, space=space) if pausing else None,
             place=place,
         )
         if made is not None:
@@ -112,39 +110,6 @@ def test_the_same_seed_searches_the_same_way() -> None:
     assert searched(recorded, seed=3) != searched(recorded, seed=4)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        DeviceSeconds(num_trainings=1),
-        Cost(num_trainings=1, price_per_hour={"cpu": 0.05}, currency="USD"),
-        Energy(num_trainings=1),
-    ],
-)
-def test_the_unit_of_the_objective_does_not_change_the_search(objective: BoundedObjective) -> None:
-    plain = recording(24)
-    trials = tuple(
-        replace(
-            each,
-            device_kinds=("cpu",) * len(each.steps),
-            energy_joules=tuple(512 * seconds for seconds in each.train_seconds),
-            build_joules=(0.0,) * len(each.steps),
-        )
-        for each in plain.trials
-    )
-    told = searched(replace(plain, trials=trials), seed=3, objective=objective)
-    assert [(each.trial, each.outcome) for each in told.stretches][:40] == [
-        (each.trial, each.outcome) for each in searched(plain, seed=3).stretches
-    ][:40]
-
-
-def test_workers_do_not_train_a_trial_together() -> None:
-    trace = searched(recording(24), seed=0, num_workers=4, within=None)
-    for one in trace.stretches:
-        for other in trace.stretches:
-            if one is not other and one.trial == other.trial:
-                assert one.stopped_seconds <= other.started_seconds or other.stopped_seconds <= one.started_seconds
-
-
 def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
     target = Target(metric="accuracy", value=0.999, mode="max", max_train_seconds=64.0)  # that none reaches
     trace = searched(Recording(target=target, space=SPACE, trials=recording(16).trials), seed=0, within=None)
@@ -156,47 +121,6 @@ def test_a_share_of_the_trials_is_trained_on_whatever_the_model_says() -> None:
         longer = sum(seconds >= first * 2 ** (doublings + 1) for seconds in stood.values())
         assert longer >= sum(seconds >= first * 2**doublings for seconds in stood.values()) / 4 - 2
     assert any(each.outcome == PAUSED for each in trace.stretches)
-
-
-def recorded_curve(number: int, *points: tuple[float, float]) -> RecordedTrial:
-    """A curve of (seconds, accuracy)."""
-    seconds, metrics = zip(*points, strict=True)
-    steps = tuple(float(each) for each in range(1, len(points) + 1))
-    values = {"kind": "fast", "lr": 10 ** (-number / 10), "size": 8}
-    return RecordedTrial(number=number, suggestion=Suggestion(values), steps=steps, train_seconds=seconds, metrics=metrics)
-
-
-def test_a_share_is_trained_on_where_some_need_as_long_to_start_as_others_for_a_whole_training() -> None:
-    made = sampler()
-    for number in range(24):
-        first = 2.0 ** (number % 6)
-        recorded = recorded_curve(number, (first, 0.1), (2 * first, 0.2 + number / 100))
-        made.paused(number, recorded.suggestion, [replayed_evaluation(recorded, index) for index in range(2)])
-    assert made._history.promoted(range(24), 4) == 23, "none has been trained to four times its first evaluation"
-
-
-def test_a_trial_whose_start_takes_most_of_its_time_is_not_paused_right_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sampler()
-    monkeypatch.setattr(made, "_choose", lambda **_: None)  # whatever else there is
-    recorded = recorded_curve(0, (10.0, 0.1), (10.5, 0.3), (11.0, 0.4), (16.0, 0.5))
-    made.started(0, recorded.suggestion)
-    decisions = [made.observe(0, replayed_evaluation(recorded, index)) for index in range(4)]
-    assert decisions == [Decision.CONTINUE, Decision.CONTINUE, Decision.CONTINUE, Decision.PAUSE]
-
-
-def test_an_evaluation_at_the_target_that_does_not_count_is_not_past_it_for_the_model() -> None:
-    made = sampler()
-    made.started(0, Suggestion({"kind": "fast", "lr": 0.1, "size": 16}))
-    recorded = RecordedTrial(number=0, suggestion=Suggestion({}), steps=(1.0, 2.0), train_seconds=(1.0, 2.0), metrics=(0.95, 0.95))
-    made.observe(0, replayed_evaluation(recorded, 0), may_pause=False)
-    made.observe(0, replace(replayed_evaluation(recorded, 1), outcome=Outcome.REACHED), may_pause=False)
-    assert [each.shortfall for each in made._trials[0].curve] == [0.0, pytest.approx(-0.05)]
-
-
-def test_with_more_waiting_trials_than_a_decision_weighs_it_still_finds_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freeze_thaw, "_MAX_WAITING", 6)
-    recorded = recording()
-    assert searched(recorded, seed=0).seconds_until(recorded, 0.1) is not None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +182,7 @@ def test_a_study_with_repeats_goes_on_as_if_it_had_not_been_left() -> None:
     assert again.expected_scores() == pytest.approx(before.expected_scores)
     assert {number for number, trial in again._trials.items() if trial.is_repeat} >= {
         number
-        for number, trial in before._pausing._trials.items()
+        for number, trial in before._scheduler._trials.items()
         if trial.is_repeat  # type: ignore[union-attr]  # freeze-thaw's
     }
 
@@ -296,33 +220,6 @@ def test_the_incumbent_is_run_again_after_every_eight_trials_until_it_was_run_fo
     assert runs == [0, 1, 10, 19]
 
 
-def test_who_fails_whenever_it_is_run_again_is_left_alone() -> None:
-    made = sampler()
-    values = {"kind": "fast", "lr": 0.01, "size": 8}
-    for number, outcome in enumerate([Outcome.REACHED, Outcome.ERRORED, Outcome.ERRORED, Outcome.ERRORED]):
-        assert (made.propose() == Suggestion(values)) is (0 < number < 3)
-        made.started(number, Suggestion(values))
-        made.finish(ended(number, values, outcome), 6.0 if outcome is Outcome.REACHED else None)
-
-
-def test_of_thousands_of_ended_trials_the_best_the_last_and_the_paused_ones_are_known() -> None:
-    made, rng = sampler(), np.random.default_rng(0)
-    shortfalls = {}
-    for number in range(3 * MAX_ENDED):
-        values = {"kind": str(rng.choice(["fast", "slow"])), "lr": float(10 ** rng.uniform(-4, 0)), "size": 8}
-        result = ended(number, values, Outcome.STOPPED, step=int(rng.integers(1, 6)))
-        if number % 500 == 7:
-            made.paused(number, Suggestion(values), result.evaluations)
-            continue
-        made.started(number, Suggestion(values))
-        made.finish(result, None)
-        shortfalls[number] = result.evaluations[-1].shortfall(TARGET)
-    known = set(made._trials)
-    assert len(known) <= MAX_ENDED + 6
-    assert known >= set(range(7, 3 * MAX_ENDED, 500)) | set(list(shortfalls)[-100:])
-    assert known >= set(sorted(shortfalls, key=lambda number: shortfalls[number])[:10])
-
-
 def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
     made = sampler()
     result = replace(ended(0, {"kind": "fast", "lr": 0.01, "size": 8}, Outcome.REACHED), values={})
@@ -336,7 +233,7 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
     """Where the size is large it runs out of memory, and where the kind is slow the point is refused."""
     space = SearchSpace.from_mapping({**DOMAINS, "size": {"type": "float", "low": 8.0, "high": 64.0}}, "space.yaml")
     cap = CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0)
-    policy = policy_over(space, TARGET, stopping=cap, pausing=sampler(space=space))
+    policy = policy_over(space, TARGET, stopping=cap, scheduler=sampler(space=space))
     failed, begun = [], set()
     while len(begun) < 60:
         trial = policy.suggest()
@@ -383,6 +280,6 @@ def test_a_finite_space_is_searched_once_and_the_search_ends() -> None:
     policies: list[SearchPolicy] = []
     searched(recorded, seed=0, within=None, space=space, made=policies)
     keys = [Suggestion(each.values).key for each in policies[0].results.values()]
-    paused = {Suggestion(each.suggestion.values).key for each in policies[0]._handed_out.values()}
+    paused = {Suggestion(each.suggestion.values).key for each in policies[0]._running.values()}
     assert set(keys) | paused == {each.suggestion.key for each in trials}, "every point was begun"
     assert len(keys) + len(paused) < 2 * len(set(keys) | paused), "few were on purpose begun again"

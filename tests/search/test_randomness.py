@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,10 +27,6 @@ def test_every_point_of_a_finite_space_is_listed_once() -> None:
     assert {SPACE.suggest(by_chance).key for _ in range(2000)} == set(listed)
 
 
-def test_a_real_number_has_no_end_of_points() -> None:
-    assert num_points(SearchSpace.from_mapping({**TREE, "lr": {"type": "float", "low": 0.1, "high": 1.0}}, "")) == float("inf")
-
-
 @given(seed=st.integers(0, 5), count=st.integers(1, 9))
 def test_nothing_is_drawn_that_was_tried_until_all_is(seed: int, count: int) -> None:
     candidates, rng, tried = Candidates(SPACE), np.random.default_rng(seed), set()
@@ -43,15 +38,6 @@ def test_nothing_is_drawn_that_was_tried_until_all_is(seed: int, count: int) -> 
         tried.add(drawn[0].key)
     assert len(tried) == num_points(SPACE)
     assert candidates.draw(rng, count) == []
-
-
-@pytest.mark.parametrize("low", [0, 0.5])
-def test_an_endless_space_is_never_exhausted(low: float) -> None:
-    candidates = Candidates(SearchSpace.from_mapping({"lr": {"type": "float", "low": low, "high": 1.0}}, ""))
-    for point in candidates.draw(np.random.default_rng(0), 50):
-        candidates.tried(point)
-    assert not candidates.is_exhausted
-    assert len(candidates.draw(np.random.default_rng(0), 50)) == 50
 
 
 def test_a_point_that_was_tried_gives_way_to_one_near_it() -> None:

@@ -4,24 +4,18 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.storages.journal import JournalFileBackend
 
-from autotune.errors import ConfigError, StudyError
+from autotune.errors import StudyError
 from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study, read_study, told_storage_errors
-from tests.fuzz import examples
 from tests.postgresql import PostgreSql, running_postgresql
 
 Lines = list[bytes]
@@ -44,12 +38,6 @@ def told(study: optuna.Study) -> list[tuple[Any, ...]]:
 
 def lines_of(folder: Path) -> Lines:
     return (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-
-
-def as_any_program(folder: Path) -> optuna.Study:
-    """The study as Optuna itself opens it."""
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    return optuna.load_study(study_name="first", storage=storage)
 
 
 def refusal(folder: Path) -> str:
@@ -75,6 +63,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(written: Path, tmp_path: Path) -> Path:
     """A copy of that folder."""
     return Path(shutil.copytree(written, tmp_path / "copy"))
+
+
+def as_any_program(folder: Path) -> optuna.Study:
+    """The study as Optuna itself opens it."""
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return optuna.load_study(study_name="first", storage=storage)
 
 
 def test_optuna_reads_the_journal_as_any_other(folder: Path) -> None:
@@ -112,16 +106,6 @@ def test_a_torn_last_line_is_dropped_by_whoever_goes_on_and_left_by_whoever_read
     run_trials(study, 1)
     assert (folder / JOURNAL).read_bytes().startswith(whole)
     assert len(read_study("first", folder).trials) == 6
-
-
-def test_notes_of_the_dashboard_are_read_while_a_study_runs(folder: Path) -> None:
-    study, other = open_in(folder), as_any_program(folder)
-    run_trials(study, 1)
-    other._storage.set_study_system_attr(other._study_id, "dashboard:note_str:0", "promising")
-    run_trials(study, 1)
-    again = open_in(folder)
-    assert len(again.trials) == 7
-    assert again._storage.get_study_system_attrs(again._study_id)["dashboard:note_str:0"] == "promising"
 
 
 @pytest.mark.parametrize("result", ["best.json", "trials.csv", "recording"])
@@ -172,41 +156,6 @@ def test_a_journal_of_the_wrong_kind_is_one_line(tmp_path: Path, make: Callable[
 
 
 @pytest.fixture
-def nobody(folder: Path) -> Iterator[Path]:
-    """A folder with a journal, owned by a user without rights, who this process is meanwhile."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become another user")
-    with tempfile.TemporaryDirectory() as outer:
-        Path(outer).chmod(0o777)
-        copy = Path(shutil.copytree(folder, Path(outer) / "copy"))
-        for path in (copy, *copy.iterdir()):
-            os.chown(path, 65534, 65534)
-        os.seteuid(65534)
-        try:
-            yield copy
-        finally:
-            os.seteuid(0)
-
-
-def test_a_journal_that_may_not_be_read_or_written_is_one_line(nobody: Path) -> None:
-    (nobody / JOURNAL).chmod(0o000)
-    assert "cannot be read: Permission denied" in refusal_without_reading(nobody)
-    (nobody / JOURNAL).chmod(0o444)
-    assert len(read_study("first", nobody).trials) == 5
-    study = open_in(nobody)
-    said = r"cannot be written \(Permission denied\); what was in it is kept, .* goes on with: again"
-    with pytest.raises(StudyError, match=said), told_storage_errors("again"):
-        run_trials(study, 1)
-
-
-def refusal_without_reading(folder: Path) -> str:
-    with pytest.raises(StudyError) as caught:
-        open_in(folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KB."""
     folder = tmp_path / "disk"
@@ -240,60 +189,7 @@ def test_a_full_disk_is_one_line_and_the_study_goes_on_from_all_that_was_written
     assert len(read_study("first", small_disk).trials) == 3
 
 
-def _flipped(content: bytes, place: int, change: int) -> bytes:
-    place %= len(content) + 1
-    return content[:place] + bytes(each ^ (change % 255 + 1) for each in content[place : place + 1]) + content[place + 1 :]
-
-
-def _inserted(content: bytes, place: int, number: int) -> bytes:
-    place %= len(content) + 1
-    return content[:place] + number.to_bytes(4, "big")[-1 - number % 4 :] + content[place:]
-
-
-def _filled(content: bytes, place: int, number: int) -> bytes:
-    place %= len(content) + 1
-    return content[:place] + bytes(number % 600) + content[place:]
-
-
-def _of_lines(change: Callable[[Lines, int, int], Lines]) -> Callable[[bytes, int, int], bytes]:
-    def changed(content: bytes, place: int, number: int) -> bytes:
-        lines = content.splitlines(keepends=True) or [b""]
-        return b"".join(change(lines, place % len(lines), number % len(lines)))
-
-    return changed
-
-
-MUTATIONS = (
-    _flipped,
-    _inserted,
-    _filled,
-    lambda content, place, _: content[: place % (len(content) + 1)],
-    _of_lines(lambda lines, line, _: [*lines[:line], *lines[line + 1 :]]),
-    _of_lines(lambda lines, line, number: [*lines[:line], lines[number], *lines[line:]]),
-    _of_lines(lambda lines, line, number: [lines[{line: number, number: line}.get(each, each)] for each in range(len(lines))]),
-)
 """What a disk, a copy or an editor may do to a journal, at a place that is given by two numbers."""
-
-
-@st.composite
-def mutated(draw: st.DrawFn, content: bytes) -> bytes:
-    for _ in range(draw(st.integers(1, 3))):
-        mutation = draw(st.sampled_from(MUTATIONS))
-        content = mutation(content, draw(st.integers(0, 2**20)), draw(st.integers(0, 2**20)))
-    return content
-
-
-def test_a_mutated_journal_is_opened_or_refused_in_one_line(written: Path) -> None:
-    @examples(150)
-    @given(mutated((written / JOURNAL).read_bytes()))
-    def check(changed: bytes) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            (Path(name) / JOURNAL).write_bytes(changed)
-            for opened in (lambda folder: read_study("first", folder), open_in):
-                with suppress(StudyError):
-                    told(opened(Path(name)))
-
-    check()
 
 
 @pytest.fixture(scope="module")
@@ -321,15 +217,6 @@ def test_a_database_that_goes_is_one_line_and_the_study_goes_on_once_it_is_back(
     assert len([trial for trial in again.trials if trial.state.is_finished()]) == 4
 
 
-@pytest.mark.store
-def test_connections_that_were_ended_while_idle_are_made_again(server: PostgreSql, tmp_path: Path) -> None:
-    study = open_in(tmp_path, server.new_database("idle"))
-    run_trials(study, 1)
-    server.end_connections()
-    run_trials(study, 1)
-    assert len(study.trials) == 2
-
-
 _LOCKS = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -337,26 +224,3 @@ connection.execute("begin exclusive")
 print("locked", flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """A SQLite file that another process locks until the context ends."""
-    with subprocess.Popen([sys.executable, "-c", _LOCKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            yield
-        finally:
-            process.stdin.close()
-
-
-def test_a_file_that_stays_locked_is_one_line_that_says_so(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'studies.db'}?timeout=0.1"
-    study = open_in(tmp_path, url)
-    with locked(tmp_path / "studies.db"):
-        with pytest.raises(StudyError, match=r"^search\.storage: database is locked; what was in it is kept"), told_storage_errors("x"):
-            study.set_user_attr("after", 1)
-        with pytest.raises(ConfigError, match=r"cannot be opened \(database is locked\)"):
-            open_in(tmp_path, url)

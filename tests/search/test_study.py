@@ -10,8 +10,6 @@ import pytest
 from autotune.errors import ConfigError, StudyError
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from autotune.search.samplers import quiet_optuna
-from autotune.search.storage import JOURNAL
 from autotune.search.study import (
     confirmations,
     open_study,
@@ -73,17 +71,6 @@ def test_a_study_made_for_something_else_is_refused(tmp_path: Path) -> None:
     assert study_definition(open_in(tmp_path)) == DEFINITION
 
 
-def test_a_study_made_before_a_key_was_added_goes_on_while_that_is_off(tmp_path: Path) -> None:
-    configuration = {"batch_size": 8, "runtime": {"compile": None, "num_threads": 1}}
-    open_in(tmp_path, definition={"configuration": configuration})
-    runtime = {**configuration["runtime"], "new": False}
-    open_in(tmp_path, definition={"configuration": {**configuration, "runtime": runtime, "newer": None, "group": {"a": None}}})
-    with pytest.raises(StudyError, match=r"\(configuration\.runtime\.new: None there, 'fast' here\)"):
-        open_in(tmp_path, definition={"configuration": {**configuration, "runtime": {**runtime, "new": "fast"}}})
-    with pytest.raises(StudyError, match=r"\(configuration\.runtime\.compile: None there, False here\)"):
-        open_in(tmp_path, definition={"configuration": {**configuration, "runtime": {**runtime, "compile": False}}})
-
-
 def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=f"study=third: no such study; there is none in {tmp_path}"):
         read_study("third", tmp_path / "third")
@@ -96,42 +83,6 @@ def test_a_missing_study_is_told_with_those_there_are(tmp_path: Path) -> None:
         read_study("third", tmp_path / "first")
 
 
-def test_a_study_missing_in_a_database_is_told_with_those_there_are(tmp_path: Path) -> None:
-    url = database(tmp_path)
-    with pytest.raises(StudyError, match=r"study=third: no such study in sqlite:.*; there is none"):
-        read_study("third", tmp_path, storage_url=url)
-    open_in(tmp_path, url=url)
-    with pytest.raises(StudyError, match=r"study=third: no such study in sqlite:.*; accepted are first"):
-        read_study("third", tmp_path, storage_url=url)
-
-
-@pytest.mark.parametrize("torn", [b'{"op_code":', b"{", b'{"op_code": 4, "worker_id": "x"}'])
-def test_a_torn_last_line_costs_that_line_only(tmp_path: Path, torn: bytes) -> None:
-    study = open_in(tmp_path)
-    study.tell(study.ask(), 1.0)
-    journal = tmp_path / JOURNAL
-    whole = journal.read_bytes()
-    journal.write_bytes(whole + torn)
-    again = open_in(tmp_path)
-    assert [trial.value for trial in again.trials] == [1.0]
-    again.tell(again.ask(), 2.0)
-    assert journal.read_bytes().startswith(whole)
-    assert [trial.value for trial in read_study("first", tmp_path).trials] == [1.0, 2.0]
-
-
-def test_a_journal_of_one_torn_line_begins_anew(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_bytes(b'{"op_code"')
-    assert open_in(tmp_path).trials == []
-
-
-def test_a_whole_journal_is_left_as_it_is(tmp_path: Path) -> None:
-    open_in(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    read_study("first", tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert sorted(before) == [JOURNAL]
-
-
 def test_confirmation_runs_are_kept_by_arm_and_seed(tmp_path: Path) -> None:
     study = open_in(tmp_path)
     assert confirmations(study) == {}
@@ -140,12 +91,6 @@ def test_confirmation_runs_are_kept_by_arm_and_seed(tmp_path: Path) -> None:
     found = confirmations(read_study("first", tmp_path))
     assert sorted(found) == [(0, 0), (0, 1), (12, 0)]
     assert found[12, 0] == confirmed(12)
-
-
-def test_experimental_samplers_can_be_made_once_optuna_is_quiet(recwarn: pytest.WarningsRecorder) -> None:
-    quiet_optuna()
-    optuna.samplers.TPESampler(group=True)
-    assert [each for each in recwarn if issubclass(each.category, optuna.exceptions.ExperimentalWarning)] == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 
 from autotune.errors import ConfigError
@@ -13,10 +12,9 @@ from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.curve_model import GaussianProcess
-from autotune.search.earlier_trials import EarlierStudy, completed, earlier_study, first_points
+from autotune.search.earlier_trials import EarlierStudy, earlier_study, first_points
 from autotune.search.freeze_thaw import FreezeThawSampler
 from autotune.search.policy import PointPlacement, SearchPolicy
-from autotune.search.randomness import RandomTrial
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import replay
@@ -50,34 +48,10 @@ def test_trials_are_matched_by_key_and_what_is_left_out_is_said() -> None:
     )
 
 
-def test_a_branch_that_the_space_does_not_have_leaves_the_trial_out() -> None:
-    space = SearchSpace.from_mapping({"optimizer": {"type": "choice", "choices": {"sgd": {"lr": [1, 2]}, "adamw": {"decay": [0, 1]}}}}, "")
-    older = {"optimizer": {"type": "choice", "choices": {"sgd": {"lr": [1, 3]}, "lion": {}}}}
-    recorded = study_of(older, {"optimizer": "lion"}, {"optimizer": "sgd", "lr": 1}, {"optimizer": "sgd", "lr": 3})
-    found = earlier_study("old", recorded, space)
-    assert [each.number for each in found.trials] == [1]
-    assert "1 left out, whose optimizer this" in found.summary
-    assert "1 left out, whose lr this" in found.summary
-
-
-def test_a_number_is_the_choice_that_it_equals() -> None:
-    space = SearchSpace.from_mapping({"epochs": [20, 40, True]}, "")
-    recorded = study_of({"epochs": {"type": "float", "low": 0.5, "high": 50.0}}, {"epochs": 20.0}, {"epochs": 1.0})
-    (kept,) = earlier_study("old", recorded, space).trials
-    assert repr(kept.suggestion.values) == "{'epochs': 20}"
-
-
 def test_a_study_of_which_nothing_fits_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^warm_start: old: 0 of 1 trials; .*; accepted is a study of which a trial fits") as refused:
         earlier_study("old", study_of({"width": [1, 2]}, {"width": 1}), SPACE)
     assert "\n" not in str(refused.value)
-
-
-def test_what_a_point_lacks_is_drawn() -> None:
-    point = completed(SPACE, {"lr": 0.25}, RandomTrial(np.random.default_rng(0)))
-    assert point.values["lr"] == 0.25
-    assert point.values["size"] in (8, 16, 32, 64)
-    assert list(point.values) == ["lr", "size"]
 
 
 def curve(number: int, lr: float, size: int, *, best_lr: float, target: Target) -> RecordedTrial:
@@ -108,7 +82,7 @@ def policy(place: PointPlacement | None, *earlier: EarlierStudy, seed: int = 0, 
         seed=seed,
         first=first_points(earlier, SPACE, seed=seed),
         stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0) if pausing else NeverStop(),
-        pausing=sampler if pausing else None,
+        scheduler=sampler if pausing else None,
         place=place,
     )
 
@@ -133,21 +107,6 @@ def test_the_first_points_are_the_best_of_earlier_studies(pausing: bool) -> None
     places = [0, 2, 4] if pausing else [0, 1, 2]  # a search that pauses has points drawn by chance in between
     assert [tried[place] for place in places] == expected
     assert all(tried[place] not in expected for place in range(6) if place not in places)
-
-
-def test_points_drawn_by_chance_are_those_of_a_search_without_earlier_studies() -> None:
-    warm, cold = (policy(None, *each) for each in ([earlier_study("one", recording(1e-2, 1), SPACE)], []))
-    tried, alone = ([trial.suggestion for _ in range(6) if (trial := made.suggest()) is not None] for made in (warm, cold))
-    assert tried[1::2] == alone[:3]
-
-
-def test_a_resumed_study_does_not_try_them_again() -> None:
-    study = optuna.create_study()
-    point = Suggestion({"lr": 0.1, "size": 8})
-    made = [policy_over(SPACE, TARGET, study=study, has_baseline=True, first=[point]) for _ in range(2)]
-    trials = [made[1].suggest() for _ in range(3)]
-    assert [each is not None and each.is_baseline for each in trials] == [True, False, False]
-    assert [each is not None and each.suggestion == point for each in trials] == [False, True, False]
 
 
 def test_a_related_study_helps_whatever_its_metric_and_its_speed() -> None:
