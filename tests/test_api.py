@@ -139,8 +139,6 @@ autotune.tune(fit, space={"lr": [1, 2]}, baseline={"lr": 1}, target=target, tria
 """
 
 
-
-
 def fit(lr: float, depth: int = 2, *, report: Any = None) -> None:
     """A training function that is never called here."""
 
@@ -190,8 +188,6 @@ def test_a_refusal_shows_a_scripts_line_and_no_frames_of_autotunes(
     assert "direct cause" not in shown
 
 
-
-
 FINITE = """
 import autotune
 
@@ -206,8 +202,6 @@ autotune.tune(
     name="finite", search="random", confirm="none", tracking="none",
 )
 """
-
-
 
 
 TERMINATED = """
@@ -228,10 +222,6 @@ autotune.tune(
 )
 print("after")
 """
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -255,8 +245,6 @@ def test_a_domain_is_written_as_a_search_space_file_has_it(domain: Any, written:
     assert api._domain("fit", "key", domain) == written
 
 
-
-
 @pytest.mark.parametrize("limits", [{}, {"at_least": 1, "at_most": 2}])
 def test_a_target_has_one_direction(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="accepted is one of at_least and at_most"):
@@ -276,8 +264,6 @@ def test_a_function_that_has_changed_since_its_study_began_is_told(tmp_path: Pat
         write(changed)
 
 
-
-
 def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:
     result = autotune.TuneResult("none", tmp_path)
     assert result.best is None
@@ -295,8 +281,6 @@ def test_a_speed_up_that_is_not_shown_is_none(tmp_path: Path, low: float, high: 
     write_json(tmp_path / "best.json", "summary", {"overrides": [], "best": {"num_runs": 2}, "speed_up": speed_up})
     result = autotune.TuneResult("one", tmp_path)
     assert (result.speed_up, result.speed_up_interval) == expected
-
-
 
 
 @pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "2"), ("1", "1")])

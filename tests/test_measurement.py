@@ -79,8 +79,6 @@ def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | N
         assert sum(clock.seconds(phase) for phase in Phase) + spent[None] == time.now - 1000.0 - 7
 
 
-
-
 def test_the_device_is_awaited_when_the_phase_changes_and_at_no_other_time(hand_set_time: HandSetTime) -> None:
     def synchronize() -> None:
         hand_set_time.now += 5.0
@@ -114,13 +112,9 @@ def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_s
     assert {phase: clock.seconds(phase) for phase in Phase} == {"build": 0.0, "prepare": 1.0, "train": 2.0, "evaluate": 1.0}
 
 
-
-
 def same(left: object, right: object) -> bool:
     """Equality in which a NaN equals a NaN."""
     return repr(left) == repr(right)
-
-
 
 
 @given(result=RESULTS)
@@ -158,14 +152,6 @@ def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(
 def test_shortfall_is_positive_exactly_while_short_of_the_target(mode: str, value: float, metric: float) -> None:
     target = Target(metric="loss", value=value, mode=mode, max_train_seconds=1.0)
     assert (target.shortfall(metric) > 0) is not target.reached_by(metric)
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize(

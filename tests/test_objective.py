@@ -29,14 +29,10 @@ def test_build_time_is_shared_among_the_trainings_of_a_process(num_trainings: in
     assert AmortisedTime(num_trainings=num_trainings).score(result(Outcome.REACHED, evaluation())) == pytest.approx(seconds, rel=1e-12)
 
 
-
-
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.REACHED])
 def test_a_trial_that_did_not_reach_the_target_has_no_score(outcome: Outcome) -> None:
     with pytest.raises(ValueError, match=f"trial 3 ended {outcome}: only a trial that REACHED has a time to target"):
         AmortisedTime(num_trainings=1).score(result(outcome, evaluation()))
-
-
 
 
 def test_fewer_than_one_training_is_refused() -> None:
@@ -47,8 +43,6 @@ def test_fewer_than_one_training_is_refused() -> None:
 CPU = Device(kind="cpu", where="here", energy_fault=None)
 H200 = Device(kind="NVIDIA H200", where="there", energy_fault=None)
 PRICES = {"cpu": 0.36, "NVIDIA H200": 3.6}
-
-
 
 
 @pytest.mark.parametrize(("kind", "num_workers", "cost"), [("cpu", 1, 0.0007), ("NVIDIA H200", 1, 0.007), ("NVIDIA H200", 8, 0.056)])
@@ -75,10 +69,6 @@ def test_a_kind_without_a_price_is_refused_with_the_key_to_set(prices: dict[str,
         objective.lower_bound(evaluation(device_kind="NVIDIA H200"))
 
 
-
-
-
-
 @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_price_that_is_none_is_refused(price: float) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.price_per_hour: found .* for 'cpu', accepted is above 0$"):
@@ -100,10 +90,6 @@ def test_energy_that_was_not_measured_is_refused_and_never_taken_for_another_num
         Energy(num_trainings=1).score(result(Outcome.REACHED, evaluation(**changes)))
 
 
-
-
-
-
 OBJECTIVES = {"time": AmortisedTime(num_trainings=1), "energy": Energy(num_trainings=1)}
 PREFERENCES = {"balanced": {"time": 1.0, "energy": 1.0}, "quick": {"time": 3.0, "energy": 1.0}, "green": {"energy": 1.0}}
 
@@ -119,13 +105,9 @@ def test_the_score_of_several_objectives_is_the_weighted_product_of_one_preferen
     assert pareto().quantity == "product time^0.75 x energy^0.25"
 
 
-
-
 def test_each_preference_picks_its_point() -> None:
     points = {3: (1.0, 100.0), 5: (2.0, 40.0), 9: (20.0, 10.0)}
     assert pareto().picks(points) == {"balanced": 5, "quick": 3, "green": 9}
-
-
 
 
 class Unbounded:

@@ -1,6 +1,5 @@
 """The table of outcomes: each row holds words that Optuna, MLflow, rich and Plotly know."""
 
-
 import pytest
 from mlflow.entities import RunStatus
 from optuna.trial import TrialState
@@ -20,11 +19,5 @@ def test_each_row_holds_words_that_are_known(outcome: Outcome) -> None:
     assert traits.symbol.endswith("-open") or not outcome.is_censored
 
 
-
-
-
-
 def test_two_outcomes_never_look_the_same() -> None:
     assert len({(each.traits.colour, each.traits.symbol) for each in Outcome}) == len(Outcome)
-
-

@@ -113,10 +113,6 @@ def test_a_mistake_is_refused_with_file_key_what_was_found_and_what_is_accepted(
     assert str(refused.value) == message
 
 
-
-
-
-
 def test_a_key_in_two_files_is_refused_with_both_files() -> None:
     first = SearchSpace.from_mapping({"lr": [1]}, "cnn.yaml")
     second = SearchSpace.from_mapping({"lr": [2]}, "runtime.yaml")
@@ -148,8 +144,6 @@ def test_a_key_that_two_open_parameters_share_is_refused(mapping: Any, message: 
     assert str(refused.value) == message
 
 
-
-
 def test_a_number_in_the_form_that_yaml_reads_as_text_is_a_number() -> None:
     space = SearchSpace.from_mapping({"lr": {"type": "float", "low": "1e-2", "high": "1e1"}}, "cnn.yaml")
     assert space.parameters == {"lr": Float(low=0.01, high=10.0)}
@@ -168,10 +162,6 @@ def test_choice_opens_only_the_chosen_branch() -> None:
         "batch_size": 32,
         "model.widths": [8, 16],
     }
-
-
-
-
 
 
 def test_one_study_holds_both_branches_with_their_own_ranges() -> None:
@@ -215,10 +205,6 @@ def test_probes_open_every_branch() -> None:
     assert probed == options
 
 
-
-
-
-
 def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
     less = SPACE.without("optimizer=sgd/nesterov", True)
     assert ("optimizer=sgd/nesterov", "true") not in {(name, override_text(value)) for name, value, _ in less.probes()}
@@ -250,8 +236,6 @@ def test_a_configuration_that_the_space_lacks_is_no_point_of_it(changes: dict[st
     inside = {"optimizer": "adamw", "optimizer.lr": 1e-3, "batch_size": 32, "model.widths": [8, 16], "epochs": 3}
     assert SPACE.point_of(inside.get) == Suggestion({key: value for key, value in inside.items() if key != "epochs"})
     assert SPACE.point_of({**inside, **changes}.get) is None
-
-
 
 
 # Laws.
@@ -286,8 +270,6 @@ def test_an_override_parses_back_to_the_same_value_and_type(value: Any) -> None:
     assert not override.is_sweep_override()
     assert override.key_or_group == "some.key"
     assert exactly(override.value()) == exactly(value)
-
-
 
 
 @st.composite
@@ -364,10 +346,6 @@ def test_a_space_written_as_plain_data_reads_back_the_same() -> None:
     }
     space = SearchSpace.from_mapping(mapping, "cnn.yaml")
     assert SearchSpace.from_mapping(space.as_mapping(), "copy.yaml") == space
-
-
-
-
 
 
 def test_keys_for_gpus_are_no_part_of_a_space_for_cpus() -> None:

@@ -76,10 +76,6 @@ def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path:
     assert "6 of 6 trials" in capsys.readouterr().out
 
 
-
-
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,7 +116,3 @@ def test_a_search_tries_first_what_was_best_in_an_earlier_study(
     assert f"warm start: {folder.parent.name}: 6 of 6 trials\n" in capsys.readouterr().out
     started = list(dict.fromkeys(int(row["trial"]) for row in rows_of(output)))
     assert started[:3] == [5, 4, 3]  # the soonest at the target, the other that was, and the nearest to it
-
-
-
-

@@ -214,9 +214,3 @@ def test_no_training_is_skipped_or_charged_twice(kind: str, made: Recording, num
     for worker in range(num_workers):
         busy = sorted((each.started_seconds, each.stopped_seconds) for each in trace.stretches if each.worker == worker)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(busy))
-
-
-
-
-
-
