@@ -8,7 +8,7 @@ import json
 import pickle
 import random
 import shutil
-import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -29,7 +29,7 @@ from autotune.training.state_files import STATE_FILE
 
 _MALFORMED = (
     ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError, RuntimeError, TypeError, ValueError,
-    pickle.UnpicklingError,
+    pickle.UnpicklingError, zipfile.BadZipFile,
 )  # fmt: skip
 """Exceptions that reading a damaged file can raise."""
 _ARRAY_TYPES = [bytes, np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *(getattr(np.dtypes, name) for name in np.dtypes.__all__)]
@@ -192,8 +192,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise StateError(f"{path}: there is no such file")
     with told_damage(folder), torch.serialization.safe_globals(_ARRAY_TYPES):
-        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that are not its own before it refuses them
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:  # torch does not look at the checksums that it writes
+                raise ValueError(f"{damaged} does not have its checksum")
+        content = torch.load(path, map_location="cpu", weights_only=True)
         check_format("checkpoint", content["format_version"], path)
         return dict(content["state"])
 
