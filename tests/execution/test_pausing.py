@@ -271,9 +271,7 @@ def test_a_state_that_is_damaged_loses_the_trial_and_not_its_point(make_task: Ma
     first.keep()
     first.close()
     state = tmp_path / "state/state.pt"
-    content = bytearray(state.read_bytes())
-    content[len(content) // 2] ^= 0x40
-    state.write_bytes(content)
+    state.write_bytes(state.read_bytes()[:-50])
     again = TaskRun(make_task(is_paused=True))
     said = again.next_report()
     again.close()
