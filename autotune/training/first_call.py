@@ -1,4 +1,4 @@
-"""What a process pays once for a user's training function: its imports, and a warm-up call where a process calls it many times.
+"""What a process pays once for a custom training function: its imports, and a warm-up call where a process calls it many times.
 
 Usually each training is the only one of its process, which calls the function exactly once. With ``_reuse_process_: true`` a process
 calls it for one trial after another. The first call then pays what later ones find there (lazy set-up, caches), and would be slower than
@@ -10,30 +10,19 @@ fork server then imports for all others.
 """
 
 import contextlib
-import importlib
+import importlib.abc
 import importlib.machinery
-import os
 import sys
 import sysconfig
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-
-from autotune.config.schema import COMMAND_KEY, REUSE_KEY, TrialConfig
-from autotune.errors import ConfigError
+from autotune.config.schema import REUSE_KEY, TrialConfig
 from autotune.measurement import Phase, PhaseClock
 
-MAX_STEP_SECONDS = 10.0
-"""Longest time that a warm-up call may take from its first optimizer step to its first report."""
-
-
-class TrainingEnded(BaseException):
-    """Raised inside the user's training function to end it; user code must not catch it."""
+_LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
 
 @dataclass
@@ -81,121 +70,49 @@ def prepare_call(config: TrialConfig, clock: PhaseClock, warm_up: Callable[[], N
         return paid
     paid = PaidOnce()
     if config.training.get(REUSE_KEY) and not is_resumed:  # what a resumed one sets up does not count before it has loaded its state
-        with paid.counting(clock), _same_folder(), _ended_by_a_step():
+        with paid.counting(clock):
             warm_up()
     _paid[name] = paid
     return paid
 
 
-def check_node(training: Mapping[str, Any]) -> None:
-    """Check the keys of the ``training`` node that say how processes call the function.
-
-    Raises:
-        ConfigError: ``_reuse_process_`` is neither true nor false, or there is a ``_warm_up_``, which earlier versions had.
-    """
-    if "_warm_up_" in training:
-        raise ConfigError(
-            f"training._warm_up_: is gone, since a process calls the function only once; accepted is {REUSE_KEY}: true, for a process that "
-            f"calls it for one trial after another"
-        )
-    if not isinstance(training.get(REUSE_KEY, False), bool):
-        raise ConfigError(f"training.{REUSE_KEY}: found {training[REUSE_KEY]!r}, accepted are true, false")
-
-
-def function_node(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``training`` node without what is no argument of the function."""
-    return {key: value for key, value in training.items() if key not in (REUSE_KEY, COMMAND_KEY)}
-
-
 @contextlib.contextmanager
-def imports_are_build(clock: PhaseClock, paid: PaidOnce | None) -> Iterator[None]:
-    """Context in which imports of this thread count into the clock's build phase; not while the clock is stopped.
-
-    Imports of installed libraries stop the clock instead.
-
-    Args:
-        clock: the clock.
-        paid: counts imports as well; None if they are counted already, and the clock is in its build phase.
-    """
-    thread = threading.get_ident()
-    _importers[thread] = importer = (clock, paid)
-    setattr(importlib._bootstrap, _HOOK, _timed_import)  # noqa: SLF001  # no public hook is called at the end of an import
+def imports_are_build(clock: PhaseClock, paid: PaidOnce) -> Iterator[None]:
+    """Context in which imports of this thread count into the clock's build phase; those of installed libraries stop the clock."""
+    finder = _TimedImports(clock, paid)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        if _importers.get(thread) is importer:
-            del _importers[thread]
-        if not _importers:
-            setattr(importlib._bootstrap, _HOOK, _import)  # noqa: SLF001
+        sys.meta_path.remove(finder)
 
 
-_HOOK = "_find_and_load"
-"""Name of the function that importlib calls only for modules that are not yet imported, so that other imports cost nothing."""
-_import: Callable[[str, Any], ModuleType] = getattr(importlib._bootstrap, _HOOK)  # noqa: SLF001
-_importers: dict[int, tuple[PhaseClock, PaidOnce | None]] = {}
-"""Clock and record that count the imports of a thread, by thread identifier; no record while an import is being counted."""
+class _TimedImports(importlib.abc.MetaPathFinder):
+    """Finds modules as Python does, and notes when their code is run."""
 
+    def __init__(self, clock: PhaseClock, paid: PaidOnce) -> None:
+        self._clock, self._paid = clock, paid
+        self._thread = threading.get_ident()
 
-def _timed_import(name: str, import_: Any) -> ModuleType:
-    importer = _importers.get(thread := threading.get_ident())
-    if importer is None or importer[0].phase is None:
-        return _import(name, import_)  # in a thread that is not counted, within a library's import, or while nothing is timed
-    clock, paid = importer
-    if _is_library(name):
-        del _importers[thread]
-        counted: contextlib.AbstractContextManager[None] = clock.stopped()
-    elif paid is None:
-        return _import(name, import_)
-    else:
-        _importers[thread] = clock, None
-        counted = paid.counting(clock)
-    try:
-        with counted:
-            return _import(name, import_)
-    finally:
-        _importers[thread] = importer
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's spec, whose loader runs it with the clock in its build phase, or stopped."""
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None and self._clock.phase is not None and threading.get_ident() == self._thread:
+            is_library = fullname.partition(".")[0] == "autotune" or str(spec.origin).startswith(_LIBRARY_FOLDERS)
+            run = spec.loader.exec_module
 
+            def timed(module: ModuleType) -> None:
+                with self._counted(is_library=is_library):
+                    run(module)
 
-def _is_library(name: str) -> bool:
-    """Whether a module belongs to Python or to an installed library, by where the package lies that it is part of."""
-    package = name.partition(".")[0]
-    if package == _OWN_PACKAGE:
-        return True
-    spec = getattr(sys.modules.get(package), "__spec__", None)
-    if spec is None:
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.machinery.PathFinder.find_spec(package)
-    return package in sys.builtin_module_names or str(getattr(spec, "origin", None)).startswith(_LIBRARY_FOLDERS)
+            spec.loader.exec_module = timed  # type: ignore[method-assign]  # of this one module's loader
+        return spec
 
-
-_OWN_PACKAGE = "autotune"
-_LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
-
-
-@contextlib.contextmanager
-def _same_folder() -> Iterator[None]:
-    """Restore the working folder at the end; threads, default dtypes and seeds need not be, they are set for every training."""
-    folder = os.getcwd()  # noqa: PTH109
-    try:
-        yield
-    finally:
-        os.chdir(folder)
-
-
-@contextlib.contextmanager
-def _ended_by_a_step() -> Iterator[None]:
-    """End the training at the first optimizer step that is more than ``MAX_STEP_SECONDS`` after the first step."""
-    began: float | None = None
-
-    def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal began
-        now = time.monotonic()
-        began = now if began is None else began
-        if now - began > MAX_STEP_SECONDS:
-            raise TrainingEnded
-
-    handle = register_optimizer_step_post_hook(end)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def _counted(self, *, is_library: bool) -> contextlib.AbstractContextManager[None]:
+        if self._clock.phase is None:
+            return contextlib.nullcontext()
+        if is_library:
+            return self._clock.stopped()
+        return contextlib.nullcontext() if self._clock.phase is Phase.BUILD else self._paid.counting(self._clock)

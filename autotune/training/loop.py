@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import DataError
 from autotune.hiding import without_secrets_in
@@ -165,37 +167,42 @@ def _evaluate(run: Run, parts: Components, progress: Progress, clock: PhaseClock
     clock.enter(None)
     own_joules = clock.joules(Phase.PREPARE, Phase.TRAIN), clock.joules(Phase.BUILD)
     energy_joules, build_joules = joules_of_all(own_joules, run.device, run.ranks)
-    samples, train_seconds = progress.step * run.batch_size, clock.seconds(Phase.TRAIN)
+    times = measured_times(clock, run.device)
+    samples, train_seconds = progress.step * run.batch_size, times["train_seconds"]
     previous_seconds = progress.last.train_seconds if progress.last else 0.0
     return Evaluation(
+        **times,
         step=progress.step,
         epoch=samples / len(run.data.train),
         samples=samples,
-        build_seconds=clock.seconds(Phase.BUILD),
-        prepare_seconds=clock.seconds(Phase.PREPARE),
-        train_seconds=train_seconds,
-        evaluate_seconds=clock.seconds(Phase.EVALUATE),
         metric=metric,
         loss=loss,
         samples_per_second=(samples - progress.evaluated_samples) / max(train_seconds - previous_seconds, 1e-9),
-        peak_memory_bytes=peak_memory_bytes(run.device),
         energy_joules=energy_joules,
         build_joules=build_joules,
         num_workers=run.ranks.size,
-        device_kind=device_kind(run.device),
         reused_build_seconds=clock.reused_build_seconds,
         outcome=outcome_of(
             run.config.target,
             metric,
             loss,
             train_seconds,
-            clock.seconds(Phase.PREPARE),
+            times["prepare_seconds"],
             cap_seconds,
             ended=progress.step >= run.total_steps,
             counts=parts.technique.counts(parts.evaluated_model, progress.step, run.total_steps)
             and not run.config.target.violation({"loss": loss}),
         ),
     )
+
+
+def measured_times(clock: PhaseClock, device: torch.device) -> dict[str, Any]:
+    """What every evaluation has of a clock and a device, by field of ``Evaluation``."""
+    return {
+        **{f"{phase}_seconds": clock.seconds(phase) for phase in Phase},
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "device_kind": device_kind(device),
+    }
 
 
 def _keep(folder: Path, run: Run, parts: Components, progress: Progress) -> None:

@@ -9,17 +9,13 @@ of its own, which calls the function once, unless ``training._reuse_process_`` i
 that calls ``checkpoint.save`` before a report can be paused there.
 """
 
-import ast
 import contextlib
 import functools
 import inspect
 import math
 import queue
-import tempfile
-import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,29 +23,21 @@ from typing import Any
 import torch
 
 from autotune.config.build import accepted_arguments, build_partial
-from autotune.config.schema import TrialConfig
+from autotune.config.schema import COMMAND_KEY, REUSE_KEY, TrialConfig
 from autotune.errors import AutotuneError, ConfigError, StateError
-from autotune.files import make_folder
 from autotune.measurement import Evaluation, Phase, PhaseClock, as_measured, outcome_of
 from autotune.mlflow_logs import discarded_logs
-from autotune.session import REPORTED, Session, as_number, as_reported, in_session, in_trial, meant_by, report, trial
+from autotune.session import REPORTED, Session, as_number, as_reported, in_session, meant_by
 from autotune.training.checkpoint import TrainingCheckpoint
-from autotune.training.device import (
-    device_kind,
-    is_out_of_memory,
-    peak_memory_bytes,
-    pick_device,
-    reset_device,
-    seed_everything,
-    synchronizer,
-)
+from autotune.training.device import is_out_of_memory, pick_device, reset_device, seed_everything, synchronizer
 from autotune.training.energy import energy_meter
-from autotune.training.first_call import TrainingEnded, check_node, function_node, imports_are_build, prepare_call
-from autotune.training.loop import read_progress
+from autotune.training.first_call import PaidOnce, imports_are_build, prepare_call
+from autotune.training.loop import measured_times, read_progress
 from autotune.training.state_files import is_kept
 
-_END_SECONDS = 60.0
-"""Longest wait for a training function to clean up after it was ended; nothing could be timed beside one that takes longer."""
+
+class TrainingEnded(BaseException):
+    """Raised inside a training function to end it; user code must not catch it."""
 
 
 class TrainingClock:
@@ -113,7 +101,7 @@ def train_own(
     reset_device(device)
     folder = paused_folder or (state_folder if state_folder is not None and is_kept(state_folder) else None)
     _warm_up(device)
-    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads, clock), is_resumed=folder is not None)
+    paid = prepare_call(config, clock, lambda: _call_to_first_report(config, device, num_threads), is_resumed=folder is not None)
     _set_threads_and_seeds(config, num_threads)
     checkpoint = TrainingCheckpoint(device, on_load=lambda: clock.enter(Phase.TRAIN))
     previous = None if folder is None else _resume(folder, checkpoint, config, clock, is_paused=paused_folder is not None)
@@ -122,7 +110,7 @@ def train_own(
     elif previous.outcome is not None:
         yield previous
         return
-    reports = _reports(config, device, clock, lambda: imports_are_build(clock, paid), checkpoint)
+    reports = _reports(config, device, clock, paid, checkpoint)
     try:
         with contextlib.closing(reports):
             for values in reports:
@@ -151,8 +139,7 @@ def train_own(
         raise StateError(f"training: {_name(config)} cannot continue from the state that it was paused with: {said}") from error
     if previous is None:
         raise ConfigError(
-            f"training: {_name(config)} ended without one evaluation; accepted is at least one call of autotune.report, or of its "
-            f"argument report, or one yield"
+            f"training: {_name(config)} ended without one evaluation; call autotune.report, or the argument report, or yield"
         )
 
 
@@ -172,23 +159,13 @@ def _set_threads_and_seeds(config: TrialConfig, num_threads: int) -> None:
     seed_everything(config.seed)
 
 
-def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int, clock: PhaseClock) -> None:
-    """Call the function up to its first report, with a clock of its own; ``clock`` counts the whole call, in its build phase."""
+def _call_to_first_report(config: TrialConfig, device: torch.device, num_threads: int) -> None:
+    """Call the function up to its first report, with a clock of its own."""
     _set_threads_and_seeds(config, num_threads)
-    reports = _reports(config, device, PhaseClock(), lambda: imports_are_build(clock, None), TrainingCheckpoint(device))
-    with _throw_away_folder(), discarded_logs(), contextlib.suppress(TrainingEnded), contextlib.closing(reports):
+    reports = _reports(config, device, PhaseClock(), PaidOnce(), TrainingCheckpoint(device))
+    with discarded_logs(), contextlib.closing(reports):
         next(reports, None)
     reset_device(device)
-
-
-@contextlib.contextmanager
-def _throw_away_folder() -> Iterator[None]:
-    """Context in which ``autotune.trial`` tells another folder than the trial's, which the call that counts is to find empty."""
-    this = trial()
-    with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as temporary:
-        folder = make_folder(Path(temporary, this.name or "trial"))
-        with in_trial(replace(this, folder=folder)):
-            yield
 
 
 def _warm_up(device: torch.device) -> None:
@@ -199,13 +176,11 @@ def _warm_up(device: torch.device) -> None:
 
 
 def check_own(config: TrialConfig) -> None:
-    """Check, before it runs, that the user's training function can be called.
+    """Check, before it runs, that the custom training function can be called.
 
     Raises:
-        ConfigError: the target cannot be resolved, takes other arguments, or a key says in a wrong way how it is called.
+        ConfigError: the target cannot be resolved, or takes other arguments.
     """
-    assert config.training is not None
-    check_node(config.training)
     function = _function(config)
     if (check := getattr(function.func, "autotune_check", None)) is not None:
         check(**function.keywords)
@@ -214,74 +189,49 @@ def check_own(config: TrialConfig) -> None:
     except ValueError:  # some callables written in C have none
         return
     offered = accepted_arguments(function, dict.fromkeys(("report", "config", "seed", "device", "clock", "checkpoint")))
-    _check_reports(config, function.func)
     try:
         signature.bind(**function.keywords, **offered)
     except TypeError as error:
-        raise ConfigError(f"training: {_name(config)}: {error}; accepted are {', '.join(signature.parameters)}") from error
-
-
-def _check_reports(config: TrialConfig, function: Callable[..., Any]) -> None:
-    """Check the calls of ``report`` in a function's source, if that is there: a mistake in one is told only minutes later otherwise.
-
-    Raises:
-        ConfigError: a call has no metric, or more than the metric by position.
-    """
-    try:
-        calls = [node for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))) if isinstance(node, ast.Call)]
-        is_ours = "report" in inspect.signature(function).parameters or getattr(function, "__globals__", {}).get("report") is report
-    except (OSError, TypeError, ValueError, SyntaxError):
-        return
-    for call in calls:
-        if ast.unparse(call.func) != "autotune.report" and not (is_ours and ast.unparse(call.func) == "report"):
-            continue
-        names = [keyword.arg for keyword in call.keywords]
-        if not any(isinstance(argument, ast.Starred) for argument in call.args):
-            as_reported([ast.unparse(argument) for argument in call.args], {})
-        if not call.args and None not in names and not {"metric", config.target.metric} & {*names}:
-            raise _without_metric(config, sorted(map(str, names)))
+        raise ConfigError(f"training: {_name(config)}: {error}; it takes {', '.join(signature.parameters)}") from error
 
 
 def _function(config: TrialConfig) -> "functools.partial[Any]":
     assert config.training is not None
-    return build_partial(function_node(config.training), config.allowed_targets, "training")
+    node = {key: value for key, value in config.training.items() if key not in (REUSE_KEY, COMMAND_KEY)}
+    return build_partial(node, config.allowed_targets, "training")
 
 
 def _reports(
-    config: TrialConfig,
-    device: torch.device,
-    clock: PhaseClock,
-    counting_imports: Callable[[], contextlib.AbstractContextManager[None]],
-    checkpoint: TrainingCheckpoint,
+    config: TrialConfig, device: torch.device, clock: PhaseClock, paid: PaidOnce, checkpoint: TrainingCheckpoint
 ) -> Generator[Mapping[str, Any], None, None]:
     """Yield what the function reports; it stands still in ``report`` until the next report is requested."""
-    with counting_imports():
+    with imports_are_build(clock, paid):
         function = _function(config)
     user_clock = TrainingClock(clock)
     offered = {"config": config, "seed": config.seed, "device": device, "clock": user_clock, "checkpoint": checkpoint}
     arguments = accepted_arguments(function, offered)
 
-    def session(report: Callable[..., None]) -> Session:
-        return Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed)
+    @contextlib.contextmanager
+    def active(report: Callable[..., None]) -> Iterator[None]:
+        session = Session(report=report, clock=user_clock, checkpoint=checkpoint, seed=config.seed)
+        with imports_are_build(clock, paid), in_session(session):
+            yield
+        if session.refused:
+            raise session.refused[0]
 
     if inspect.isgeneratorfunction(function.func):
 
         def refused(*_: Any, **__: Any) -> None:
-            raise ConfigError(
-                f"training: {_name(config)} is a generator function, which yields its evaluations; it cannot call report, too"
-            )
+            raise ConfigError(f"training: {_name(config)} yields its evaluations, so it cannot call report, too")
 
-        with counting_imports(), in_session(session(refused)):
+        with active(refused):
             yield from function(**arguments)
         return
     takes_report = "report" in accepted_arguments(function, {"report": None})
 
     def call_with(report: Callable[..., None]) -> None:
-        active = session(report)
-        with counting_imports(), in_session(active):
+        with active(report):
             function(**arguments, **({"report": report} if takes_report else {}))
-        if active.refused:
-            raise active.refused[0]
 
     yield from _reports_of_function(call_with)
 
@@ -327,7 +277,7 @@ def _reports_of_function(function: Callable[[Callable[..., None]], Any]) -> Gene
     finally:
         ended.set()
         requests.put(None)
-        thread.join(timeout=_END_SECONDS)
+        thread.join(timeout=60.0)  # while it cleans up
 
 
 def _evaluation(
@@ -340,32 +290,26 @@ def _evaluation(
         raise _without_metric(config, sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__)
     numbers = {key: _number(config, key, value) for key, value in values.items()}
     metric, loss = as_measured(numbers["metric"]), numbers.get("loss", 0.0)
-    train_seconds, prepare_seconds = clock.seconds(Phase.TRAIN), clock.seconds(Phase.PREPARE)
-    samples = int(numbers.get("samples", 0))
+    times = measured_times(clock, device)
+    samples, train_seconds = int(numbers.get("samples", 0)), times["train_seconds"]
     previous_samples, previous_seconds = (previous.samples, previous.train_seconds) if previous else (0, 0.0)
     further = {key: number for key, number in numbers.items() if key not in REPORTED}
-    bounded = {key: number for key, number in numbers.items() if key not in REPORTED or key == "loss"}
+    bounded = further | {key: number for key, number in numbers.items() if key == "loss"}
     if missing := sorted(set(target.constraints) - set(bounded)):
-        raise ConfigError(f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds; accepted is a number")
+        raise ConfigError(f"training: {_name(config)} reported no {missing[0]}, which target.constraints bounds")
+    ends = {"ended": False, "counts": not target.violation(bounded)}
     return Evaluation(
+        **times,
         step=int(numbers.get("step", previous.step + 1 if previous else 1)),
         epoch=numbers.get("epoch", 0.0),
         samples=samples,
-        build_seconds=clock.seconds(Phase.BUILD),
-        prepare_seconds=prepare_seconds,
-        train_seconds=train_seconds,
-        evaluate_seconds=clock.seconds(Phase.EVALUATE),
         metric=metric,
         loss=numbers.get("loss", math.nan),
         samples_per_second=(samples - previous_samples) / max(train_seconds - previous_seconds, 1e-9) if "samples" in numbers else math.nan,
-        peak_memory_bytes=peak_memory_bytes(device),
         energy_joules=clock.joules(Phase.PREPARE, Phase.TRAIN),
         build_joules=clock.joules(Phase.BUILD),
-        device_kind=device_kind(device),
         metrics=further,
-        outcome=outcome_of(
-            target, metric, loss, train_seconds, prepare_seconds, cap_seconds, ended=False, counts=not target.violation(bounded)
-        ),
+        outcome=outcome_of(target, metric, loss, train_seconds, times["prepare_seconds"], cap_seconds, **ends),
     )
 
 
@@ -373,8 +317,7 @@ def _without_metric(config: TrialConfig, found: list[str] | str) -> ConfigError:
     metric, optional = config.target.metric, ", ".join(sorted(REPORTED - {"metric"}))
     meant = meant_by(found, metric) if isinstance(found, list) else ""
     return ConfigError(
-        f"training: {_name(config)} reported {found}, accepted is metric, any of {optional}, and further metrics by name; metric may "
-        f"be called {metric}, too{meant}"
+        f"training: {_name(config)} reported {found}; report metric (or {metric}), any of {optional}, and further metrics by name{meant}"
     )
 
 
@@ -385,7 +328,7 @@ def _number(config: TrialConfig, key: str, value: Any) -> float:
     except ConfigError as error:
         raise ConfigError(f"training: {_name(config)} {error}") from error
     if key in ("step", "epoch", "samples") and not math.isfinite(number):
-        raise ConfigError(f"training: {_name(config)} reported {key}={number}, accepted is a finite number")
+        raise ConfigError(f"training: {_name(config)} reported {key}={number}, which is not finite")
     return number
 
 

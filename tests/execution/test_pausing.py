@@ -281,7 +281,7 @@ def test_a_state_that_is_damaged_loses_the_trial_and_not_its_point(make_task: Ma
     key, task = session.go_on()
     assert session.trials.reported(key, said) is Decision.STOP
     assert session.trials.refusal is None
-    how = f"{state}: is damaged: its content does not have its checksum; accepted is a whole file that autotune wrote"
+    how = f"{state}: is damaged: File is not a zip file"
     assert (how, 0) in session.told.events
     assert not Path(task.state_folder or "").exists()
     assert session.begin("b").config.batch_size == task.config.batch_size
