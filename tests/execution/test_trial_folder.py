@@ -88,12 +88,6 @@ def test_what_a_trial_writes_and_prints_lies_in_a_folder_of_its_own(task: MakeTa
     assert autotune.trial() == replace(autotune.trial(), number=None, name=None, folder=tmp_path)
 
 
-def test_the_call_that_does_not_count_has_a_folder_of_its_own(task: MakeTask, tmp_path: Path) -> None:
-    report = trained(task(printing, _reuse_process_=True))
-    assert report.outcome is Outcome.REACHED, report.error
-    assert (tmp_path / "study/trials/trial-3/model.ckpt").exists()
-
-
 def silent() -> Iterator[Mapping[str, Any]]:
     yield {"score": float(autotune.trial().folder.is_dir())}
 

@@ -256,7 +256,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_paused(
     ("function", "said"),
     [
         (reporting_from_a_thread, "autotune.report: was called in the thread .*, accepted is the thread that trains"),
-        (yielding_and_reporting, "yielding_and_reporting is a generator function, which yields its evaluations"),
+        (yielding_and_reporting, "yielding_and_reporting yields its evaluations, so it cannot call report"),
     ],
 )
 def test_a_report_from_the_wrong_place_is_one_line(own: MakeConfig, function: Callable[..., Any], said: str) -> None:
