@@ -138,9 +138,7 @@ def train_own(
         said = " ".join(f"{type(error).__name__}: {error}".split())  # such as of a library that cannot read its own checkpoint
         raise StateError(f"training: {_name(config)} cannot continue from the state that it was paused with: {said}") from error
     if previous is None:
-        raise ConfigError(
-            f"training: {_name(config)} ended without one evaluation; call autotune.report, or the argument report, or yield"
-        )
+        raise ConfigError(f"training: {_name(config)} ended without one evaluation; call autotune.report, or the argument report, or yield")
 
 
 def _resume(folder: Path, checkpoint: TrainingCheckpoint, config: TrialConfig, clock: PhaseClock, *, is_paused: bool) -> Evaluation:
