@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.isotonic import IsotonicRegression
@@ -26,25 +25,14 @@ from autotune.search.encoding import Array, Indices, UnitCube, is_ranked
 from autotune.search.randomness import RandomTrial, num_points, points
 from autotune.space import Choice, Parameter, SearchSpace, Suggestion
 
-_MAX_TRIALS = 250
-"""Maximum number of trials that the models are conditioned on."""
-_MAX_TRIALS_TO_LEARN = 125
-"""Maximum number of trials that the models' hyperparameters are learnt from, which takes many times as long as conditioning them."""
-_MAX_ITERATIONS = 30
-"""Maximum number of optimizer iterations in which hyperparameters are learnt: as many as curves that are not mere noise take."""
+_MAX_TRIALS = 150
+"""Maximum number of trials that the models are learnt from."""
 _MIN_REACHED = 4
 """Minimum number of trials that reached the target; with fewer, the best metric that as many trials reached takes its place."""
-_NUM_SWEEPS = 30
-_SHRINKAGE = 0.3
-"""Weight of the common curve in the estimate of a trial's own factor, as a number of evaluations."""
-_NUM_POINTS, _NUM_PAIRS, _NUM_DRAWS = 1000, 96, 300
-_NUM_COPIES = 4
-"""Number of times that what an option opens is drawn anew for one pair of points."""
-_NUM_VALUES = 7
-"""Number of values at which the effect of a number is computed."""
-_MAX_OPTIONS = 48
-"""Maximum number of a choice's options whose effect is computed."""
-_NUM_ROWS = 672
+_NUM_POINTS, _NUM_PAIRS, _NUM_DRAWS = 1000, 128, 200
+_MAX_OPTIONS, _NUM_VALUES = 48, 7
+"""Maximum number of a choice's options, and number of values of a number, whose effect is computed."""
+_NUM_ROWS = 448
 """Number of points at which the effect of one parameter is computed, over all of its values."""
 
 
@@ -54,7 +42,8 @@ def time_effects(recording: Recording) -> list[Effects]:
     If fewer than four trials reached the target, the best metric that four trials reached takes its place, and is named.
 
     Source: shares are Sobol's total indices by Jansen's estimator, in Saltelli et al., "Variance based sensitivity analysis of model
-    output" (2010), of Gaussian processes: Oakley and O'Hagan, "Probabilistic sensitivity analysis of complex models" (2004).
+    output" (2010), of functions drawn from Gaussian processes: Oakley and O'Hagan, "Probabilistic sensitivity analysis of complex
+    models" (2004).
     """
     trials = [trial for trial in recording.trials if trial.suggestion.values and _is_usable(trial)]
     trials = [trials[int(index)] for index in np.linspace(0, len(trials) - 1, min(len(trials), _MAX_TRIALS))]
@@ -64,15 +53,16 @@ def time_effects(recording: Recording) -> list[Effects]:
     goal = "target" if target is recording.target else f"{target.metric} {target.value:.4g}"
     encoded = cube.encode([trial.suggestion for trial in trials])
     drawn = cube.encode([recording.space.suggest(RandomTrial(rng)) for _ in range(_NUM_POINTS)])
-    parameters = _varied(recording.space, encoded)
-    with threadpool_limits(1):
-        steps = _fitted(cube.features(encoded), log_steps_to_target(trials, target))
-        rate = _fitted(cube.features(encoded), np.array([math.log(_train_seconds(trial) / trial.steps[-1]) for trial in trials]))
-        parts = {f"time to {goal}": [steps, rate], f"steps to {goal}": [steps], "seconds a step": [rate]}
-        return [
-            Effects(quantity=quantity, num_trials=len(trials), effects=_effects(models, parameters, cube, drawn))
-            for quantity, models in parts.items()
-        ]
+    log_rates = np.array([math.log(_train_seconds(trial) / trial.steps[-1]) for trial in trials])
+    with threadpool_limits(1), warnings.catch_warnings():
+        # A parameter that does nothing has the longest length scale; functions are drawn at points that are all but the same.
+        warnings.simplefilter("ignore")
+        models = [_fitted(cube.features(encoded), values) for values in (log_steps_to_target(trials, target), log_rates)]
+        estimates = [_Estimates(models, column, cube, drawn, rng) for column in _varied(recording.space, encoded)]
+    quantities = {f"time to {goal}": [0, 1], f"steps to {goal}": [0], "seconds a step": [1]}
+    return [
+        Effects(quantity=quantity, num_trials=len(trials), effects=_effects(estimates, parts)) for quantity, parts in quantities.items()
+    ]
 
 
 def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Array:
@@ -87,9 +77,9 @@ def log_steps_to_target(trials: Sequence[RecordedTrial], target: Target) -> Arra
     owners, log_steps = np.array([index for index, _ in rows]), np.log([trials[index].steps[at] for index, at in rows])
     goodness = np.minimum([-shortfalls[index][at] for index, at in rows], 0.0)
     counts, offsets, common = np.bincount(owners), np.zeros(len(trials)), IsotonicRegression(out_of_bounds="clip")
-    for _ in range(_NUM_SWEEPS):
+    for _ in range(30):
         residuals = log_steps - common.fit(goodness, log_steps - offsets[owners]).predict(goodness)
-        offsets = np.bincount(owners, residuals) / (counts + _SHRINKAGE)
+        offsets = np.bincount(owners, residuals) / (counts + 0.3)  # shrunk as if the common curve had a third of an evaluation
     farthest = np.full(len(trials), -np.inf)
     np.maximum.at(farthest, owners, goodness)
     left = common.predict([0.0])[0] - common.predict(farthest)
@@ -148,64 +138,70 @@ def _varied(space: SearchSpace, encoded: Array) -> list[_Column]:
 
 
 def _fitted(features: Array, values: Array) -> GaussianProcessRegressor:
+    """A Gaussian process of the values without the noise of single trials."""
     kernel = ConstantKernel(1.0, (0.01, 100)) * Matern(np.ones(features.shape[1]), (0.1, 100), nu=2.5) + WhiteKernel(0.1, (1e-4, 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter that does nothing has the longest length scale
-        rows = np.linspace(0, len(values) - 1, min(len(values), _MAX_TRIALS_TO_LEARN)).astype(int)
-        learnt = GaussianProcessRegressor(kernel, optimizer=_minimized, normalize_y=True).fit(features[rows], values[rows]).kernel_
-    return GaussianProcessRegressor(learnt, optimizer=None, normalize_y=True).fit(features, values)
+    learnt = GaussianProcessRegressor(kernel, optimizer=_minimized, normalize_y=True).fit(features, values).kernel_
+    return GaussianProcessRegressor(learnt.k1, alpha=learnt.k2.noise_level, optimizer=None, normalize_y=True).fit(features, values)
 
 
 def _minimized(loss: Callable[[Array], tuple[float, Array]], theta: Array, bounds: Array) -> tuple[Array, float]:
-    """The lowest loss that a few iterations find, as scikit-learn asks an optimizer for it: where it is, and what it is."""
-    solution = minimize(loss, theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _MAX_ITERATIONS})
+    """Where the lowest loss is that a few iterations find, and what it is: as many as curves that are not mere noise take."""
+    solution = minimize(loss, theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30})
     return solution.x, solution.fun
 
 
-def _predicted(models: Sequence[GaussianProcessRegressor], features: Array) -> tuple[Array, Array]:
-    """Mean and covariance of the sum of independent models, without the noise of single trials."""
-    means, covariances = zip(*(model.predict(features, return_cov=True) for model in models), strict=True)
-    noise = sum(model.kernel_.k2.noise_level * model._y_train_std**2 for model in models)  # noqa: SLF001  # scikit-learn hides the scale
-    return sum(means), sum(covariances) - (noise - 1e-9) * np.eye(len(features))
+class _Estimates:
+    """What one parameter does, by functions drawn from each of several models.
 
-
-def _effects(models: Sequence[GaussianProcessRegressor], columns: Sequence[_Column], cube: UnitCube, drawn: Array) -> list[Effect]:
-    rng = np.random.default_rng(1)
-    variances = [_variances(models, column, cube, drawn, rng) for column in columns]
-    total = sum(float(np.median(draws)) for draws in variances) or 1.0
-    effects = []
-    for column, draws in zip(columns, variances, strict=True):
-        quantiles = np.quantile(draws, (0.05, 0.5, 0.95))
-        low, middle, high = quantiles / np.maximum(total - quantiles[1] + quantiles, 1e-300)  # beside the others' medians: at most 1
-        values, factors = _factors(models, column, cube, drawn, rng)
-        share = Interval(middle=float(middle), low=float(low), high=float(high))
-        effects.append(Effect(name=column.name, share=share, values=values, factors=factors))
-    return sorted(effects, key=lambda effect: -effect.share.middle)
-
-
-def _variances(
-    models: Sequence[GaussianProcessRegressor], column: _Column, cube: UnitCube, drawn: Array, rng: np.random.Generator
-) -> Array:
-    """Draws of the variance that goes with a parameter: half the mean square of what changes with its value alone, where it is open.
-
-    What an option opens is drawn anew a few times on both sides of a pair. The product of two such changes holds the option's own effect.
+    Attributes:
+        changes: change of the function with the parameter's value alone ``[models, copies, pairs, draws]``. What an option opens is drawn
+            anew in each of two copies of a pair, so that the product of both changes holds the option's own effect.
+        open_fraction: fraction of the search space that has the parameter.
+        logs: mean of the function at each value, less the mean over values ``[models, values, draws]``.
     """
-    is_open = ~np.isnan(drawn[:, column.index])
-    base, others = drawn[rng.choice(np.flatnonzero(is_open), (2, _NUM_PAIRS))]
-    num_copies = 1 if len(column.opened) == 1 else _NUM_COPIES
-    rows = [
-        _with_values(base, side[:, column.index], column, drawn, rng) for side in (others, base) for _ in range(num_copies)
-    ]  # [sides x copies] of [pairs, coordinates]
-    mean, covariance = _predicted(models, cube.features(np.concatenate(rows)))
-    count = num_copies * _NUM_PAIRS
-    contrast = np.hstack([np.eye(count), -np.eye(count)])
-    covariance = contrast @ covariance @ contrast.T
-    changes = rng.multivariate_normal(contrast @ mean, covariance, _NUM_DRAWS, check_valid="ignore", method="eigh")
-    changes = changes.reshape(_NUM_DRAWS, num_copies, _NUM_PAIRS)
-    squares = (changes**2).sum(axis=1)
-    if num_copies > 1:
-        squares = (changes.sum(axis=1) ** 2 - squares) / (num_copies - 1)
-    return is_open.mean() * np.maximum((squares / num_copies).mean(axis=1), 0.0) / 2  # type: ignore[no-any-return]  # NumPy says Any
+
+    def __init__(
+        self, models: Sequence[GaussianProcessRegressor], column: _Column, cube: UnitCube, drawn: Array, rng: np.random.Generator
+    ) -> None:
+        def draws(rows: Sequence[Array]) -> Array:
+            features = cube.features(np.concatenate(rows))
+            return np.array([model.sample_y(features, _NUM_DRAWS, random_state=0) for model in models])
+
+        is_open = ~np.isnan(drawn[:, column.index])
+        self.name, self.open_fraction, self.values = column.name, is_open.mean(), _values(column.parameter)
+        base, others = drawn[rng.choice(np.flatnonzero(is_open), (2, _NUM_PAIRS))]
+        rows = [_with_values(base, side[:, column.index], column, drawn, rng) for side in (base, others) for _ in range(2)]
+        before, after = np.moveaxis(draws(rows).reshape(len(models), 2, 2, _NUM_PAIRS, _NUM_DRAWS), 1, 0)
+        self.changes = after - before
+        coordinates = UnitCube(SearchSpace({"it": column.parameter})).encode([Suggestion({"it": value}) for value in self.values])[:, 0]
+        base = drawn[rng.choice(np.flatnonzero(is_open), max(4, _NUM_ROWS // len(self.values)))]
+        rows = [_with_values(base, np.full(len(base), coordinate), column, drawn, rng) for coordinate in coordinates]
+        means = draws(rows).reshape(len(models), len(self.values), len(base), _NUM_DRAWS).mean(axis=2)
+        self.logs = means - means.mean(axis=1, keepdims=True)
+
+
+def _effects(estimates: Sequence[_Estimates], parts: Sequence[int]) -> list[Effect]:
+    """Effects on the sum of some models, the most important parameter first."""
+    changes = [estimate.changes[parts].sum(axis=0) for estimate in estimates]
+    variances = [
+        estimate.open_fraction * np.maximum((first * second).mean(axis=0), 0.0)
+        for estimate, (first, second) in zip(estimates, changes, strict=True)
+    ]
+    total = sum(float(np.median(variance)) for variance in variances)
+    effects = []
+    for estimate, variance in zip(estimates, variances, strict=True):
+        quantiles = np.quantile(variance, (0.05, 0.5, 0.95))
+        low, middle, high = quantiles / np.maximum(total - quantiles[1] + quantiles, 1e-300)  # beside the others' medians: at most 1
+        factors = np.exp(np.quantile(estimate.logs[parts].sum(axis=0), (0.05, 0.5, 0.95), axis=1)).T
+        effects.append(
+            Effect(
+                name=estimate.name,
+                share=Interval(low=float(low), middle=float(middle), high=float(high)),
+                values=estimate.values,
+                factors=[Interval(low=float(low), middle=float(middle), high=float(high)) for low, middle, high in factors],
+            )
+        )
+    return sorted(effects, key=lambda effect: -effect.share.middle)
 
 
 def _with_values(rows: Array, coordinates: Array, column: _Column, drawn: Array, rng: np.random.Generator) -> Array:
@@ -220,26 +216,6 @@ def _with_values(rows: Array, coordinates: Array, column: _Column, drawn: Array,
                 changed[np.ix_(has_option, column.opened)] = drawn[np.ix_(sources, column.opened)]
     changed[:, column.index] = coordinates
     return changed
-
-
-def _factors(
-    models: Sequence[GaussianProcessRegressor], column: _Column, cube: UnitCube, drawn: Array, rng: np.random.Generator
-) -> tuple[list[Any], list[Interval]]:
-    """Values of a parameter with what each multiplies the quantity by."""
-    values = _values(column.parameter)
-    coordinates = UnitCube(SearchSpace({"it": column.parameter})).encode([Suggestion({"it": value}) for value in values])[:, 0]
-    count = max(4, _NUM_ROWS // len(values))
-    base = drawn[rng.choice(np.flatnonzero(~np.isnan(drawn[:, column.index])), count)]
-    rows = [_with_values(base, np.full(count, coordinate), column, drawn, rng) for coordinate in coordinates]
-    mean, covariance = _predicted(models, cube.features(np.concatenate(rows)))
-    averages = np.kron(np.eye(len(values)), np.full(count, 1 / count))
-    contrast = averages - averages.mean(axis=0)
-    logs, deviations = contrast @ mean, np.sqrt(np.maximum(np.diag(contrast @ covariance @ contrast.T), 0.0))
-    factors = [
-        Interval(middle=math.exp(log), low=math.exp(log - 1.645 * deviation), high=math.exp(log + 1.645 * deviation))
-        for log, deviation in zip(logs, deviations, strict=True)
-    ]
-    return values, factors
 
 
 def _values(parameter: Parameter) -> list[Any]:
