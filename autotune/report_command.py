@@ -3,16 +3,13 @@
 Exit code 0: the report was written; 2: bad input.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
-from autotune.errors import ConfigError, StudyError
+from autotune.errors import ConfigError
 from autotune.remote.url import refuse_url, user_path
 
 _PURPOSE = "Write the HTML report of a study from the files in its folder: report.html, one page that opens offline."
@@ -56,33 +53,17 @@ def write_study_report(folder: Path, output: Path | None = None) -> Path:
         output: the file to write; None for ``report.html`` in the study's folder.
 
     Raises:
-        StudyError: the folder has no study that has ended, or one of its files cannot be read.
+        AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
     """
-    from jinja2 import TemplateError  # noqa: PLC0415  # after --help
-
-    from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # after --help
+    from autotune.reporting.concluded_study import read_concluded_study, readable  # noqa: PLC0415  # imports pandas
     from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly
+    from autotune.reporting.study_charts import study_charts  # noqa: PLC0415  # imports Plotly
     from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
 
     study = read_concluded_study(folder)
-    try:
-        return write_report(study, time_effects(study.recording), output)
-    except (
-        OSError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        csv.Error,
-        yaml.YAMLError,
-        TemplateError,
-    ) as error:
-        # files that someone changed, in one of the many ways that their readers do not look for
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StudyError(
-            f"study={folder.name}: cannot be reported: {reason[:300]}; accepted are the files as the study wrote them"
-        ) from error
+    with readable(folder):
+        effects = time_effects(study.recording)
+        return write_report(study, effects, study_charts(study, effects), output)
 
 
 if __name__ == "__main__":

@@ -66,13 +66,14 @@ class Pictures:
         recording, effects = self._learnt() if self._effects is None or self._effects.exception() else self._effects.result()
         from autotune.reporting.concluded_study import read_concluded_study  # noqa: PLC0415  # needed only at the end
         from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # imports Plotly, needed only at the end
-        from autotune.reporting.html import study_charts, write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
+        from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly, needed only at the end
+        from autotune.reporting.study_charts import study_charts  # noqa: PLC0415  # imports Plotly, needed only at the end
 
         try:
             concluded = read_concluded_study(plan.folder, recording)
             charts = study_charts(concluded, effects)
-            figures = write_charts(plan.folder / "figures", charts.values())
-            write_report(concluded, effects, charts=charts)
+            write_report(concluded, effects, charts)
+            figures = write_charts(plan.folder / "figures", (chart for chart in charts.values() if not chart.name.startswith("effect-")))
         except FileError:
             raise
         except Exception as error:  # whatever it is, hours of training must not end in it
