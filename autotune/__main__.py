@@ -9,6 +9,7 @@ from autotune.config.command_line import COMMANDS, run_main
 from autotune.errors import ConfigError
 
 _GONE = {
+    "scale": "autotune compare experiment=NAME 'a=[]' 'b=[parallelism=ddp]' says what more workers bring",
     "replay": "python -m benchmarks.replay, in a checkout, replays a search",
     "verify": "the study's command, given again, writes all of its files anew from its storage",
 }

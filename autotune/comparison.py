@@ -91,9 +91,11 @@ class RunScore(NamedTuple):
     """Score of one run, and whether it reached the target."""
 
     score: float | None
-    """What the run spent until it reached the target or ended, in the unit of the objective; None if unknown, as for a run that crashed
-    before its first evaluation."""
+    """What the run spent until it reached the target or ended, in the unit of the objective; None if
+    unknown, as for a run that crashed before its first evaluation."""
     reached: bool
+    seconds: float = 0.0
+    """Seconds that the run takes from the budget of a race."""
 
 
 def in_turns(num_arms: int, num_rounds: int) -> Iterator[tuple[int, int]]:
@@ -135,103 +137,63 @@ def reach_rate_interval(num_reached: int, num_runs: int) -> tuple[float, float]:
 
 
 def ratio_of_expected_scores(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> Ratio | None:
-    """Ratio of the expected scores of two sides over pairs of runs; ``Claim`` says whether it is measured or a bound.
+    """Ratio of the expected scores of two sides over pairs of runs; ``Claim`` says if it is a bound.
 
-    Runs at the same index are a pair. A crashed run counts as one that did not reach the target; it is never left out.
+    Runs at the same index are a pair. A crashed run counts as one that did not reach the target; it is
+    never left out.
 
     Returns:
-        The ratio; None if neither side reached the target, or if a score is not above 0 (a user's own objective may give such scores).
+        The ratio; None if neither side reached the target, or if a score is not above 0 (a custom
+        objective may give such scores).
 
     Raises:
         ValueError: the sides have different numbers of runs.
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} and {len(denominators)} runs; a ratio needs pairs")
-    above, below = _Side.of(numerators), _Side.of(denominators)
-    if above is None or below is None or not (above.reached.any() or below.reached.any()):
+    above, below = _side(numerators), _side(denominators)
+    if above is None or below is None or not (above[1].any() or below[1].any()):
         return None
-    claim = Claim.MEASURED
-    if not above.reached.any():
-        claim, above = Claim.AT_LEAST, replace(above, reached=np.ones_like(above.reached))
-    elif not below.reached.any():
-        claim, below = Claim.AT_MOST, replace(below, reached=np.ones_like(below.reached))
-    ratio = _ratio(above, below)
-    low, high = 0.0 if claim is Claim.AT_MOST else ratio.low, math.inf if claim is Claim.AT_LEAST else ratio.high
-    return replace(ratio, low=low, high=high, claim=claim)
+    if not above[1].any():
+        bound = _ratio(_all_reached(above[0]), below)
+        return replace(bound, high=math.inf, claim=Claim.AT_LEAST)
+    if not below[1].any():
+        return replace(_ratio(above, _all_reached(below[0])), low=0.0, claim=Claim.AT_MOST)
+    return _ratio(above, below)
 
 
 def deviation_of_pairs(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> float:
-    """Standard deviation of one pair's part in the logarithm of ``ratio_of_expected_scores``; 0 where the pairs do not tell it."""
-    above, below = _Side.of(numerators), _Side.of(denominators)
-    if len(numerators) < 2 or above is None or below is None or not (above.reached.any() and below.reached.any()):
-        return 0.0
-    return float((above.residuals - below.residuals).std(ddof=1))
+    """Standard deviation of one pair's part in the logarithm of ``ratio_of_expected_scores``.
 
-
-def ratio_where_both_reached(numerators: Sequence[RunScore], denominators: Sequence[RunScore]) -> Ratio | None:
-    """Ratio of two mean scores over the pairs whose runs both reached the target: it describes these pairs and judges neither side.
-
-    Returns:
-        The ratio; None if there is no such pair.
+    0 if the pairs do not tell it.
     """
-    pairs = [(a.score, b.score) for a, b in zip(numerators, denominators, strict=True) if a.reached and b.reached]
-    scores = [(above, below) for above, below in pairs if above is not None and below is not None and min(above, below) > 0]
-    return ratio_of_means([above for above, _ in scores], [below for _, below in scores]) if scores else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """Runs of one side of a comparison, as arrays ``[pairs]``."""
-
-    scores: _Array
-    """Score of each run; an unknown score is replaced by the mean of the known ones."""
-    reached: _Array
-    """1 for a run that reached the target, 0 for one that did not."""
-
-    @staticmethod
-    def of(runs: Sequence[RunScore]) -> "_Side | None":
-        """Make a side of its runs; None if no score is known or one is not above 0."""
-        known = [run.score for run in runs if run.score is not None]
-        if not known or min(known) <= 0:
-            return None
-        mean = math.fsum(known) / len(known)
-        scores = np.array([mean if run.score is None else run.score for run in runs])
-        return _Side(scores=scores, reached=np.array([float(run.reached) for run in runs]))
-
-    @property
-    def expected_score(self) -> float:
-        """Expected score of the side."""
-        return float(self.scores.mean() / self.reached.mean())
-
-    @property
-    def residuals(self) -> _Array:
-        """Contribution of each pair to the logarithm of the expected score, to first order ``[pairs]``."""
-        residuals: _Array = self.scores / self.scores.mean() - self.reached / self.reached.mean()
-        return residuals
-
-    def resampled_scores(self, drawn: np.ndarray[Any, np.dtype[np.int64]]) -> _Array:
-        """Expected score of each resample ``[resamples]``, where ``drawn`` are the indices of its pairs ``[resamples, pairs]``."""
-        expected_scores: _Array = self.scores[drawn].mean(axis=1) / self.reached[drawn].mean(axis=1)
-        return expected_scores
+    above, below = _side(numerators), _side(denominators)
+    if above is None or below is None or len(numerators) < 2:
+        return 0.0
+    if not (above[1].any() and below[1].any()):
+        return 0.0
+    return float((_residuals(above) - _residuals(below)).std(ddof=1))
 
 
 def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Ratio of two mean times over pairs: the time of many trainings of one side, divided by the time of as many of the other.
+    """Ratio of two mean times over pairs: the time of many trainings of one side over the other's.
 
     Args:
-        numerators: seconds, or another positive measure, of one side; numbers at the same index of both sides are a pair.
+        numerators: seconds, or another positive measure, of one side; numbers at the same index of
+            both sides are a pair.
 
     Raises:
         ValueError: there is no pair, the sides have different lengths, or a number is not above 0.
     """
     above, below = _checked(numerators, denominators)
-    return _ratio(_Side(scores=above, reached=np.ones_like(above)), _Side(scores=below, reached=np.ones_like(below)))
+    return _ratio(_all_reached(above), _all_reached(below))
 
 
 def median_of_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Median over pairs of numerator / denominator: for benchmarks on a shared machine, where one burst of load must not decide.
+    """Median over pairs of numerator / denominator, for benchmarks on a shared machine.
 
-    With fewer than eight pairs the interval is that of the geometric mean of the ratios.
+    One burst of load does not decide it. With fewer than eight pairs the interval is that of the
+    geometric mean of the ratios.
 
     Raises:
         ValueError: there is no pair, the sides have different lengths, or a number is not above 0.
@@ -245,41 +207,74 @@ def median_of_ratios(numerators: Sequence[float], denominators: Sequence[float])
     return _with_bootstrap(ratio, np.median(ratios[_resampled(len(ratios))], axis=1), len(ratios))
 
 
-def _ratio(above: _Side, below: _Side) -> Ratio:
-    """Ratio of the expected scores of two sides, each with at least one run that reached the target."""
-    ratio, num_pairs = above.expected_score / below.expected_score, len(above.scores)
+def _side(runs: Sequence[RunScore]) -> _Array | None:
+    """The runs of one side ``[2, pairs]``: scores, and 1 for each run that reached the target.
+
+    An unknown score is the mean of the known ones. None if no score is known or one is not above 0.
+    """
+    known = [run.score for run in runs if run.score is not None]
+    if not known or min(known) <= 0:
+        return None
+    mean = math.fsum(known) / len(known)
+    scores = [mean if run.score is None else run.score for run in runs]
+    return np.array([scores, [run.reached for run in runs]], dtype=np.float64)
+
+
+def _all_reached(scores: _Array) -> _Array:
+    return np.stack([scores, np.ones_like(scores)])
+
+
+def _residuals(side: _Array) -> _Array:
+    """Part of each pair in the logarithm of a side's expected score, to first order ``[pairs]``."""
+    scores, reached = side
+    residuals: _Array = scores / scores.mean() - reached / reached.mean()
+    return residuals
+
+
+def _ratio(above: _Array, below: _Array) -> Ratio:
+    """Ratio of the expected scores of two sides, each with a run that reached the target."""
+    expected, num_pairs = [side[0].mean() / side[1].mean() for side in (above, below)], above.shape[1]
+    ratio = float(expected[0] / expected[1])
     if num_pairs < _FEWEST_RESAMPLED:
-        return _with_student(ratio, math.log(ratio), above.residuals - below.residuals)
+        return _with_student(ratio, math.log(ratio), _residuals(above) - _residuals(below))
     drawn = _resampled(num_pairs)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a resample without a success has no finite expected score
-        ratios = above.resampled_scores(drawn) / below.resampled_scores(drawn)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may be without a success
+        sides = [side[0, drawn].mean(axis=1) / side[1, drawn].mean(axis=1) for side in (above, below)]
+        ratios = sides[0] / sides[1]
     return _with_bootstrap(ratio, ratios[~np.isnan(ratios)], num_pairs)
 
 
-def _checked(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[_Array, _Array]:
+def _checked(numerators: Sequence[float], denominators: Sequence[float]) -> _Array:
+    """Both sides ``[2, pairs]``, checked to be pairs of positive numbers."""
     if len(numerators) != len(denominators) or not numerators:
-        raise ValueError(f"{len(numerators)} and {len(denominators)} runs; a ratio needs pairs, and at least one")
-    above, below = np.array(numerators, dtype=np.float64), np.array(denominators, dtype=np.float64)
-    if not (above.min() > 0 and below.min() > 0):
-        raise ValueError(f"found {min(above.min(), below.min())}, a ratio needs numbers above 0")
-    return above, below
+        counts = f"{len(numerators)} and {len(denominators)}"
+        raise ValueError(f"{counts} runs; a ratio needs pairs, and at least one")
+    sides = np.array([numerators, denominators], dtype=np.float64)
+    if not sides.min() > 0:
+        raise ValueError(f"found {sides.min()}, a ratio needs numbers above 0")
+    return sides
 
 
 def _with_student(ratio: float, centre: float, residuals: _Array) -> Ratio:
-    """A ratio with Student's interval around the logarithm ``centre``, from the residuals of the pairs' logarithms ``[pairs]``."""
+    """A ratio with Student's interval around the logarithm ``centre``.
+
+    Args:
+        residuals: residuals of the pairs' logarithms ``[pairs]``.
+    """
     num_pairs = len(residuals)
     if num_pairs == 1:
         return Ratio(ratio=ratio, low=0.0, high=math.inf, num_pairs=1)
-    half_width = _student(num_pairs) * float(residuals.std(ddof=1)) / math.sqrt(num_pairs)
+    half_width = student(num_pairs) * float(residuals.std(ddof=1)) / math.sqrt(num_pairs)
     with np.errstate(over="ignore"):
-        low, high = float(np.exp(centre - half_width)), float(np.exp(centre + half_width))
+        low, high = (float(np.exp(centre + sign * half_width)) for sign in (-1, 1))
     return Ratio(ratio=ratio, low=min(low, ratio), high=max(high, ratio), num_pairs=num_pairs)
 
 
 def _with_bootstrap(ratio: float, drawn_ratios: _Array, num_pairs: int) -> Ratio:
+    """A ratio with the interval of expanded percentiles."""
     from scipy.special import ndtr  # noqa: PLC0415  # slow to import
 
-    tail = float(ndtr(-_student(num_pairs) * math.sqrt(num_pairs / (num_pairs - 1))))
+    tail = float(ndtr(-student(num_pairs) * math.sqrt(num_pairs / (num_pairs - 1))))
     with np.errstate(divide="ignore"):
         logarithms = np.clip(np.log(drawn_ratios), -_INFINITE_LOGARITHM, _INFINITE_LOGARITHM)
     low, high = np.quantile(logarithms, [tail, 1 - tail])
@@ -293,12 +288,15 @@ def _with_bootstrap(ratio: float, drawn_ratios: _Array, num_pairs: int) -> Ratio
 
 @lru_cache(maxsize=4)
 def _resampled(num_pairs: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of the pairs in each resample ``[resamples, pairs]``; the same on every call, so that equal data give equal intervals."""
+    """Indices of the pairs in each resample ``[resamples, pairs]``.
+
+    They are the same on every call, so that equal data give equal intervals.
+    """
     return np.random.default_rng(0).integers(num_pairs, size=(_NUM_RESAMPLES, num_pairs))
 
 
-def _student(num_pairs: int) -> float:
+def student(num_pairs: int) -> float:
     """Half the width of a mean's 95% interval by Student's t, in standard errors."""
-    from scipy.special import stdtrit  # noqa: PLC0415  # takes a third of a second to import, used once a study
+    from scipy.special import stdtrit  # noqa: PLC0415  # slow to import, used once a study
 
     return float(stdtrit(num_pairs - 1, (1 + _CONFIDENCE) / 2))

@@ -19,7 +19,6 @@ FORMATS: Mapping[str, int] = {
     "experiment": 1,
     "checkpoint": 1,
     "comparison": 1,
-    "scaling": 1,
     "profile": 1,
     "diagnosis": 1,
     "machine": 1,

@@ -12,7 +12,7 @@ which the winner was chosen flatter it.
   another candidate is better by all its runs than the winner by all of its own, those of the claim included, the claim is begun again with
   that one, on further seeds.
 
-A race keeps no state: its standing follows from its entrants, its limits and the runs so far, so another process continues it exactly
+A race keeps no state: its standing follows from its arms, its limits and the runs so far, so another process continues it exactly
 where it stopped.
 
 Source: Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013), sequential halving; Cohen and Sackrowitz
@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
 
-from autotune.comparison import RunScore, deviation_of_pairs, in_turns
+from autotune.comparison import RunScore, deviation_of_pairs, in_turns, student
+from autotune.space import Suggestion
 
 MIN_PAIRS = 4
 """Minimum number of pairs that a claim is computed from, unless the user asks for fewer."""
@@ -58,10 +58,13 @@ _MAX_PAIRS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entrant:
-    """A configuration in the race: a candidate or the baseline."""
+class Arm:
+    """A configuration that is confirmed: the baseline or a candidate."""
 
-    arm: int
+    trial: int
+    """Number of the search trial that the configuration comes from."""
+    label: str
+    suggestion: Suggestion
     expected_score: float
     """Score that the search expects of the configuration; infinite if it never reached the target. Of a candidate it is an order only."""
     run_seconds: float
@@ -76,19 +79,13 @@ class RaceLimits:
 
     max_runs: int
     max_seconds: float = math.inf
-    """Seconds of training of all runs together. The fewest pairs that a claim needs are run in any case, and a claim whose first pairs vary
-    more than the runs of choosing did may take the race to twice as many seconds."""
+    """Seconds of training of all runs together. The fewest pairs that a claim needs are run in any
+    case, and a claim whose first pairs vary more than the runs of choosing did may take the race to
+    twice as many seconds."""
     num_pairs: int | None = None
-    """Number of pairs of runs for the claim; None means as many as should tell winner and baseline apart."""
+    """Number of pairs of runs for the claim; None means as many as should tell the two apart."""
     min_reach_rate: float = 0.0
     """Share of a candidate's runs that must reach the target."""
-
-
-class Run(NamedTuple):
-    """Score of one run, and the seconds that count against ``RaceLimits.max_seconds``."""
-
-    score: RunScore
-    train_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,35 +96,36 @@ class Standing:
     """Arm and round of the next runs, in the order of execution; empty when the race is over."""
     num_runs: int
     """Total number of runs that the race will take, as far as it is known now."""
-    winner: int | None
+    winner: int | None = None
     """The arm that was chosen; None while choosing, or without any candidate."""
-    claim_rounds: tuple[int, ...]
+    claim_rounds: tuple[int, ...] = ()
     """The rounds whose runs the claim is computed from."""
     look: int = MIN_PAIRS
-    """Number of the claim's rounds after which it is next decided how it goes on."""
+    """Number of the claim's rounds after which the race next decides how to continue."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Reason why each candidate left, by arm."""
     is_baseline_better: bool = False
-    """Whether the baseline scored better than the winner over all runs of the finished race; False before its end."""
+    """Whether the baseline scored better than the winner over all runs of the finished race."""
 
-    ahead: tuple[tuple[int, int], ...] = ()
-    """Arm and round of the runs that follow while choosing unless a candidate leaves before, whose runs are then not used."""
+    def batch(self, num_devices: int) -> list[tuple[tuple[int, int], ...]]:
+        """The runs to make side by side next, in units that belong on one device.
 
-    def batch(self, num_devices: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The runs to make side by side next, in units that belong on one device: single runs while choosing, pairs in the claim.
-
-        These are the runs of a round, or the pairs of the claim up to its next look, which decide how the race goes on, and others for the
-        devices that would be idle meanwhile.
+        While choosing these are the single runs of a round. In the claim they are the pairs up to
+        its next look, and further pairs for the devices that would be idle meanwhile.
         """
-        if self.claim_rounds:
-            units = tuple(tuple(pair) for _, pair in groupby(self.pending, key=itemgetter(1)))
-            num_needed = sum(unit[0][1] in self.claim_rounds[: self.look] for unit in units)
-        else:
-            units, num_needed = tuple((run,) for run in (*self.pending, *self.ahead)), len(self.pending)
-        return units[: math.ceil(num_needed / num_devices) * num_devices]
+        if not self.claim_rounds:
+            return [(run,) for run in self.pending]
+        pairs = [tuple(pair) for _, pair in groupby(self.pending, key=itemgetter(1))]
+        num_needed = sum(pair[0][1] in self.claim_rounds[: self.look] for pair in pairs)
+        return pairs[: math.ceil(num_needed / num_devices) * num_devices]
 
 
-def standing(baseline: Entrant, candidates: Sequence[Entrant], limits: RaceLimits, runs: Mapping[tuple[int, int], Run]) -> Standing:
+def standing(
+    baseline: Arm,
+    candidates: Sequence[Arm],
+    limits: RaceLimits,
+    runs: Mapping[tuple[int, int], RunScore],
+) -> Standing:
     """Standing of a race after the given runs.
 
     Args:
@@ -140,70 +138,80 @@ def standing(baseline: Entrant, candidates: Sequence[Entrant], limits: RaceLimit
 class _Race:
     """One pass over the runs of a race, from its start to its present standing."""
 
-    def __init__(self, baseline: Entrant, candidates: Sequence[Entrant], limits: RaceLimits, runs: Mapping[tuple[int, int], Run]) -> None:
+    def __init__(
+        self,
+        baseline: Arm,
+        candidates: Sequence[Arm],
+        limits: RaceLimits,
+        runs: Mapping[tuple[int, int], RunScore],
+    ) -> None:
         self._baseline = baseline
-        self._ordered = sorted(candidates, key=lambda entrant: entrant.expected_score)
+        self._candidates = sorted(candidates, key=lambda arm: arm.expected_score)
         self._limits = limits
         self._known = runs
-        self._taken: dict[int, list[Run]] = {entrant.arm: [] for entrant in [baseline, *candidates]}
+        self._taken: dict[int, list[RunScore]] = {arm.trial: [] for arm in [baseline, *candidates]}
         self._num_before_claim: dict[int, int] = {}
         """Number of runs of each arm before its claim."""
         self._reasons: dict[int, str] = {}
-        self._num_claims = 1
+        self._num_claims = 0
         self._round = 0
 
     def standing(self) -> Standing:
-        """Go through the race as far as its runs are known, and return its standing."""
-        chosen = self._choose() if self._ordered else None
-        return chosen if isinstance(chosen, Standing) else self._claim(chosen)
+        """Follow the race as far as its runs are known, and return its standing."""
+        winner = self._choose() if self._candidates else None
+        while not isinstance(winner, Standing):
+            winner = self._claim(winner)
+        return winner
 
-    def _choose(self) -> Entrant | Standing:
-        """Choose a winner among the candidates; return a standing instead if that needs more runs."""
-        limits, pair_seconds = self._limits, self._baseline.run_seconds + self._ordered[0].run_seconds
+    def _choose(self) -> Arm | Standing:
+        """The winner among the candidates, or a standing if choosing needs more runs."""
+        limits = self._limits
+        pair_seconds = self._baseline.run_seconds + self._candidates[0].run_seconds
         num_pairs = limits.num_pairs or max(MIN_PAIRS, round(_CLAIM_SHARE * limits.max_runs / 2))
-        claim_seconds = min(num_pairs * pair_seconds, max(_CLAIM_SHARE * limits.max_seconds, MIN_PAIRS * pair_seconds))
-        runs_left, seconds_left = limits.max_runs - 2 * num_pairs, limits.max_seconds - claim_seconds
-        racing = list(self._ordered)
+        claim_seconds = min(
+            num_pairs * pair_seconds,
+            max(_CLAIM_SHARE * limits.max_seconds, MIN_PAIRS * pair_seconds),
+        )
+        runs_left = limits.max_runs - 2 * num_pairs
+        seconds_left = limits.max_seconds - claim_seconds
+        racing = list(self._candidates)
         while len(racing) > 1 and not _fits(racing, runs_left, seconds_left):
-            self._reasons[racing.pop().arm] = "not run: the limits leave no runs for it, and the search expected more of the others"
+            self._reasons[racing.pop().trial] = "not run: the limits leave no runs for it, and the search expected more of the others"
         while len(racing) > 1:
-            halvings = math.ceil(math.log2(len(racing)))
-            round_seconds = sum(entrant.run_seconds for entrant in racing)
-            affordable = min(runs_left / len(racing), seconds_left / round_seconds if round_seconds > 0 else math.inf)
-            num_rounds = max(1, _FIRST_ROUNDS - self._round, int(affordable / halvings))
-            for number in range(num_rounds):
-                arms = [entrant.arm for entrant in racing]
-                pending = self._pending(arms, self._round)
-                if pending:
-                    following = range(self._round + 1, self._round + num_rounds - number)
-                    least_rounds = max(1, _FIRST_ROUNDS - self._round)
-                    least = sum(_halving_sizes(len(racing), least_rounds)) - (len(racing) - len(pending)) + 2 * num_pairs
+            round_seconds = sum(arm.run_seconds for arm in racing)
+            affordable = min(
+                runs_left / len(racing),
+                seconds_left / round_seconds if round_seconds > 0 else math.inf,
+            )
+            num_halvings = math.ceil(math.log2(len(racing)))
+            for _ in range(max(1, _FIRST_ROUNDS - self._round, int(affordable / num_halvings))):
+                if pending := self._pending([arm.trial for arm in racing], self._round):
+                    sizes = _halving_sizes(len(racing), max(1, _FIRST_ROUNDS - self._round))
+                    num_to_come = sum(sizes) - (len(racing) - len(pending)) + 2 * num_pairs
                     return Standing(
                         pending=pending,
-                        num_runs=self._num_taken + least,
-                        winner=None,
-                        claim_rounds=(),
+                        num_runs=self._num_taken + num_to_come,
                         reasons=dict(self._reasons),
-                        ahead=tuple(run for later in following for run in self._pending(arms, later)),
                     )
-                for entrant in racing:
-                    run = self._known[entrant.arm, self._round]
-                    self._taken[entrant.arm].append(run)
-                    runs_left, seconds_left = runs_left - 1, seconds_left - run.train_seconds
+                self._take([arm.trial for arm in racing], [self._round])
+                runs_left -= len(racing)
+                for arm in racing:
+                    seconds_left -= self._taken[arm.trial][-1].seconds
                 self._round += 1
                 racing = self._without_those_behind(racing)
                 if len(racing) == 1:
                     break
-            self._halve(racing)
-            racing = [entrant for entrant in racing if entrant.arm not in self._reasons]
-        others = [entrant.arm for entrant in self._ordered if entrant is not racing[0]]
-        while any((arm, self._round) in self._known for arm in others):  # a round that was made ahead, and that nobody needed
-            self._round += 1
+            racing = self._faster_half(racing)
         return racing[0]
 
-    def _claim(self, winner: Entrant | None) -> Standing:
-        """Standing of the claim: pairs of the winner and the baseline, or runs of the baseline alone without any candidate."""
-        arms = [self._baseline.arm] if winner is None else [self._baseline.arm, winner.arm]
+    def _claim(self, winner: Arm | None) -> Standing | Arm:
+        """Standing of the claim: pairs of winner and baseline, or the baseline alone if no arm won.
+
+        Returns:
+            The standing; or another candidate that the claim is begun again with.
+        """
+        arms = [self._baseline.trial] if winner is None else [self._baseline.trial, winner.trial]
+        self._num_claims += 1
         num_pairs_needed = self._pairs_needed(winner)
         num_pairs, taken, look = num_pairs_needed(1.0, ()), 0, _TRIED_PAIRS
         self._num_before_claim |= {arm: len(self._taken[arm]) for arm in arms}
@@ -215,24 +223,30 @@ class _Race:
             if any(number in rounds[:look] for _, number in pending):
                 self._take(arms, rounds[look:])
                 break
-            if winner is not None and (better := self._better(winner, rounds[:taken])) is not None:
-                return self._claim_of_another(winner, better, rounds[taken - 1])
+            if winner and (better := self._better(winner, rounds[:taken])) is not None:
+                self._round = rounds[taken - 1] + 1
+                self._reasons[winner.trial] = f"left after round {self._round}: chosen, and behind another one in its claim"
+                self._reasons.pop(better.trial)
+                return better
             if taken >= MIN_PAIRS:
                 num_pairs = max(taken, num_pairs_needed(_OVERTIME, rounds[:taken]))
             if taken == num_pairs:
                 rounds, pending = rounds[:taken], ()
                 break
-            is_fixed = self._limits.num_pairs is not None
-            look = MIN_PAIRS if taken < MIN_PAIRS else num_pairs if is_fixed else taken + math.ceil((num_pairs - taken) / 2)
-        is_baseline_better = winner is not None and self._rank(self._baseline) < self._rank(winner)
+            if taken < MIN_PAIRS:
+                look = MIN_PAIRS
+            elif self._limits.num_pairs is not None:
+                look = num_pairs
+            else:
+                look = taken + math.ceil((num_pairs - taken) / 2)
         return Standing(
             pending=pending,
             num_runs=self._num_taken + len(pending),
-            winner=None if winner is None else winner.arm,
+            winner=None if winner is None else winner.trial,
             claim_rounds=rounds,
             look=max(look, MIN_PAIRS),
             reasons=dict(self._reasons),
-            is_baseline_better=is_baseline_better and not pending,
+            is_baseline_better=winner is not None and not pending and self._rank(self._baseline) < self._rank(winner),
         )
 
     def _take(self, arms: Sequence[int], rounds: Sequence[int]) -> None:
@@ -241,26 +255,27 @@ class _Race:
                 if (arm, number) in self._known:
                     self._taken[arm].append(self._known[arm, number])
 
-    def _better(self, winner: Entrant, rounds: Sequence[int]) -> Entrant | None:
-        """The candidate that is better by all its runs than the winner, after some pairs of its claim; None if the winner stays."""
-        others = [entrant for entrant in self._ordered if entrant is not winner and self._taken[entrant.arm]]
+    def _better(self, winner: Arm, rounds: Sequence[int]) -> Arm | None:
+        """The candidate that is better by all its runs than the winner, after some pairs of its claim.
+
+        None if the winner stays.
+        """
+        others = [arm for arm in self._candidates if arm is not winner and self._taken[arm.trial]]
         num_pairs = self._limits.num_pairs or MIN_PAIRS
-        seconds = self._spent_seconds + num_pairs * (self._baseline.run_seconds + winner.run_seconds)
-        if not others or self._limits.max_runs - self._num_taken < 2 * num_pairs or seconds > _OVERTIME * self._limits.max_seconds:
+        pair_seconds = self._baseline.run_seconds + winner.run_seconds
+        if (
+            not others
+            or self._num_taken + 2 * num_pairs > self._limits.max_runs
+            or self._spent_seconds + num_pairs * pair_seconds > _OVERTIME * self._limits.max_seconds
+        ):
             return None
         best = min(others, key=self._rank)
-        is_short = not any(self._known[winner.arm, number].score.reached for number in rounds)
+        if not any(self._known[winner.trial, number].reached for number in rounds):
+            return best
         is_rare, best_is_rare = self._rank(winner)[0], self._rank(best)[0]
-        is_turned = best_is_rare < is_rare or (best_is_rare == is_rare and self._is_behind(winner, best, _TURNED))
-        return best if is_short or is_turned else None
-
-    def _claim_of_another(self, winner: Entrant, better: Entrant, last_round: int) -> Standing:
-        """Standing of the claim of a better candidate, on the rounds that follow the last one of the former winner's."""
-        self._round = last_round + 1
-        self._num_claims += 1
-        self._reasons[winner.arm] = f"left after round {self._round}: chosen, and behind another one in its claim"
-        self._reasons.pop(better.arm)
-        return self._claim(better)
+        if is_rare == best_is_rare:
+            return best if self._is_behind(winner, best, _TURNED) else None
+        return best if is_rare else None
 
     @property
     def _num_taken(self) -> int:
@@ -268,18 +283,19 @@ class _Race:
 
     @property
     def _spent_seconds(self) -> float:
-        return math.fsum(run.train_seconds for runs in self._taken.values() for run in runs)
+        return math.fsum(run.seconds for runs in self._taken.values() for run in runs)
 
     def _pending(self, arms: Sequence[int], number: int) -> tuple[tuple[int, int], ...]:
-        """Arm and round of the runs of one round that were not made yet; each round begins with another arm."""
-        ordered_arms = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
-        return tuple((arm, number) for arm in ordered_arms if (arm, number) not in self._known)
+        """Arm and round of the runs of one round not made yet; each round begins with another arm."""
+        turns = [arms[turn] for turn, at in in_turns(len(arms), number + 1) if at == number]
+        return tuple((arm, number) for arm in turns if (arm, number) not in self._known)
 
-    def _pairs_needed(self, winner: Entrant | None) -> Callable[[float, Sequence[int]], int]:
-        """How many pairs should tell winner and baseline apart: a function of a factor on the limit of seconds, and of the claim's rounds.
+    def _pairs_needed(self, winner: Arm | None) -> Callable[[float, Sequence[int]], int]:
+        """A function that says how many pairs should tell winner and baseline apart.
 
-        The expected gain is fixed here, before the pairs are seen. How much they vary is taken from all runs known at each call, or from
-        the pairs themselves where these vary more.
+        It takes a factor on the limit of seconds, and the claim's rounds so far. The expected gain is
+        fixed here, before the pairs are seen. How much they vary is taken from all runs known at each
+        call, or from the pairs themselves where these vary more.
         """
         limits, runs_left = self._limits, self._limits.max_runs - self._num_taken
         if limits.num_pairs is not None or winner is None:
@@ -290,68 +306,82 @@ class _Race:
         spent_seconds = self._spent_seconds
         least = min(MIN_PAIRS, runs_left // 2)
         baseline_score = self._score(self._baseline)
-        gain = (baseline_score if math.isfinite(baseline_score) else self._baseline.least_score) / self._score(winner)
+        if not math.isfinite(baseline_score):
+            baseline_score = self._baseline.least_score
+        gain = baseline_score / self._score(winner)
         expected_gain = math.log(gain) * _HOPED_SHARE if gain > 1 else 0.0
 
         def num_pairs_needed(seconds_factor: float, rounds: Sequence[int]) -> int:
-            affordable = (seconds_factor * limits.max_seconds - spent_seconds) / pair_seconds if pair_seconds > 0 else math.inf
+            affordable = math.inf
+            if pair_seconds > 0:
+                affordable = (seconds_factor * limits.max_seconds - spent_seconds) / pair_seconds
             most = max(least, int(min(runs_left // 2, affordable, _MAX_PAIRS)))
-            variances = (self._variance(entrant) + self._variance_of_future_misses(entrant) for entrant in (self._baseline, winner))
-            scores = ([self._known[arm, number].score for number in rounds] for arm in (self._baseline.arm, winner.arm))
-            of_pairs = deviation_of_pairs(*scores)
-            deviation = max(math.sqrt(sum(variances)), of_pairs)
-            return next((count for count in range(least, most) if _detectable_gain(count, deviation) <= expected_gain), most)
+            arms = (self._baseline, winner)
+            variances = [self._variance(arm) + self._variance_of_future_misses(arm) for arm in arms]
+            scores = ([self._known[arm.trial, number] for number in rounds] for arm in arms)
+            deviation = max(math.sqrt(sum(variances)), deviation_of_pairs(*scores))
+            enough = (n for n in range(least, most) if _detectable_gain(n, deviation) <= expected_gain)
+            return next(enough, most)
 
         return num_pairs_needed
 
-    def _without_those_behind(self, racing: list[Entrant]) -> list[Entrant]:
-        """Entrants that may still be the best; notes the reason for each entrant that is clearly behind."""
+    def _without_those_behind(self, racing: list[Arm]) -> list[Arm]:
+        """The arms that may still be the best; notes the reason for each that is clearly behind."""
         best = min(racing, key=self._rank)
-        for entrant in racing:
-            distance = _BEHIND if len(self._taken[entrant.arm]) > 1 else _BEHIND_AFTER_ONE
-            if entrant is not best and self._is_behind(entrant, best, distance):
-                self._reasons[entrant.arm] = f"left after round {self._round}: clearly behind"
-        return [entrant for entrant in racing if entrant.arm not in self._reasons]
+        for arm in racing:
+            distance = _BEHIND if len(self._taken[arm.trial]) > 1 else _BEHIND_AFTER_ONE
+            if arm is not best and self._is_behind(arm, best, distance):
+                self._reasons[arm.trial] = f"left after round {self._round}: clearly behind"
+        return [arm for arm in racing if arm.trial not in self._reasons]
 
-    def _is_behind(self, entrant: Entrant, best: Entrant, distance: float) -> bool:
-        """Whether an entrant's score lies more than a distance, in standard errors, behind another's."""
-        score, best_score = self._score(entrant), self._score(best)
+    def _is_behind(self, arm: Arm, best: Arm, distance: float) -> bool:
+        """Whether an arm's score lies more than a distance, in standard errors, behind another's."""
+        score, best_score = self._score(arm), self._score(best)
         if not (math.isfinite(score) and best_score > 0):
             return best_score < score
-        error = math.sqrt(sum(self._variance(either) / len(self._taken[either.arm]) for either in (entrant, best)))
+        squares = (self._variance(either) / len(self._taken[either.trial]) for either in (arm, best))
+        error = math.sqrt(sum(squares))
         return score > best_score and math.log(score / best_score) > distance * error
 
-    def _halve(self, racing: list[Entrant]) -> None:
-        for entrant in sorted(racing, key=self._rank)[math.ceil(len(racing) / 2) :]:
-            is_below, _ = self._rank(entrant)
-            why = f"reached too rarely, confirm.min_reach_rate is {self._limits.min_reach_rate:g}" if is_below else "in the slower half"
-            self._reasons[entrant.arm] = f"left after round {self._round}: {why}"
+    def _faster_half(self, racing: list[Arm]) -> list[Arm]:
+        """The arms without the worse half; notes the reason for each that leaves."""
+        for arm in sorted(racing, key=self._rank)[math.ceil(len(racing) / 2) :]:
+            is_rare, _ = self._rank(arm)
+            rate = f"reached too rarely, confirm.min_reach_rate is {self._limits.min_reach_rate:g}"
+            why = rate if is_rare else "in the slower half"
+            self._reasons[arm.trial] = f"left after round {self._round}: {why}"
+        return [arm for arm in racing if arm.trial not in self._reasons]
 
-    def _rank(self, entrant: Entrant) -> tuple[bool, float]:
-        """Sort key of an entrant, lower is better: whether it reaches the target too rarely, then its score."""
-        runs = self._taken[entrant.arm]
-        rate = sum(run.score.reached for run in runs) / len(runs) if runs else 1.0
-        return rate < self._limits.min_reach_rate, self._score(entrant)
+    def _rank(self, arm: Arm) -> tuple[bool, float]:
+        """Sort key of an arm, lower is better: whether it reaches too rarely, then its score."""
+        runs = self._taken[arm.trial]
+        rate = sum(run.reached for run in runs) / len(runs) if runs else 1.0
+        return rate < self._limits.min_reach_rate, self._score(arm)
 
-    def _score(self, entrant: Entrant) -> float:
-        """Expected score of an entrant by its runs and a prior of reaching the target.
+    def _score(self, arm: Arm) -> float:
+        """Expected score of an arm by its runs and a prior of reaching the target.
 
-        What the search expected counts for the baseline, which nobody picked, and for a candidate without runs.
+        What the search expected counts for the baseline, which nobody picked, and for a candidate
+        without runs.
         """
-        runs = self._taken[entrant.arm]
-        scores = [run.score.score for run in runs if run.score.score is not None]
-        num_runs, num_reached = len(runs), sum(run.score.reached for run in runs)
-        if entrant is self._baseline or not runs:
+        runs = self._taken[arm.trial]
+        scores = [run.score for run in runs if run.score is not None]
+        num_runs, num_reached = len(runs), sum(run.reached for run in runs)
+        if arm is self._baseline or not runs:
             num_runs += 1
-            if math.isfinite(entrant.expected_score):
-                scores.append(entrant.expected_score)
+            if math.isfinite(arm.expected_score):
+                scores.append(arm.expected_score)
                 num_reached += 1
         if not scores:
             return math.inf
-        return math.fsum(scores) / len(scores) * (num_runs + _PRIOR_RUNS) / (num_reached + _PRIOR_REACHED)
+        mean = math.fsum(scores) / len(scores)
+        return mean * (num_runs + _PRIOR_RUNS) / (num_reached + _PRIOR_REACHED)
 
-    def _variance(self, entrant: Entrant) -> float:
-        """Variance of the logarithm of an entrant's expected score as one run tells it: from the spread of scores and from misses."""
+    def _variance(self, arm: Arm) -> float:
+        """Variance of the logarithm of an arm's expected score as one run tells it.
+
+        The spread of scores is pooled over all arms; misses are the arm's own.
+        """
         squares, degrees = _PRIOR_SD**2 * _PRIOR_SD_RUNS, float(_PRIOR_SD_RUNS)
         for scores in self._repeats():
             logarithms = [math.log(score) for score in scores if 0 < score < math.inf]
@@ -359,41 +389,51 @@ class _Race:
                 mean = math.fsum(logarithms) / len(logarithms)
                 squares += math.fsum((logarithm - mean) ** 2 for logarithm in logarithms)
                 degrees += len(logarithms) - 1
-        return squares / degrees + self._variance_of_misses(entrant)
+        return squares / degrees + self._variance_of_misses(arm)
 
-    def _variance_of_misses(self, entrant: Entrant) -> float:
-        """Part of the variance due to misses: a miss is one success less, and usually has spent more than a success does."""
-        runs = [run.score for run in self._taken[entrant.arm]]
-        if all(run.reached for run in runs):
+    def _variance_of_misses(self, arm: Arm) -> float:
+        """Part of the variance due to misses.
+
+        A miss is one success less, and usually has spent more than a success does.
+        """
+        runs = self._taken[arm.trial]
+        num_reached = sum(run.reached for run in runs)
+        if num_reached == len(runs):
             return 0.0
-        rate = (sum(run.reached for run in runs) + _PRIOR_REACHED) / (len(runs) + _PRIOR_RUNS)
-        reached, missed = ([run.score for run in runs if run.reached is wanted and run.score is not None] for wanted in (True, False))
+        rate = (num_reached + _PRIOR_REACHED) / (len(runs) + _PRIOR_RUNS)
+        scored = [(run.score, run.reached) for run in runs if run.score is not None]
+        reached = [score for score, is_reached in scored if is_reached]
+        missed = [score for score, is_reached in scored if not is_reached]
         extra_cost = 0.0
         if reached and missed and (mean := statistics.fmean(reached + missed)) > 0:
             extra_cost = (statistics.fmean(missed) - statistics.fmean(reached)) / mean
         return rate * (1 - rate) * (1 / rate + extra_cost) ** 2
 
-    def _variance_of_future_misses(self, entrant: Entrant) -> float:
-        """Variance that misses may yet add for an arm without any, if other arms had some: its prior is two runs at the pooled rate."""
-        runs, all_runs = self._taken[entrant.arm], [run for taken in self._taken.values() for run in taken]
-        num_missed = sum(not run.score.reached for run in all_runs)
-        if not num_missed or not all(run.score.reached for run in runs):
+    def _variance_of_future_misses(self, arm: Arm) -> float:
+        """Variance that misses may yet add for an arm without any, if other arms had some.
+
+        Its prior is two runs at the pooled rate.
+        """
+        runs = self._taken[arm.trial]
+        all_runs = [run for taken in self._taken.values() for run in taken]
+        num_missed = sum(not run.reached for run in all_runs)
+        if not num_missed or not all(run.reached for run in runs):
             return 0.0
-        pooled_rate = (len(all_runs) - num_missed + _PRIOR_REACHED) / (len(all_runs) + _PRIOR_RUNS)
+        num_reached = len(all_runs) - num_missed
+        pooled_rate = (num_reached + _PRIOR_REACHED) / (len(all_runs) + _PRIOR_RUNS)
         rate = (len(runs) + _PRIOR_RUNS * pooled_rate) / (len(runs) + _PRIOR_RUNS)
         return (1 - rate) / rate
 
     def _repeats(self) -> Iterator[list[float]]:
         """Yield lists of scores of one arm each: those of choosing, and those of its claim."""
         for arm, runs in self._taken.items():
-            scores = [run.score.score or 0.0 for run in runs if run.score.reached]
-            num_claimed = sum(run.score.reached for run in runs[self._num_before_claim.get(arm, len(runs)) :])
-            yield scores[: len(scores) - num_claimed]
-            yield scores[len(scores) - num_claimed :]
+            num_chosen = self._num_before_claim.get(arm, len(runs))
+            for part in (runs[:num_chosen], runs[num_chosen:]):
+                yield [run.score or 0.0 for run in part if run.reached]
 
 
 def _halving_sizes(count: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
-    """Number of entrants in each round, if ``num_rounds`` are run before the first halving and one before each other."""
+    """Number of arms in each round, if the first halving follows ``num_rounds``, each other one."""
     sizes = []
     while count > 1:
         sizes += [count] * num_rounds
@@ -401,28 +441,13 @@ def _halving_sizes(count: int, num_rounds: int = _FIRST_ROUNDS) -> list[int]:
     return sizes
 
 
-def _fits(racing: Sequence[Entrant], num_runs: float, seconds: float) -> bool:
-    """Whether the limits allow halving the entrants down to one, with the fewest rounds."""
+def _fits(racing: Sequence[Arm], num_runs: float, seconds: float) -> bool:
+    """Whether the limits allow halving the arms down to one, with the fewest rounds."""
     sizes = _halving_sizes(len(racing))
-    return sum(sizes) <= num_runs and sum(entrant.run_seconds for size in sizes for entrant in racing[:size]) <= seconds
+    total_seconds = sum(arm.run_seconds for size in sizes for arm in racing[:size])
+    return sum(sizes) <= num_runs and total_seconds <= seconds
 
 
 def _detectable_gain(num_pairs: int, deviation: float) -> float:
     """Smallest gain, as a logarithm, that a number of pairs should tell from no gain."""
-    from scipy.special import stdtrit  # noqa: PLC0415  # takes a third of a second to import, used once a study
-
-    return (float(stdtrit(num_pairs - 1, 0.975)) + _POWER) * deviation / math.sqrt(num_pairs)
-
-
-def run_race(
-    baseline: Entrant, candidates: Sequence[Entrant], limits: RaceLimits, judge: Callable[[tuple[int, int]], Run]
-) -> tuple[Standing, dict[tuple[int, int], Run]]:
-    """Run a whole race at once, as simulations do: ``judge`` makes the run of an arm and a round.
-
-    Returns:
-        The final standing, and the runs by arm and round.
-    """
-    runs: dict[tuple[int, int], Run] = {}
-    while (now := standing(baseline, candidates, limits, runs)).pending:
-        runs[now.pending[0]] = judge(now.pending[0])
-    return now, runs
+    return (student(num_pairs) + _POWER) * deviation / math.sqrt(num_pairs)

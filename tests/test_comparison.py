@@ -17,7 +17,6 @@ from autotune.comparison import (
     median_of_ratios,
     ratio_of_expected_scores,
     ratio_of_means,
-    ratio_where_both_reached,
     reach_rate_interval,
 )
 
@@ -152,8 +151,6 @@ def test_misses_are_in_the_ratio_and_widen_its_interval() -> None:
     assert found.ratio == pytest.approx((16.7 / 3) / (8.3 / 4))
     sure = ratio_of_means([4.0, 4.4, 4.2, 4.1], [2.0, 2.2, 2.1, 2.0])
     assert found.high / found.low > sure.high / sure.low
-    described = ratio_where_both_reached(above, below)
-    assert described == ratio_of_means([4.0, 4.4, 4.2], [2.0, 2.2, 2.1])
 
 
 @pytest.mark.parametrize("num_pairs", [2, 12])

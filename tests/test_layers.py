@@ -30,7 +30,7 @@ LAYERS = (
     ("objective", "race", "recording", "config", "workloads"),
     ("training", "search", "tracking", "reporting"),
     ("execution",),
-    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "scale", "report_command"),
+    ("tune_study", "train", "export", "compare", "profile", "record", "diagnose", "report_command"),
     ("__main__", "api", "lightning", "script", "transformers"),
 )
 """Parts of the package, lowest first; a part imports only from itself and from lower layers."""

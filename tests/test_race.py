@@ -9,22 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.comparison import RunScore, ratio_of_expected_scores
-from autotune.race import MIN_PAIRS, Entrant, RaceLimits, Run, Standing, run_race, standing
+from autotune.race import MIN_PAIRS, Arm, RaceLimits, Standing, standing
+from autotune.space import Suggestion
 
-Draw = Callable[[tuple[int, int]], Run]
+Draw = Callable[[tuple[int, int]], RunScore]
 
 
-def entrants(*expected: float, seconds: float = 1.0) -> list[Entrant]:
+def entrants(*expected: float, seconds: float = 1.0) -> list[Arm]:
     """Arms 0, 1, ...; the first one is the baseline."""
-    return [Entrant(arm=arm, expected_score=score, run_seconds=seconds) for arm, score in enumerate(expected)]
+    return [
+        Arm(trial=arm, label="", suggestion=Suggestion({}), expected_score=score, run_seconds=seconds) for arm, score in enumerate(expected)
+    ]
 
 
-def reached(score: float, seconds: float = 1.0) -> Run:
-    return Run(RunScore(score, reached=True), seconds)
+def reached(score: float, seconds: float = 1.0) -> RunScore:
+    return RunScore(score, reached=True, seconds=seconds)
 
 
-def missed(score: float) -> Run:
-    return Run(RunScore(score, reached=False), 1.0)
+def missed(score: float) -> RunScore:
+    return RunScore(score, reached=False, seconds=1.0)
 
 
 def always(*scores: float) -> Draw:
@@ -37,7 +40,15 @@ def noisy(means: Sequence[float], sd: float, seed: int) -> Draw:
     return lambda key: reached(float(means[key[0]] * np.exp(rng.normal(0, sd) - sd**2 / 2)))
 
 
-def race(expected: Sequence[float], limits: RaceLimits, draw: Draw) -> tuple[Standing, dict[tuple[int, int], Run]]:
+def run_race(baseline: Arm, candidates: Sequence[Arm], limits: RaceLimits, draw: Draw) -> tuple[Standing, dict[tuple[int, int], RunScore]]:
+    """The final standing of a whole race, and its runs by arm and round."""
+    runs: dict[tuple[int, int], RunScore] = {}
+    while (now := standing(baseline, candidates, limits, runs)).pending:
+        runs[now.pending[0]] = draw(now.pending[0])
+    return now, runs
+
+
+def race(expected: Sequence[float], limits: RaceLimits, draw: Draw) -> tuple[Standing, dict[tuple[int, int], RunScore]]:
     baseline, *candidates = entrants(*expected)
     return run_race(baseline, candidates, limits, draw)
 
@@ -73,7 +84,8 @@ def test_the_claim_is_made_of_rounds_that_had_no_part_in_choosing() -> None:
 
 def test_arms_take_turns_and_each_round_begins_with_another() -> None:
     baseline, *candidates = entrants(3.0, 1.0, 1.0)
-    limits, runs, order = RaceLimits(max_runs=16), {}, []
+    limits, order = RaceLimits(max_runs=16), []
+    runs: dict[tuple[int, int], RunScore] = {}
     while (now := standing(baseline, candidates, limits, runs)).pending:
         key = now.pending[0]
         order.append(key)
@@ -86,7 +98,7 @@ def test_arms_take_turns_and_each_round_begins_with_another() -> None:
 
 def test_a_round_goes_side_by_side_and_then_the_first_pairs_and_then_the_rest() -> None:
     baseline, *candidates = entrants(4.0, 1.0, 1.1, 1.2, 1.3)
-    runs: dict[tuple[int, int], Run] = {}
+    runs: dict[tuple[int, int], RunScore] = {}
     batches = []
     while batch := (now := standing(baseline, candidates, RaceLimits(max_runs=28, num_pairs=6), runs)).batch(1):
         batches.append(batch)
@@ -100,26 +112,17 @@ def test_a_round_goes_side_by_side_and_then_the_first_pairs_and_then_the_rest() 
     assert [number for unit in first for _, number in unit[:1]] == list(now.claim_rounds[:MIN_PAIRS])
 
 
-@pytest.mark.parametrize("scores", [(4.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (4.0, 1.0, 1.1, 9.0, 9.0, 1.3, 9.0, 9.0, 9.0)])
-@pytest.mark.parametrize("num_devices", [2, 3, 8, 20])
-def test_runs_made_ahead_on_idle_devices_change_no_winner_and_no_pair(num_devices: int, scores: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_runs_side_by_side_change_no_winner_and_no_pair(num_devices: int) -> None:
+    scores = (4.0, 1.0, 1.1, 9.0, 9.0, 1.3, 9.0, 9.0, 9.0)
     baseline, *candidates = entrants(*scores)
     limits = RaceLimits(max_runs=60)
-    runs: dict[tuple[int, int], Run] = {}
-    batches = []
+    runs: dict[tuple[int, int], RunScore] = {}
     while batch := (now := standing(baseline, candidates, limits, runs)).batch(num_devices):
         assert not {key for unit in batch for key in unit} & runs.keys(), "nothing is made twice"
-        batches.append([len(unit) for unit in batch])
         runs |= {key: reached(scores[key[0]]) for unit in batch for key in unit}
-    in_turn, one_by_one = run_race(baseline, candidates, limits, always(*scores))
-    assert (now.winner, now.reasons) == (in_turn.winner, in_turn.reasons)
-    claimed = {(arm, number) for arm in (0, now.winner) for number in now.claim_rounds}
-    assert len(claimed) == 2 * len(in_turn.claim_rounds), "as many pairs"
-    candidates_run = {number for arm, number in runs if arm not in (0, now.winner)}
-    assert not candidates_run & {number for _, number in claimed}, "on seeds that had no part in choosing"
-    duration = sum(math.ceil(len(batch) / num_devices) * max(batch) for batch in batches)  # in runs, all of which take equally long
-    if num_devices == 8:
-        assert 4 * duration <= len(one_by_one)
+    in_turn, _ = run_race(baseline, candidates, limits, always(*scores))
+    assert (now.winner, now.reasons, now.claim_rounds) == (in_turn.winner, in_turn.reasons, in_turn.claim_rounds)
 
 
 def test_who_is_clearly_behind_leaves_at_once() -> None:
@@ -189,7 +192,7 @@ def test_a_claim_whose_first_pairs_vary_takes_overtime() -> None:
     assert len(steady.claim_rounds) == MIN_PAIRS
     unsure, runs = run_race(baseline, [candidate], limits, lambda key: missed(2.0) if key == (1, 2) else reached([3.0, 1.0][key[0]]))
     assert MIN_PAIRS < len(unsure.claim_rounds) <= 9
-    assert sum(run.train_seconds for run in runs.values()) <= 2 * limits.max_seconds
+    assert sum(run.seconds for run in runs.values()) <= 2 * limits.max_seconds
 
 
 def test_a_claim_ends_once_its_pairs_have_settled() -> None:
@@ -206,13 +209,13 @@ def test_a_gain_of_four_is_shown_though_one_run_in_five_falls_short() -> None:
     for seed in range(num_studies):
         rng = np.random.default_rng(seed)
 
-        def draw(key: tuple[int, int], rng: np.random.Generator = rng) -> Run:
+        def draw(key: tuple[int, int], rng: np.random.Generator = rng) -> RunScore:
             is_missed, score = rng.random() < 0.2, [4.0, 1.0, 1.3, 1.6, 1.9][key[0]] * float(np.exp(rng.normal(0, 0.3)))
             return missed(2 * score) if is_missed else reached(score)
 
         ended, runs = race([4.0, 1.0, 1.3, 1.6, 1.9], RaceLimits(max_runs=60), draw)
         assert ended.winner is not None
-        ratio = ratio_of_expected_scores(*([runs[arm, number].score for number in ended.claim_rounds] for arm in (0, ended.winner)))
+        ratio = ratio_of_expected_scores(*([runs[arm, number] for number in ended.claim_rounds] for arm in (0, ended.winner)))
         num_shown += ratio is not None and ratio.low > 1
     assert num_shown >= 0.92 * num_studies, "89% were shown when only the model counted"
 
@@ -228,7 +231,7 @@ def test_an_arm_that_misses_is_charged_for_it() -> None:
 
 
 def test_a_least_share_of_successes_comes_before_speed() -> None:
-    def draw(key: tuple[int, int]) -> Run:
+    def draw(key: tuple[int, int]) -> RunScore:
         return missed(1.0) if key == (1, 0) else reached([9.0, 1.0, 3.0][key[0]])
 
     expected, limits = [9.0, 1.0, 3.0], {"max_runs": 40}
@@ -240,7 +243,7 @@ def test_a_crash_is_a_miss() -> None:
     ended, _ = race(
         [9.0, 1.0, 1.1],
         RaceLimits(max_runs=40),
-        lambda key: Run(RunScore(None, reached=False), 0.0) if key[0] == 1 else reached([9.0, 1.0, 1.1][key[0]]),
+        lambda key: RunScore(None, reached=False) if key[0] == 1 else reached([9.0, 1.0, 1.1][key[0]]),
     )
     assert ended.winner == 2
 
@@ -250,7 +253,7 @@ def test_a_winner_that_falls_short_in_its_claim_gives_way_to_the_next_best() -> 
     well, _ = race(expected, limits, always(*expected))
     assert well.winner == 1
 
-    def draw(key: tuple[int, int]) -> Run:
+    def draw(key: tuple[int, int]) -> RunScore:
         return missed(1.0) if key[0] == 1 and key[1] >= well.claim_rounds[0] else reached(expected[key[0]])
 
     ended, runs = race(expected, limits, draw)
@@ -263,7 +266,7 @@ def test_a_winner_that_falls_short_in_its_claim_gives_way_to_the_next_best() -> 
 def test_a_record_of_luck_gives_way_to_a_candidate_that_ran_as_fast_and_misses_less() -> None:
     """As in a study of ``experiment=cnn``: the record reaches its target in two of nine runs, once while choosing."""
 
-    def draw(key: tuple[int, int]) -> Run:
+    def draw(key: tuple[int, int]) -> RunScore:
         arm, number = key
         if arm == 1:
             return reached(0.19) if number in (0, 4) else missed(0.2)
@@ -272,7 +275,7 @@ def test_a_record_of_luck_gives_way_to_a_candidate_that_ran_as_fast_and_misses_l
     ended, runs = race([0.8, 0.18, 0.36, 0.4], RaceLimits(max_runs=60), draw)
     assert ended.winner == 2
     assert sum(arm == 2 for arm, _ in runs) > MIN_PAIRS
-    ratio = ratio_of_expected_scores(*([runs[arm, at].score for at in ended.claim_rounds] for arm in (0, 2)))
+    ratio = ratio_of_expected_scores(*([runs[arm, at] for at in ended.claim_rounds] for arm in (0, 2)))
     assert ratio is not None
     assert ratio.low > 1
 
@@ -299,7 +302,7 @@ def test_without_a_candidate_the_baseline_runs_alone() -> None:
 
 
 def test_a_baseline_that_never_reached_the_target_is_judged_by_what_it_spent() -> None:
-    baseline = Entrant(arm=0, expected_score=math.inf, run_seconds=1.0, least_score=1.05)
+    baseline = Arm(trial=0, label="", suggestion=Suggestion({}), expected_score=math.inf, run_seconds=1.0, least_score=1.05)
     ended, _ = run_race(baseline, entrants(0.0, 1.0)[1:], RaceLimits(max_runs=40), lambda key: reached(1.0))
     assert len(ended.claim_rounds) > MIN_PAIRS
 
@@ -322,7 +325,7 @@ def test_a_race_ends_within_its_limits_and_goes_on_where_it_stood(
     assert (ended.winner is None) == (num_candidates == 0)
     assert set(ended.reasons) | {ended.winner, 0} >= set(range(num_candidates + 1)), "every candidate has its reason"
     baseline, *candidates = entrants(*expected)
-    made: dict[tuple[int, int], Run] = {}
+    made: dict[tuple[int, int], RunScore] = {}
     for key in runs:  # in the order they were made: another process that knows the first ones asks for the next
         assert standing(baseline, candidates, limits, made).pending[0] == key
         made[key] = runs[key]
@@ -333,10 +336,10 @@ def simulate(means: Sequence[float], sd: float, num_studies: int) -> tuple[float
     claimed = found = held = 0
     for seed in range(num_studies):
         draw = noisy(means, sd, seed)
-        expected = [draw((arm, -1)).score.score or 0.0 for arm in range(len(means))]
+        expected = [draw((arm, -1)).score or 0.0 for arm in range(len(means))]
         ended, runs = race(expected, RaceLimits(max_runs=40), draw)
         assert ended.winner is not None
-        ratio = ratio_of_expected_scores(*([runs[arm, at].score for at in ended.claim_rounds] for arm in (0, ended.winner)))
+        ratio = ratio_of_expected_scores(*([runs[arm, at] for at in ended.claim_rounds] for arm in (0, ended.winner)))
         assert ratio is not None
         claimed += ratio.low > 1
         found += ratio.low > 1 and means[ended.winner] == min(means)

@@ -37,8 +37,7 @@ _AGAIN_SECONDS = 0.05
 COMMANDS = {
     "tune": ("autotune.tune_study", "find the fastest configuration; the word may be left out"),
     "train": ("autotune.train", "train one configuration"),
-    "compare": ("autotune.compare", "compare two configurations"),
-    "scale": ("autotune.scale", "measure what more workers bring"),
+    "compare": ("autotune.compare", "compare configurations, also on more workers"),
     "profile": ("autotune.profile", "say where a step's time goes, and which key to try"),
     "diagnose": ("autotune.diagnose", "say what this machine is, gives and cannot run"),
     "export": ("autotune.export", "write what a study found as an experiment"),

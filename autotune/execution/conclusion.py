@@ -16,7 +16,7 @@ from autotune.config.experiment_file import check_exported, experiment_yaml, tra
 from autotune.config.schema import TrialConfig
 from autotune.errors import FileError, StudyError, WorkerError
 from autotune.execution.best_weights import BEST_WEIGHTS, best_model, keep_best
-from autotune.execution.confirmation import Arm, Confirmation
+from autotune.execution.confirmation import Confirmation
 from autotune.execution.exported import ARGUMENTS, SCRIPT, compose_exported, write_program
 from autotune.execution.live_study import LiveStudy, busy_seconds, study_settings
 from autotune.execution.plan import StudyPlan
@@ -26,6 +26,7 @@ from autotune.hiding import MARK, without_secrets, without_secrets_in
 from autotune.measurement import Target, TrialResult, differing_devices
 from autotune.objective import Pareto
 from autotune.outcome import Outcome
+from autotune.race import Arm
 from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.scores import describe_arm, describe_ratio, describe_reached, score_format_of
 from autotune.reporting.study_files import (
@@ -332,7 +333,7 @@ def _candidate_json(confirmation: Confirmation, arm: Arm) -> dict[str, Any]:
     return {
         "trial": arm.trial,
         "overrides": arm.suggestion.as_overrides(),
-        "search_expected": arm.entrant.expected_score,
+        "search_expected": arm.expected_score,
         **arm_json(confirmation.scores[arm.trial]),
         "why": why or confirmation.reasons.get(arm.trial, "the race was interrupted"),
     }

@@ -6,16 +6,14 @@ A search trial's own time is never the claimed result: the best of many equal co
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from dataclasses import fields as fields_of
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores
+from autotune.comparison import Ratio, ratio_of_expected_scores
 from autotune.measurement import TrialResult
-from autotune.objective import BoundedObjective, Objective
-from autotune.outcome import Outcome
-from autotune.race import Entrant, RaceLimits, Run, Standing, standing
-from autotune.reporting.scores import ArmScores, score_format_of
+from autotune.objective import Objective
+from autotune.race import Arm, RaceLimits, Standing, standing
+from autotune.reporting.scores import ArmScores, run_score, score_format_of
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
 
@@ -27,24 +25,15 @@ Runs = Mapping[tuple[int, int], TrialResult]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A configuration that is confirmed: the baseline or a candidate."""
-
-    trial: int
-    """Number of the search trial that the configuration comes from."""
-    label: str
-    suggestion: Suggestion
-    entrant: Entrant
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlannedRace:
-    """A race as it is kept in a study's storage: everything that determines its course, except its runs."""
+    """A race as a study's storage keeps it: everything that determines its course but its runs."""
 
     num_trials: int
-    """Number of trials that had ended when the race was planned; a search that has gone on since then needs a new race."""
+    """Number of trials that had ended when the race was planned; a search that has gone on since then
+    needs a new race."""
     first_round: int
-    """Number of the race's first round within the study; each race of a study has rounds, and so seeds, of its own."""
+    """Number of the race's first round within the study; each race of a study has rounds, and so
+    seeds, of its own."""
     arms: tuple[Arm, ...]
     """The arms that race, the baseline first."""
     train_seconds: float
@@ -52,7 +41,15 @@ class PlannedRace:
 
     def as_dict(self) -> dict[str, Any]:
         """The race as plain data for the storage; see ``from_dict``."""
-        entrants = [{**asdict(arm.entrant), "expected_score": _finite(arm.entrant.expected_score)} for arm in self.arms]
+        entrants = [
+            {
+                "arm": arm.trial,
+                "expected_score": arm.expected_score if math.isfinite(arm.expected_score) else None,
+                "run_seconds": arm.run_seconds,
+                "least_score": arm.least_score,
+            }
+            for arm in self.arms
+        ]
         return {
             "num_trials": self.num_trials,
             "first_round": self.first_round,
@@ -63,31 +60,33 @@ class PlannedRace:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], baseline: Suggestion, results: Mapping[int, TrialResult]) -> "PlannedRace":
         """Restore a race from what ``as_dict`` returned."""
-        known = {each.name for each in fields_of(Entrant)}  # an earlier version kept one more
-
-        def entrant_of(kept: Mapping[str, Any]) -> Entrant:
-            values: dict[str, Any] = {key: value for key, value in kept.items() if key in known}
-            return Entrant(**values | ({"expected_score": math.inf} if values["expected_score"] is None else {}))
-
-        arms = tuple(
-            _arm(
-                entrant["arm"],
-                Suggestion(results[entrant["arm"]].values) if index else baseline,
-                entrant_of(entrant),
-                is_baseline=index == 0,
+        arms: list[Arm] = []
+        for kept in fields["entrants"]:
+            trial, expected_score = kept["arm"], kept["expected_score"]
+            arms.append(
+                Arm(
+                    trial=trial,
+                    label=f"trial {trial}" if arms else BASELINE,
+                    suggestion=Suggestion(results[trial].values) if arms else baseline,
+                    expected_score=math.inf if expected_score is None else expected_score,
+                    run_seconds=kept["run_seconds"],
+                    least_score=kept["least_score"],
+                )
             )
-            for index, entrant in enumerate(fields["entrants"])
+        return cls(
+            num_trials=fields["num_trials"],
+            first_round=fields["first_round"],
+            arms=tuple(arms),
+            train_seconds=fields["train_seconds"],
         )
-        return cls(num_trials=fields["num_trials"], first_round=fields["first_round"], arms=arms, train_seconds=fields["train_seconds"])
 
     def standing(self, runs: Runs, limits: RaceLimits, objective: Objective) -> Standing:
-        """State of the race after the study's confirmation runs so far; its rounds are numbered from the race's own first round."""
+        """State of the race after the study's confirmation runs so far; its rounds count from 0."""
         known = {
-            (trial, number - self.first_round): Run(run_score(run, objective), _budget_seconds(run))
+            (trial, number - self.first_round): run_score(run, objective)._replace(seconds=_budget_seconds(run))
             for (trial, number), run in self.runs(runs).items()
         }
-        baseline, *candidates = (arm.entrant for arm in self.arms)
-        return standing(baseline, candidates, limits, known)
+        return standing(self.arms[0], self.arms[1:], limits, known)
 
     def runs(self, runs: Runs) -> Runs:
         """The runs of this race, out of all confirmation runs of the study."""
@@ -129,24 +128,43 @@ def plan_race(
     first_round: int,
 ) -> PlannedRace:
     """Plan a race of the baseline and the distinct configurations with the best expected scores."""
-    first_build_seconds = _build_seconds(results.get(baseline_trial))
-    run_seconds = {number: _fresh_seconds(result, first_build_seconds) for number, result in results.items()}
-    best_first = sorted(expected_scores, key=lambda number: expected_scores[number])
-    first = min((number for number in (baseline_trial, *best_first) if number in results), default=baseline_trial)
-    seconds = run_seconds.get(baseline_trial, run_seconds.get(first, 0.0))
-    least = run_score(results[baseline_trial], objective).score if baseline_trial in results else None
-    expected = expected_scores.get(baseline_trial, math.inf)
-    entrant = replace(_entrant(baseline_trial, expected, seconds), least_score=least or 0.0)
-    arms = [_arm(baseline_trial, baseline, entrant, is_baseline=True)]
-    keys = {number: Suggestion(result.values).key for number, result in results.items()}
-    raced_keys = {baseline.key, keys.get(baseline_trial, baseline.key)}  # both forms, such as lr=1, and lr=1.0 in the baseline's trial
+    first = results.get(baseline_trial)
+    first_build_seconds = first.last.build_seconds if first is not None and first.last else 0.0
+    run_seconds = {number: max(_fresh_seconds(result, first_build_seconds), _MIN_RUN_SECONDS) for number, result in results.items()}
+    best_first = sorted(expected_scores, key=expected_scores.__getitem__)
+    fallback = run_seconds.get(min(expected_scores, default=baseline_trial), _MIN_RUN_SECONDS)
+    arms = [
+        Arm(
+            trial=baseline_trial,
+            label=BASELINE,
+            suggestion=baseline,
+            expected_score=expected_scores.get(baseline_trial, math.inf),
+            run_seconds=run_seconds.get(baseline_trial, fallback),
+            least_score=(run_score(first, objective).score if first is not None else None) or 0.0,
+        )
+    ]
+    raced_keys = {baseline.key}
+    if first is not None:  # lr=1 of the baseline is lr=1.0 in its trial
+        raced_keys.add(Suggestion(first.values).key)
     for number in best_first:
-        if len(arms) <= num_candidates and number != baseline_trial and keys[number] not in raced_keys:
-            raced_keys.add(keys[number])
-            entrant = _entrant(number, expected_scores[number], run_seconds[number])
-            arms.append(_arm(number, Suggestion(results[number].values), entrant, is_baseline=False))
-    total = math.fsum(map(_train_seconds, results.values()))
-    return PlannedRace(num_trials=len(results), first_round=first_round, arms=tuple(arms), train_seconds=total)
+        suggestion = Suggestion(results[number].values)
+        if len(arms) <= num_candidates and number != baseline_trial and suggestion.key not in raced_keys:
+            raced_keys.add(suggestion.key)
+            arms.append(
+                Arm(
+                    trial=number,
+                    label=f"trial {number}",
+                    suggestion=suggestion,
+                    expected_score=expected_scores[number],
+                    run_seconds=run_seconds[number],
+                )
+            )
+    return PlannedRace(
+        num_trials=len(results),
+        first_round=first_round,
+        arms=tuple(arms),
+        train_seconds=math.fsum(map(_train_seconds, results.values())),
+    )
 
 
 def confirmation_seed(study_seed: int, number: int) -> int:
@@ -156,89 +174,76 @@ def confirmation_seed(study_seed: int, number: int) -> int:
 
 def conclude(race: PlannedRace, runs: Runs, limits: RaceLimits, objective: Objective) -> Confirmation:
     """The result of a race that is finished or was interrupted."""
-    standing_now = race.standing(runs, limits, objective)
-    claim_rounds = [number + race.first_round for number in standing_now.claim_rounds]
-    baseline = race.arms[0]
-    chosen = next((arm for arm in race.arms[1:] if arm.trial == standing_now.winner), None)
-    run_scores = {
-        arm.trial: [
-            run_score(run, objective)
-            for (trial, number), run in sorted(race.runs(runs).items())
-            if trial == arm.trial and (number in claim_rounds or arm not in (baseline, chosen))
-        ]
+    now, runs = race.standing(runs, limits, objective), race.runs(runs)
+    claim_rounds = [number + race.first_round for number in now.claim_rounds]
+    baseline, *candidates = race.arms
+    chosen = next((arm for arm in candidates if arm.trial == now.winner), None)
+    run_scores = {key: run_score(run, objective) for key, run in sorted(runs.items())}
+    scores = {
+        arm.trial: ArmScores(
+            label=arm.label,
+            runs=[
+                score
+                for (trial, number), score in run_scores.items()
+                if trial == arm.trial and (number in claim_rounds or arm not in (baseline, chosen))
+            ],
+            scale=score_format_of(objective),
+        )
         for arm in race.arms
     }
-    scale = score_format_of(objective)
-    scores = {arm.trial: ArmScores(label=arm.label, runs=run_scores[arm.trial], scale=scale) for arm in race.arms}
-    speed_up = None
+    speed_up, reasons, is_baseline_better = None, dict(now.reasons), now.is_baseline_better
     if chosen is not None:
-        rounds = [number for number in claim_rounds if (baseline.trial, number) in runs and (chosen.trial, number) in runs]
-        speed_up = ratio_of_expected_scores(
-            [run_score(runs[baseline.trial, number], objective) for number in rounds],
-            [run_score(runs[chosen.trial, number], objective) for number in rounds],
-        )
-    reaching = [arm for arm in (chosen, baseline) if arm is not None and scores[arm.trial].num_reached > 0]
-    reasons = dict(standing_now.reasons)
-    if chosen is not None and (rate := _reach_rate(scores[chosen.trial])) < limits.min_reach_rate and not standing_now.pending:
-        reasons[chosen.trial] = f"reached in {rate:.0%} of the runs of its claim, confirm.min_reach_rate is {limits.min_reach_rate:g}"
-    is_baseline_better = baseline in reaching and (standing_now.is_baseline_better or (chosen is not None and chosen.trial in reasons))
-    best = baseline if is_baseline_better else next(iter(reaching), None)
-    return Confirmation(arms=race.arms, runs=race.runs(runs), chosen=chosen, best=best, speed_up=speed_up, scores=scores, reasons=reasons)
-
-
-def run_score(run: TrialResult, objective: Objective) -> RunScore:
-    """The score of a run if it reached the target, else the lower bound of its score: what it had spent, None if that is unknown."""
-    score = None
-    if run.outcome is Outcome.REACHED:
-        score = objective.score(run)
-    elif run.last is not None and isinstance(objective, BoundedObjective):
-        score = objective.lower_bound(run.last)
-    return RunScore(score if score is not None and math.isfinite(score) else None, run.outcome is Outcome.REACHED)
-
-
-def _arm(trial: int, suggestion: Suggestion, entrant: Entrant, *, is_baseline: bool) -> Arm:
-    return Arm(trial=trial, label=BASELINE if is_baseline else f"trial {trial}", suggestion=suggestion, entrant=entrant)
-
-
-def _entrant(trial: int, expected_score: float, run_seconds: float) -> Entrant:
-    return Entrant(arm=trial, expected_score=expected_score, run_seconds=max(run_seconds, _MIN_RUN_SECONDS))
+        pairs = [
+            (run_scores[baseline.trial, number], run_scores[chosen.trial, number])
+            for number in claim_rounds
+            if {(baseline.trial, number), (chosen.trial, number)} <= runs.keys()
+        ]
+        speed_up = ratio_of_expected_scores([one for one, _ in pairs], [other for _, other in pairs])
+        of_chosen = scores[chosen.trial]
+        rate = of_chosen.num_reached / of_chosen.num_runs if of_chosen.runs else 1.0
+        if rate < limits.min_reach_rate and not now.pending:
+            least = f"confirm.min_reach_rate is {limits.min_reach_rate:g}"
+            reasons[chosen.trial] = f"reached in {rate:.0%} of the runs of its claim, {least}"
+            is_baseline_better = True
+    order = (baseline, chosen) if is_baseline_better else (chosen, baseline)
+    best = next((arm for arm in order if arm and scores[arm.trial].num_reached), None)
+    return Confirmation(
+        arms=race.arms,
+        runs=runs,
+        chosen=chosen,
+        best=best,
+        speed_up=speed_up,
+        scores=scores,
+        reasons=reasons,
+    )
 
 
 def _train_seconds(run: TrialResult) -> float:
     return run.last.train_seconds if run.last is not None else 0.0
 
 
-def _build_seconds(run: TrialResult | None) -> float:
-    return run.last.build_seconds if run is not None and run.last is not None else 0.0
-
-
 def _budget_seconds(run: TrialResult) -> float:
-    """Seconds that a run takes from ``confirm.budget_fraction``: of training, or on a GPU all that it took.
+    """Seconds that a run takes from ``confirm.budget_fraction``.
 
-    A GPU's context and warm-up take seconds in each fresh process, and a training on a GPU may be shorter than these.
+    These are seconds of training, or on a GPU all that it took: a GPU's context and warm-up take
+    seconds in each fresh process, and a training on a GPU may be shorter than these.
     """
-    return max(_train_seconds(run), run.stopped_at - run.started_at) if _is_on_gpu(run) else _train_seconds(run)
+    seconds = _train_seconds(run)
+    return max(seconds, run.stopped_at - run.started_at) if _is_on_gpu(run) else seconds
 
 
 def _fresh_seconds(trial: TrialResult, first_build_seconds: float) -> float:
     """Seconds that a run of a trial's configuration is expected to take from the budget.
 
     Args:
-        first_build_seconds: what the baseline's trial took to build, as the first one of its process: a later one found the GPU warm. A
-            trial's wall seconds would include those for which it was paused.
+        first_build_seconds: what the baseline's trial took to build, as the first one of its process:
+            a later one found the GPU warm. A trial's wall seconds would include its pauses.
     """
     if trial.last is None or not _is_on_gpu(trial):
         return _train_seconds(trial)
-    return max(trial.last.build_seconds, first_build_seconds) + trial.last.warm_seconds + trial.last.evaluate_seconds
+    build_seconds = max(trial.last.build_seconds, first_build_seconds)
+    return build_seconds + trial.last.warm_seconds + trial.last.evaluate_seconds
 
 
 def _is_on_gpu(run: TrialResult) -> bool:
     return bool(run.fingerprint.get("device_type", "cpu") != "cpu")
-
-
-def _reach_rate(scores: ArmScores) -> float:
-    return scores.num_reached / scores.num_runs if scores.num_runs else 1.0
-
-
-def _finite(score: float) -> float | None:
-    return score if math.isfinite(score) else None

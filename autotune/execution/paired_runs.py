@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.execution.cluster import ClusterSize, call, num_side_by_side
-from autotune.execution.confirmation import run_score
 from autotune.execution.task_run import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective
 from autotune.outcome import Outcome
+from autotune.reporting.scores import run_score
 from autotune.tracking.tracker import TrackedTrial
 from autotune.training.capabilities import Capabilities
 
@@ -45,7 +45,7 @@ class PairedRun:
     """Number of the round."""
     task: TrialTask
     tracked: TrackedTrial
-    on_start: Callable[[], None]
+    on_start: Callable[[], None] = lambda: None
     """Called when the run's process begins to train."""
     on_evaluation: Callable[[Evaluation], None] = lambda evaluation: None
 

@@ -23,7 +23,7 @@ from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import import_for_best_model, keep_first, run_path
 from autotune.execution.cluster import ClusterSize, Connection, Room, check_can_start
 from autotune.execution.conclusion import conclude_study
-from autotune.execution.confirmation import Arm, Confirmation, conclude
+from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
 from autotune.execution.interrupt import interruptible
 from autotune.execution.live_study import LiveStudy, confirmation_config, opened, tracked_confirmation
@@ -32,7 +32,7 @@ from autotune.execution.plan import StudyPlan, device_lines
 from autotune.execution.task_run import TrialTask
 from autotune.files import make_folder
 from autotune.measurement import TrialResult
-from autotune.race import Standing
+from autotune.race import Arm, Standing
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.study_files import TraceFile, TrialsTable
 from autotune.search.randomness import num_points

@@ -1,28 +1,33 @@
-"""The record of a comparison (two sides, their runs in pairs, the ratios between the sides) and its files, compare.json and runs.csv.
+"""The record of a comparison (sides, their runs on shared seeds, the ratios between the sides) and its files.
 
-Time to target is steps to target times seconds per step, so all three are reported, each as side a's value divided by side b's.
-Seconds per step are also known for a run that fell short of the target. Both files are rewritten after every run, so that a comparison
-that is killed keeps what it measured.
+Time to target is steps to target times seconds per step, so all three are reported, each as the first
+side's value divided by another side's. Sides that differ in nothing but their workers and the batch
+that these share also have the efficiency of the workers. Files are rewritten after every run, so that
+a comparison that is killed keeps what it measured.
 """
 
 import csv
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores, ratio_of_means, ratio_where_both_reached
+from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores
 from autotune.files import replacing
-from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.reporting.scores import SECONDS, ArmScores, ScoreFormat, describe_interval, describe_ratio, format_ratio
+from autotune.measurement import Target, TrialResult
+from autotune.objective import Objective
+from autotune.reporting.scores import (
+    ArmScores,
+    ScoreFormat,
+    describe_interval,
+    describe_ratio,
+    format_ratio,
+    run_score,
+    score_format_of,
+)
 from autotune.reporting.study_files import arm_json, write_json
-
-_COLUMNS = (
-    "run", "side", "pair", "seed", "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds",
-    "train_seconds", "evaluate_seconds", "step", "step_seconds", "num_evaluations", "epoch", "metric", "test_metric", "loss",
-    "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind", "energy_joules", "started_at", "stopped_at", "error",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +38,9 @@ class ComparedSide:
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
     """The resolved configuration; its seed is not the seed of any run."""
-    runs: Mapping[int, TrialResult]
-    """The results of the runs that ended, by number of the pair."""
-    scores: Mapping[int, RunScore]
-    """The objective's score of each run, by number of the pair; seconds to target if the objective is time."""
-    scale: ScoreFormat = SECONDS
+    objective: Objective
+    runs: dict[int, TrialResult] = field(default_factory=dict)
+    """Results of the runs that ended, by number of the pair; added while the comparison runs."""
 
     @property
     def label(self) -> str:
@@ -45,193 +48,200 @@ class ComparedSide:
         return f"{self.name}: {' '.join(self.overrides) or 'as the experiment stands'}"
 
     @property
-    def arm(self) -> ArmScores:
-        """The scores of the side's runs, in the order of the pairs."""
-        return ArmScores(label=self.label, runs=[self.scores[number] for number in sorted(self.scores)], scale=self.scale)
+    def num_workers(self) -> int:
+        """Number of workers that a run trains on."""
+        return int(self.config.get("parallelism", {}).get("num_workers", 1))
 
     @property
-    def steps(self) -> Mapping[int, RunScore]:
-        """Optimizer steps until a run reached the target or ended without reaching it, by number of the pair."""
+    def arm(self) -> ArmScores:
+        """The scores of the side's runs, in the order of the pairs."""
+        scale = score_format_of(self.objective)
+        return ArmScores(label=self.label, runs=list(self.scores.values()), scale=scale)
+
+    @property
+    def scores(self) -> dict[int, RunScore]:
+        """The objective's score of each run, by number of the pair."""
+        runs = sorted(self.runs.items())
+        return {number: run_score(run, self.objective) for number, run in runs}
+
+    @property
+    def steps(self) -> dict[int, RunScore]:
+        """Optimizer steps until a run reached the target or ended, by number of the pair."""
         return {
-            number: RunScore(float(run.last.step) if run.last is not None else None, self.scores[number].reached)
-            for number, run in self.runs.items()
+            number: score._replace(score=float(last.step) if (last := self.runs[number].last) else None)
+            for number, score in self.scores.items()
         }
 
     @property
-    def step_seconds(self) -> Mapping[int, float]:
+    def device_seconds(self) -> dict[int, RunScore]:
+        """Warm seconds of a run, times its workers, by number of the pair."""
+        return {
+            number: score._replace(score=self.num_workers * last.warm_seconds if (last := self.runs[number].last) else None)
+            for number, score in self.scores.items()
+        }
+
+    @property
+    def step_seconds(self) -> dict[int, RunScore]:
         """Mean training seconds per step of each run that was evaluated, by number of the pair."""
-        seconds = {number: step_seconds(run.last) for number, run in self.runs.items() if run.last is not None}
-        return {number: mean for number, mean in seconds.items() if mean is not None}
+        means = {number: step_seconds(run) for number, run in sorted(self.runs.items())}
+        return {number: RunScore(mean, reached=True) for number, mean in means.items() if mean is not None}
+
+    @property
+    def worker_seconds(self) -> dict[int, RunScore]:
+        """Seconds of one worker that a sample takes in training, by number of the pair."""
+        factor = self.num_workers / self.config["batch_size"]
+        return {number: RunScore(factor * (step.score or 0.0), reached=True) for number, step in self.step_seconds.items()}
 
 
-def step_seconds(evaluation: Evaluation) -> float | None:
-    """Mean training seconds per step up to an evaluation; None if no step was timed."""
-    seconds = evaluation.train_seconds / evaluation.step if evaluation.step > 0 else 0.0
+def step_seconds(run: TrialResult) -> float | None:
+    """Mean training seconds per step of a run; None if no step was timed."""
+    if run.last is None or run.last.step == 0:
+        return None
+    seconds = run.last.train_seconds / run.last.step
     return seconds if seconds > 0 and math.isfinite(seconds) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The result of a comparison, finished or interrupted."""
+    """The result of a comparison, under way, finished or interrupted."""
 
     name: str
     experiment: str
     target: Target
     num_seeds: int
-    """Number of pairs that were asked for."""
-    sides: tuple[ComparedSide, ComparedSide]
+    """Number of runs of each side that were asked for."""
+    sides: tuple[ComparedSide, ...]
 
     @property
     def scale(self) -> ScoreFormat:
-        """The format of the objective's scores, which both sides share."""
-        return self.sides[0].scale
+        """The format of the objective's scores, which all sides share."""
+        return self.sides[0].arm.scale
 
     @property
     def num_runs(self) -> int:
-        """Number of runs that ended, on both sides."""
+        """Number of runs that ended, of all sides."""
         return sum(len(side.runs) for side in self.sides)
-
-    @property
-    def num_pairs(self) -> int:
-        """Number of pairs of which both runs ended."""
-        return len(self._pairs)
 
     @property
     def is_complete(self) -> bool:
         """Whether every run ended."""
-        return self.num_runs == 2 * self.num_seeds
+        return self.num_runs == len(self.sides) * self.num_seeds
 
     @property
-    def both_sides_reached(self) -> bool:
+    def all_sides_reached(self) -> bool:
         """Whether each side reached the target at least once."""
         return all(side.arm.num_reached > 0 for side in self.sides)
 
     @property
-    def _pairs(self) -> list[int]:
-        return sorted(self.sides[0].runs.keys() & self.sides[1].runs.keys())
+    def is_scaling(self) -> bool:
+        """Whether the sides differ in their workers and the batch these share, and in nothing else."""
+        shared = ("parallelism", "batch_size")
+        others = [{key: value for key, value in side.config.items() if key not in shared} for side in self.sides]
+        is_alike = all(other == others[0] for other in others)
+        return is_alike and len({side.num_workers for side in self.sides}) > 1
 
-    @property
-    def score_ratio(self) -> Ratio | None:
-        """Side a's expected score divided by side b's: above 1 if b is better."""
-        one, other = (side.scores for side in self.sides)
-        return ratio_of_expected_scores([one[number] for number in self._pairs], [other[number] for number in self._pairs])
+    def num_pairs(self, side: ComparedSide) -> int:
+        """Number of pairs of the first side and another one of which both runs ended."""
+        return len(self.sides[0].runs.keys() & side.runs.keys())
 
-    @property
-    def score_ratio_where_both_reached(self) -> Ratio | None:
-        """Descriptive ratio of mean scores (a / b) over the pairs that both reached the target; None if every run did or no pair did."""
-        one, other = ([side.scores[number] for number in self._pairs] for side in self.sides)
-        return None if all(run.reached for run in (*one, *other)) else ratio_where_both_reached(one, other)
+    def ratios(self, side: ComparedSide) -> dict[str, Ratio | None]:
+        """Ratios of the first side's values to another side's, by name; None where not measured."""
+        values: dict[str, Callable[[ComparedSide], Mapping[int, RunScore]]] = {
+            self.scale.quantity.replace(" ", "_"): attrgetter("scores"),
+            "steps_to_target": attrgetter("steps"),
+            "step_seconds": attrgetter("step_seconds"),
+        }
+        if self.is_scaling:
+            values["efficiency"] = attrgetter("device_seconds")
+            values["step_efficiency"] = attrgetter("worker_seconds")
+        ratios = {}
+        for name, values_of in values.items():
+            first, other = values_of(self.sides[0]), values_of(side)
+            pairs = sorted(first.keys() & other.keys())
+            ratios[name] = ratio_of_expected_scores([first[number] for number in pairs], [other[number] for number in pairs])
+        return ratios
 
-    @property
-    def steps_ratio(self) -> Ratio | None:
-        """Side a's expected steps to target divided by side b's."""
-        one, other = (side.steps for side in self.sides)
-        return ratio_of_expected_scores([one[number] for number in self._pairs], [other[number] for number in self._pairs])
-
-    @property
-    def step_ratio(self) -> Ratio | None:
-        """Side a's mean seconds per step divided by side b's; None if no pair has them on both sides."""
-        one, other = (side.step_seconds for side in self.sides)
-        numbers = sorted(one.keys() & other.keys())
-        return ratio_of_means([one[number] for number in numbers], [other[number] for number in numbers]) if numbers else None
+    def score_ratio(self, side: ComparedSide) -> Ratio | None:
+        """The first side's expected score divided by another's: above 1 if that other is better."""
+        return next(iter(self.ratios(side).values()))
 
 
-def verdict(comparison: Comparison) -> str:
-    """The conclusion of a comparison, in one sentence."""
-    ratio = comparison.score_ratio
-    if comparison.num_pairs == 0:
+def verdict(comparison: Comparison, side: ComparedSide) -> str:
+    """The conclusion on a side and the first one, in a sentence."""
+    first, ratio, scale = comparison.sides[0], comparison.score_ratio(side), comparison.scale
+    names = f"{first.name} / {side.name}"
+    if not comparison.num_pairs(side):
         return "nothing to compare: no pair of runs ended"
-    if not comparison.both_sides_reached:
-        return f"{_who_never_reached(comparison)} reached the target" + (f"; a / b is {describe_ratio(ratio)}" if ratio else "")
+    if missing := [each.name for each in (first, side) if not each.arm.num_reached]:
+        who = f"side {missing[0]} never" if len(missing) == 1 else f"neither {' nor '.join(missing)} ever"
+        told = f"; {names} is {describe_ratio(ratio)}" if ratio else ""
+        return f"{who} reached the target{told}"
     if ratio is None:
-        return f"no pair of runs has two {'times' if comparison.scale.is_time else 'scores'} to compare"
+        return f"no pair of runs has two {'times' if scale.is_time else 'scores'} to compare"
     pairs = "1 pair" if ratio.num_pairs == 1 else f"{ratio.num_pairs} pairs"
-    scale = comparison.scale
-    how = (
-        f"b reaches the target {format_ratio(ratio)} as fast as a" if scale.is_time else f"{scale.quantity}: a / b is {format_ratio(ratio)}"
-    )
-    measured = f"{describe_interval(ratio)}, n = {pairs}"
+    measured = f"({describe_interval(ratio)}, n = {pairs})"
     if not ratio.is_resolved:
-        return f"which is {'faster' if scale.is_time else 'better'} is not resolved ({measured})"
-    return f"{how} ({measured})"
-
-
-def format_step(seconds: float) -> str:
-    """A step time for display, such as ``1.23 ms`` or ``0.456 s``."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
-
-
-def _who_never_reached(comparison: Comparison) -> str:
-    names = [side.name for side in comparison.sides if side.arm.num_reached == 0]
-    return "neither side ever" if len(names) == 2 else f"side {names[0]} never"
+        which = "which" if len(comparison.sides) == 2 else f"which of {first.name} and {side.name}"
+        return f"{which} is {'faster' if scale.is_time else 'better'} is not resolved {measured}"
+    if scale.is_time:
+        return f"{side.name} reaches the target {format_ratio(ratio)} as fast as {first.name} {measured}"
+    return f"{scale.quantity}: {names} is {format_ratio(ratio)} {measured}"
 
 
 def write_comparison(folder: Path, comparison: Comparison, circumstances: Mapping[str, Any]) -> list[Path]:
-    """Write both files and return their paths; ``circumstances``, facts about the command and the machine, go to compare.json."""
-    one, other = comparison.sides
-    quantity = comparison.scale.quantity.replace(" ", "_")
-    ratios = {quantity: comparison.score_ratio, "steps_to_target": comparison.steps_ratio, "step_seconds": comparison.step_ratio}
+    """Write ``compare.json`` and ``runs.csv``, and return their paths.
+
+    Args:
+        circumstances: facts about the command and the machine, for ``compare.json``.
+    """
+    in_order = sorted(
+        ((side, number, run) for side in comparison.sides for number, run in side.runs.items()),
+        key=lambda entry: entry[2].started_at,
+    )
     content = {
         "comparison": comparison.name,
         "experiment": comparison.experiment,
         "target": asdict(comparison.target),
         **circumstances,
         "num_seeds": comparison.num_seeds,
-        "num_pairs": comparison.num_pairs,
         "is_complete": comparison.is_complete,
-        "where_both_reached": asdict(described) if (described := comparison.score_ratio_where_both_reached) else None,
-        "a_over_b": {name: asdict(ratio) if ratio else None for name, ratio in ratios.items()},
-        "a": _side_json(one),
-        "b": _side_json(other),
-        "runs": [
-            {"side": side.name, "pair": number, "score": side.scores[number].score, **run.as_dict()}
-            for side, number, run in _in_order(comparison)
-        ],
+        "sides": [_side_json(comparison, side) for side in comparison.sides],
+        "runs": [{"side": side.name, "pair": number, **run.as_dict()} for side, number, run in in_order],
     }
     write_json(folder / "compare.json", "comparison", content)
+    rows = [
+        {
+            "side": side.name,
+            "pair": number,
+            **(run.last.as_dict() if run.last else {}),
+            "seed": run.seed,
+            "outcome": run.outcome.value,
+            "score": side.scores[number].score if side.scores[number].reached else None,
+            "score_unit": comparison.scale.unit,
+            "time_to_target_seconds": run.time_to_target_seconds,
+            "step_seconds": step_seconds(run),
+            "test_metric": run.test_metric,
+            "error": run.error_line,
+        }
+        for side, number, run in in_order
+    ]
+    columns = dict.fromkeys(column for row in rows for column in row)
     with replacing(folder / "runs.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
-        for index, (side, number, run) in enumerate(_in_order(comparison)):
-            last = run.last.as_dict() if run.last else {}
-            measured = {
-                **last,
-                "run": index,
-                "side": side.name,
-                "pair": number,
-                "seed": run.seed,
-                "outcome": run.outcome.value,
-                "score": side.scores[number].score if side.scores[number].reached else None,
-                "score_unit": side.scale.unit,
-                "time_to_target_seconds": run.time_to_target_seconds,
-                "step_seconds": step_seconds(run.last) if run.last else None,
-                "num_evaluations": len(run.evaluations),
-                "test_metric": run.test_metric,
-                "started_at": run.started_at,
-                "stopped_at": run.stopped_at,
-                "error": run.error_line,
-            }
-            writer.writerow([measured.get(name) for name in _COLUMNS])
+        writer = csv.DictWriter(file, fieldnames=list(columns))
+        writer.writeheader()
+        writer.writerows(rows)
     return [folder / "compare.json", folder / "runs.csv"]
 
 
-def _side_json(side: ComparedSide) -> dict[str, Any]:
+def _side_json(comparison: Comparison, side: ComparedSide) -> dict[str, Any]:
+    ratios = {} if side is comparison.sides[0] else comparison.ratios(side)
+    tests = [run.test_metric for _, run in sorted(side.runs.items())]
     return {
+        "name": side.name,
         "overrides": side.overrides,
         "config": side.config,
         **arm_json(side.arm),
-        f"mean_{_unit_word(side)}": side.arm.mean_spent,
-        f"expected_{_unit_word(side)}": side.arm.expected_score,
-        "step_seconds": list(side.step_seconds.values()),
-        "test_metrics": [run.test_metric for run in side.runs.values() if run.test_metric is not None],
+        "step_seconds": [step.score for step in side.step_seconds.values()],
+        "test_metrics": [metric for metric in tests if metric is not None],
+        "first_over_this": {name: asdict(ratio) if ratio else None for name, ratio in ratios.items()},
     }
-
-
-def _unit_word(side: ComparedSide) -> str:
-    return "seconds" if side.scale.is_time else "score"
-
-
-def _in_order(comparison: Comparison) -> list[tuple[ComparedSide, int, TrialResult]]:
-    """Every run with its side and the number of its pair, in the order in which the runs started."""
-    runs = [(side, number, run) for side in comparison.sides for number, run in side.runs.items()]
-    return sorted(runs, key=lambda entry: entry[2].started_at)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from autotune.comparison import Claim, Ratio, RunScore, expected_score, reach_rate_interval
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import BoundedObjective, Objective
+from autotune.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,17 @@ def score_format_of(objective: Objective) -> ScoreFormat:
         unit=getattr(objective, "unit", ""),
         lower_bound=objective.lower_bound if isinstance(objective, BoundedObjective) else None,
     )
+
+
+def run_score(run: TrialResult, objective: Objective) -> RunScore:
+    """The score of a run that reached the target, else what it had spent: a lower bound, if known."""
+    score = None
+    if run.outcome is Outcome.REACHED:
+        score = objective.score(run)
+    elif run.last is not None and isinstance(objective, BoundedObjective):
+        score = objective.lower_bound(run.last)
+    is_known = score is not None and math.isfinite(score)
+    return RunScore(score if is_known else None, run.outcome is Outcome.REACHED)
 
 
 def format_seconds(seconds: float) -> str:

@@ -23,11 +23,11 @@ from autotune.space import override_text
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """Facts on a study, a comparison or a scaling measurement that a tracker receives when it is made."""
+    """Facts on a study or a comparison that a tracker receives when it is made."""
 
     name: str
     kind: str
-    """What is tracked: ``study``, ``comparison`` or ``scaling``."""
+    """What is tracked: ``study`` or ``comparison``."""
     workload: str
     """Model and data set, such as ``simple_cnn-digits``; studies of the same workload can be compared."""
     experiment: str
@@ -54,7 +54,7 @@ class TrackedTrial:
     name: str
     """Name of the run, unique within the study, such as ``trial-7``, ``confirm-7-1`` or ``a-1``."""
     phase: str
-    """What the run is part of: ``search``, ``confirm``, ``compare`` or ``scale``."""
+    """What the run is part of: ``search``, ``confirm`` or ``compare``."""
     trial: int
     """Number of the trial; in a comparison, number of the pair."""
     values: Mapping[str, Any]
@@ -85,7 +85,7 @@ def display_name(trial: TrackedTrial, baseline: Mapping[str, Any]) -> str:
     """A name that tells a study's runs apart at a glance: the run, and which of its values are not the baseline's.
 
     Keys lose the leading parts that tell none of the run's keys apart: ``12: optimizer=adamw, lr=0.003``. Values that would make the name
-    longer than 60 characters are only counted. Runs of a comparison or a scaling measurement have their plain names, which say their side.
+    longer than 60 characters are only counted. Runs of a comparison have their plain names, which say their side.
     """
     if trial.phase not in ("search", "confirm"):
         return trial.name

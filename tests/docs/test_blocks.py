@@ -85,7 +85,7 @@ def test_autotune_takes_every_command(
 
 def test_there_are_commands_of_every_kind() -> None:
     assert {arguments[0] for _, arguments in commands() if "=" not in arguments[0]} >= {
-        "train", "compare", "scale", "profile", "diagnose", "export", "record", "replay", "report"
+        "train", "compare", "profile", "diagnose", "export", "record", "replay", "report"
     }  # fmt: skip
     assert len(commands()) > 30
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.comparison import Claim, RunScore
-from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, confirmation_seed, plan_race, run_score
+from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, confirmation_seed, plan_race
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Objective
 from autotune.outcome import Outcome
 from autotune.race import MIN_PAIRS, RaceLimits
+from autotune.reporting.scores import run_score
 from autotune.space import Suggestion
 
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -73,7 +74,7 @@ def concluded(
 def test_the_baseline_comes_first_and_each_configuration_once() -> None:
     race = planned({0: 5.0, 1: 2.0, 2: 3.0, 3: 1.0, 4: 4.0}, rates={0: 0.1, 1: 0.2, 2: 0.3, 3: 0.2, 4: 0.4}, num_candidates=2)
     assert [(arm.trial, arm.label) for arm in race.arms] == [(0, "baseline"), (3, "trial 3"), (2, "trial 2")]
-    assert [arm.entrant.expected_score for arm in race.arms] == [5.0, 1.0, 3.0]
+    assert [arm.expected_score for arm in race.arms] == [5.0, 1.0, 3.0]
     assert race.train_seconds == 15.0
 
 
@@ -92,7 +93,7 @@ def test_a_baseline_that_fell_short_is_expected_to_take_more_than_it_spent() -> 
         baseline_trial=0, baseline=BASELINE, results={0: make_result(0, 7.0, reached=False), 1: make_result(1, 2.0, lr=0.2)},
         expected_scores={1: 2.0}, objective=OBJECTIVE, num_candidates=8, first_round=0,
     )  # fmt: skip
-    assert (race.arms[0].entrant.expected_score, race.arms[0].entrant.least_score) == (math.inf, 7.0)
+    assert (race.arms[0].expected_score, race.arms[0].least_score) == (math.inf, 7.0)
 
 
 def test_a_race_is_kept_and_goes_on_as_it_was_planned() -> None:
@@ -116,7 +117,7 @@ def test_on_a_gpu_a_run_is_expected_to_take_what_a_trial_took_in_a_fresh_process
         baseline_trial=0, baseline=BASELINE, results=results, expected_scores={0: 3.0, 1: 1.0, 2: 2.0}, objective=OBJECTIVE,
         num_candidates=8, first_round=0,
     )  # fmt: skip
-    assert [arm.entrant.run_seconds for arm in race.arms] == wanted
+    assert [arm.run_seconds for arm in race.arms] == wanted
     assert race.train_seconds == 3.0
 
 
