@@ -32,8 +32,7 @@ from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
-from autotune.ranges import Float, Int, PowerOfTwo, short
-from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
+from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, SearchSpace, Suggestion, override_text, short
 from autotune.yaml_files import read_yaml, yaml_text
 
 

@@ -1,21 +1,99 @@
 """The search space: a tree of the parameters that may vary, by config key.
 
 A choice holds the subspace that each of its values opens, so a parameter that only one optimizer has stands beneath that optimizer,
-and a condition on a missing parameter cannot be written. This module does not know how a point is proposed or run: a sampler is
-anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
+and a condition on a missing parameter cannot be written. Numbers are Optuna's distributions. This module does not know how a point is
+proposed or run: a sampler is anything with Optuna's ``suggest_*`` methods, and a point is passed on as Hydra overrides.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from inspect import signature
 from typing import Any, Self, TypeAlias
 
-from autotune.errors import SearchSpaceError
-from autotune.ranges import Float, Int, PowerOfTwo, Scalar, SuggestsValues, check_fields, log2_name, range_domain, read_range, short
+from optuna.distributions import FloatDistribution, IntDistribution
 
+from autotune.errors import SearchSpaceError
+
+Scalar: TypeAlias = bool | int | float | str | None
 Parameter: TypeAlias = "Float | Int | PowerOfTwo | Choice"
+
+
+class Float(FloatDistribution):
+    """A parameter that is a real number in [low, high], both included."""
+
+    def suggest(self, trial: Any, name: str) -> float:
+        """Ask the trial's sampler for a value of the parameter."""
+        return float(trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log))
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return None
+        steps = 0.0 if self.step is None else (value - self.low) / self.step
+        return ("", float(value)) if abs(steps - round(steps)) <= 1e-8 else None
+
+    def ends(self) -> tuple[Any, Any]:
+        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
+        return self.low, self.high
+
+
+class Int(IntDistribution):
+    """A parameter that is a whole number in [low, high], both included."""
+
+    def suggest(self, trial: Any, name: str) -> int:
+        """Ask the trial's sampler for a value of the parameter."""
+        return int(trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log))
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler's parameter: a prefix of its name, and the number; None if the value is not in the range.
+
+        A float that is a whole number counts as an int: a config key of type float holds 20 as 20.0.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return None
+        return ("", int(value)) if (value - self.low) % self.step == 0 else None
+
+    def ends(self) -> tuple[Any, Any]:
+        """Lowest and highest value; with a step, the highest value on the grid that starts at ``low``."""
+        return self.low, self.high
+
+
+class PowerOfTwo(IntDistribution):
+    """A parameter that is a power of two in [low, high], both included and both powers of two.
+
+    The sampler sees the exponent under the name ``log2(<key>)``, so neighbouring values differ by a factor of two: for low 32 and high
+    4096, for example, it suggests a whole number from 5 to 12.
+
+    Raises:
+        ValueError: a bound is not a power of two, or low is above high.
+    """
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(low, high, log=True)
+        for bound in (low, high):
+            if bound < 1 or bound & (bound - 1):
+                raise ValueError(f"{bound} is not a power of two, such as 1, 2, 4, 8")
+
+    def suggest(self, trial: Any, name: str) -> int:
+        """Ask the trial's sampler for a value of the parameter."""
+        return int(2 ** trial.suggest_int(_log2_name(name), self.low.bit_length() - 1, self.high.bit_length() - 1))
+
+    def as_param(self, value: Any) -> tuple[str, Any] | None:
+        """``value`` as the sampler's parameter: a prefix of its name, and the exponent; None if the value is not in the range."""
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high or value & (value - 1):
+            return None
+        return "log2", value.bit_length() - 1
+
+    def ends(self) -> tuple[Any, Any]:
+        """Lowest and highest value."""
+        return self.low, self.high
+
+
+_RANGES: dict[str, type[Float] | type[Int] | type[PowerOfTwo]] = {"float": Float, "int": Int, "power_of_two": PowerOfTwo}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +110,15 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not self.options:
-            raise ValueError("no choices; accepted is a list or a mapping with at least one value")
+            raise ValueError("no choices; list at least one value")
         seen: set[str] = set()
         for value, _ in self.options:
             text = override_text(value)
             if text in seen:
-                raise ValueError(f"choice {text} is repeated; accepted is each value once")
+                raise ValueError(f"choice {text} is repeated; list each value once")
             seen.add(text)
 
-    def suggest(self, trial: SuggestsValues, name: str) -> Any:
+    def suggest(self, trial: Any, name: str) -> Any:
         """Ask the trial's sampler for a value of the parameter."""
         label = trial.suggest_categorical(name, self._labels)
         return self.options[self._indices_of_labels[label]][0]
@@ -160,7 +238,7 @@ class SearchSpace:
         """
         if not isinstance(mapping, Mapping):
             raise SearchSpaceError(
-                f"{source}: {where or 'the file'}: found {short(mapping)}, accepted is a mapping from config key to domain"
+                f"{source}: {where or 'the file'}: found {short(mapping)}, not a mapping from config key to domain"
             )
         parameters: dict[str, Parameter] = {}
         if not where and "_gpu_" in mapping:
@@ -170,7 +248,7 @@ class SearchSpace:
         for key, domain in mapping.items():
             name = f"{where}/{key}" if where else str(key)
             if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][\w@/]*(\.\w+)*", key):
-                raise SearchSpaceError(f"{source}: {name}: is not a config key; accepted are keys such as optimizer.lr")
+                raise SearchSpaceError(f"{source}: {name}: is not a config key, such as optimizer.lr")
             try:
                 parameters[key] = _parameter(domain, source, name)
             except (TypeError, ValueError) as error:
@@ -205,7 +283,7 @@ class SearchSpace:
         kept = {key: parameter for key, parameter in self.parameters.items() if key not in self.gpu_only}
         return replace(self, parameters=kept, gpu_only=frozenset())
 
-    def suggest(self, trial: SuggestsValues) -> Suggestion:
+    def suggest(self, trial: Any) -> Suggestion:
         """Ask the trial's sampler for one point; only parameters of branches that its choices open are suggested."""
         return Suggestion({key: value for _, key, _, value in self._opened(lambda name, _, parameter: parameter.suggest(trial, name))})
 
@@ -230,7 +308,7 @@ class SearchSpace:
             if param is None:
                 raise SearchSpaceError(f"{key}: {point_value!r} is not in the search space")
             prefix, value = param
-            params[log2_name(name) if prefix == "log2" else name] = value
+            params[_log2_name(name) if prefix == "log2" else name] = value
         return params
 
     def _opened(self, value_of: Callable[[str, str, Parameter], Any], branch: str = "") -> Iterator[tuple[str, str, Parameter, Any]]:
@@ -324,7 +402,22 @@ def _as_domain(parameter: Parameter) -> Any:
         if parameter.opens_any:
             return {"type": "choice", "choices": {value: beneath.as_mapping() for value, beneath in parameter.options}}
         return [value for value, _ in parameter.options]
-    return range_domain(parameter)
+    made = type(parameter)
+    settings = {name: getattr(parameter, name) for name in signature(made).parameters}
+    kind = next(name for name, known in _RANGES.items() if known is made)
+    return {"type": kind} | {name: value for name, value in settings.items() if value is not None and value is not False}
+
+
+def _log2_name(name: str) -> str:
+    """Name under which a sampler sees the exponent of a power of two, by the parameter's qualified name."""
+    branch, slash, key = name.rpartition("/")
+    return f"{branch}{slash}log2({key})"
+
+
+def short(value: Any) -> str:
+    """A value as a message shows it: what comes from a file may be long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def override_text(value: Any) -> str:  # noqa: PLR0911  # one line for each type
@@ -365,14 +458,49 @@ def _parameter(domain: Any, source: str, name: str) -> Parameter:
     if isinstance(domain, Sequence) and not isinstance(domain, str):
         return Choice(options=tuple((value, SearchSpace()) for value in domain))
     if not isinstance(domain, Mapping):
-        raise ValueError(f"found {short(domain)}, accepted is a list of values or a mapping with type: float, int, power_of_two or choice")
+        raise ValueError(f"found {short(domain)}, not a list of values or a mapping with type: float, int, power_of_two or choice")
     if domain.get("type") == "choice":
         return _choice(domain, source, name)
-    return read_range(domain)
+    kind = domain.get("type")
+    if kind not in _RANGES:
+        raise ValueError(f"type: found {short(kind)}, not float, int, power_of_two or choice")
+    fields = signature(_RANGES[kind]).parameters
+    _check_fields(domain, fields)
+    numbers = {key: _number(kind, key, value) for key, value in domain.items() if key != "type"}
+    if missing := [bound for bound in ("low", "high") if bound not in numbers]:
+        raise ValueError(f"{missing[0]} is missing; {kind} needs low and high")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # high is lowered to a multiple of the step
+        return _RANGES[kind](**numbers)
+
+
+def _number(kind: str, key: str, value: Any) -> Any:
+    """Value of a domain's field in the type that its parameter takes; ``1e-2``, which YAML reads as text, counts as a number."""
+    if isinstance(value, bool) or key == "log":
+        if key == "log" and isinstance(value, bool):
+            return value
+        raise ValueError(f"{key}: found {short(value)}, not {'true or false' if key == 'log' else 'a number'}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{key}: found {short(value)}, not a finite number")
+    if kind == "float":
+        return number
+    if not number.is_integer() or abs(number) > 2**53:  # samplers and storages hold whole numbers as floats
+        raise ValueError(f"{key}: found {short(value)}, not a whole number from -2**53 to 2**53")
+    return int(number)
+
+
+def _check_fields(domain: Mapping[Any, Any], fields: Collection[str]) -> None:
+    for key in domain:
+        if key != "type" and key not in fields:
+            raise ValueError(f"unknown field {key!r}; known are type, {', '.join(fields)}")
 
 
 def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
-    check_fields(domain, ["choices"])
+    _check_fields(domain, ["choices"])
     choices = domain.get("choices")
     if isinstance(choices, Mapping):
         return Choice(
@@ -383,4 +511,4 @@ def _choice(domain: Mapping[Any, Any], source: str, name: str) -> Choice:
         )
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         return Choice(options=tuple((value, SearchSpace()) for value in choices))
-    raise ValueError(f"choices: found {short(choices)}, accepted is a list of values or a mapping from value to what opens beneath it")
+    raise ValueError(f"choices: found {short(choices)}, not a list of values or a mapping from value to what opens beneath it")

@@ -33,7 +33,7 @@ import autotune
 @functools.lru_cache
 def draw(num):
     class Line:
-        def __call__(self, inputs: Any) -> Any:
+        def __call__(self, inputs):
             return inputs @ torch.tensor([1.0, -2.0, 0.5, 3.0])
 
     inputs = torch.randn(num, 4)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = (
     ("hiding", "imports"),
-    ("errors", "collector", "contention", "outcome", "ranges"),
+    ("errors", "collector", "contention", "outcome"),
     ("files",),
     (
         "pickling",
@@ -38,7 +38,7 @@ LAYERS = (
 FENCES = {
     "hydra": ("config",),
     "omegaconf": ("config",),
-    "optuna": ("search",),
+    "optuna": ("search", "space"),
     "ray": ("execution",),
     "mlflow": ("tracking",),
     "tensorboardX": ("tracking",),

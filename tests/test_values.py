@@ -206,7 +206,7 @@ def test_numpys_values_become_pythons(tmp_path: Path) -> None:
     [
         ([10**400], "tune(fit): space: x: found a whole number of more than 99 digits, accepted are shorter ones"),
         (autotune.uniform(1, 10**400), "tune(fit): space: x: found a whole number of more than 99 digits, accepted are shorter ones"),
-        (autotune.integer(1, 10**60), "accepted is a whole number from -2**53 to 2**53"),
+        (autotune.integer(1, 10**60), "not a whole number from -2**53 to 2**53"),
         (
             (0.01, 0.3),
             "tune(fit): space: x: found (0.01, 0.3), accepted is a range, autotune.uniform(0.01, 0.3) or autotune.log(0.01, 0.3), ",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from autotune.search.outlook import has_costs
 from autotune.search.samplers import make_sampler
 from autotune.search.stopping import StoppingRule, make_stopping
 from autotune.search.study import stored_recording
-from autotune.space import SearchSpace, Suggestion, override_text
+from autotune.space import PowerOfTwo, SearchSpace, Suggestion, override_text
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.training.capabilities import Capabilities, cpus_per_worker, describe_device, several_kinds, unsupported, uses_cuda
 
@@ -288,10 +288,12 @@ def describe_plan(plan: StudyPlan) -> list[str]:
 def _describe_domain(domain: Any) -> str:
     if hasattr(domain, "options"):
         return ", ".join(override_text(value) for value, _ in domain.options)
-    settings = {key: value for key, value in asdict(domain).items() if value is not None and value is not False}
+    settings = {key: value for key, value in vars(domain).items() if value is not None and value is not False}
     low, high = settings.pop("low"), settings.pop("high")
+    if isinstance(domain, PowerOfTwo):
+        return f"{low} to {high}, powers of two"
     shown = [key if value is True else f"{key} {value}" for key, value in settings.items() if not (key == "step" and value == 1)]
-    return ", ".join([f"{low} to {high}", *(["powers of two"] if type(domain).__name__ == "PowerOfTwo" else []), *shown])
+    return ", ".join([f"{low} to {high}", *shown])
 
 
 def _devices(trial: TrialConfig, cluster: ClusterConfig, capabilities: Capabilities) -> tuple[int, str]:

@@ -15,10 +15,9 @@ import numpy as np
 
 from autotune.errors import ConfigError
 from autotune.measurement import Target
-from autotune.ranges import Float, Int
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.randomness import RandomTrial, derived_seed
-from autotune.space import Choice, SearchSpace, Suggestion
+from autotune.space import Choice, Float, Int, SearchSpace, Suggestion
 
 _SAME = 1e-9
 """Fraction of a range by which a value may lie past its end and still count as the end: a rounding error."""

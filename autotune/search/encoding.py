@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.space import Choice, Parameter, SearchSpace, Suggestion, override_text
+from autotune.space import Choice, Float, Int, PowerOfTwo, SearchSpace, Suggestion, override_text
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[np.int_]]
@@ -101,13 +101,13 @@ class _Number:
 
     key: str
     index: int
-    parameter: Parameter
+    parameter: Float | Int | PowerOfTwo
 
     def encode(self, value: Any) -> float:
-        low, high = self.parameter.ends()  # type: ignore[union-attr]  # a choice is an _Option
+        low, high = self.parameter.ends()
         if high == low:
             return _NOT_OPEN
-        if getattr(self.parameter, "log", True):  # a power of two is always in log
+        if self.parameter.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return float(min(1.0, max(0.0, (value - low) / (high - low))))
 

@@ -3,19 +3,15 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from autotune.ranges import Float, Int, PowerOfTwo, Scalar
 from autotune.search.encoding import UnitCube
-from autotune.space import Choice, Parameter, SearchSpace, Suggestion
+from autotune.space import Choice, Float, Int, Parameter, PowerOfTwo, Scalar, SearchSpace, Suggestion
 
-_MAX_LISTED = 4096
-"""Maximum size of a space whose untried points are listed when random draws give none; in a larger space they soon do."""
 _MAX_REMEMBERED = 1_000_000
 """Maximum size of a space whose tried points are remembered; in a larger space random draws hardly repeat one."""
-_NUM_NEAR = 64
-"""Untried points among which the one nearest to a proposed point is taken: enough to stay near what the sampler finds promising."""
 
 
 def derived_seed(seed: int, purpose: str) -> int:
@@ -77,7 +73,7 @@ class Candidates:
         if self._size > _MAX_REMEMBERED:
             return drawn
         new = [point for point in drawn if point.key not in self._tried]
-        if new or self._size > _MAX_LISTED:
+        if new or self._size > 4096:  # random draws soon find one there
             return new
         left = [point for point in points(self._space) if point.key not in self._tried]
         return [left[int(index)] for index in rng.permutation(len(left))[:count]]
@@ -86,7 +82,7 @@ class Candidates:
         """The point itself, or if it was tried one near it that was not, as far as random draws find one."""
         if point.key not in self._tried:
             return point
-        drawn = self.draw(rng, _NUM_NEAR) or [point]
+        drawn = self.draw(rng, 64) or [point]  # enough to stay near what the sampler finds promising
         cube = UnitCube(self._space)
         features = cube.features(cube.encode([point, *drawn]))
         return drawn[int(((features[1:] - features[0]) ** 2).sum(axis=1).argmin())]
@@ -100,12 +96,11 @@ def num_points(space: SearchSpace) -> float:
 def _num_values(parameter: Parameter) -> float:
     if isinstance(parameter, Choice):
         return sum(num_points(beneath) for _, beneath in parameter.options)
-    low, high = parameter.ends()
     if isinstance(parameter, PowerOfTwo):
-        return float((high // low).bit_length())
-    if isinstance(parameter, Float) and parameter.step is None:
-        return 1.0 if low == high else math.inf
-    return float(round((high - low) / (parameter.step or 1)) + 1)
+        return float((parameter.high // parameter.low).bit_length())
+    if parameter.single():
+        return 1.0
+    return math.inf if parameter.step is None else float(round((parameter.high - parameter.low) / parameter.step) + 1)
 
 
 def points(space: SearchSpace) -> Iterator[Suggestion]:
@@ -115,16 +110,11 @@ def points(space: SearchSpace) -> Iterator[Suggestion]:
         if isinstance(parameter, Choice):
             opened = [{key: value, **point.values} for value, beneath in parameter.options for point in points(beneath)]
         else:
-            opened = [{key: value} for value in _values(parameter)]
+            opened = [{key: _value(parameter, index)} for index in range(round(_num_values(parameter)))]
         combined = [{**before, **after} for before in combined for after in opened]
     yield from map(Suggestion, combined)
 
 
-def _values(parameter: Float | Int | PowerOfTwo) -> list[float]:
-    low, high = parameter.ends()
-    if isinstance(parameter, PowerOfTwo):
-        return [low * 2**doublings for doublings in range(round(_num_values(parameter)))]
-    if isinstance(parameter, Int):
-        return list(range(low, high + 1, parameter.step))
-    step = parameter.step or 0.0
-    return [float(low + index * step) for index in range(round(_num_values(parameter)))]
+def _value(parameter: Float | Int | PowerOfTwo, index: int) -> Any:
+    """Value of a parameter at a position, from 0, among its values."""
+    return parameter.low * 2**index if isinstance(parameter, PowerOfTwo) else parameter.low + index * (parameter.step or 0)

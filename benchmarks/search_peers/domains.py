@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.ranges import Scalar
-from autotune.space import SearchSpace, Suggestion, override_text
+from autotune.space import Scalar, SearchSpace, Suggestion, override_text
 
 
 @dataclass(frozen=True, kw_only=True)

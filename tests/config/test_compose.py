@@ -14,9 +14,8 @@ from autotune.config.compose import Composer, split_overrides
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.space_files import read_search_space
 from autotune.errors import ConfigError, InvalidTrialError, TargetNotAllowedError
-from autotune.ranges import Float, PowerOfTwo
 from autotune.search.randomness import RandomTrial
-from autotune.space import Choice, SearchSpace, Suggestion
+from autotune.space import Choice, Float, PowerOfTwo, SearchSpace, Suggestion
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 EXPERIMENTS = sorted(each.stem for each in (CONF / "experiment").glob("*.yaml"))
