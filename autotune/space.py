@@ -237,9 +237,7 @@ class SearchSpace:
             SearchSpaceError: a key or domain is wrong; names the file, the key, what was found and what is accepted.
         """
         if not isinstance(mapping, Mapping):
-            raise SearchSpaceError(
-                f"{source}: {where or 'the file'}: found {short(mapping)}, not a mapping from config key to domain"
-            )
+            raise SearchSpaceError(f"{source}: {where or 'the file'}: found {short(mapping)}, not a mapping from config key to domain")
         parameters: dict[str, Parameter] = {}
         if not where and "_gpu_" in mapping:
             of_gpus = cls.from_mapping(mapping["_gpu_"], source, "_gpu_")
