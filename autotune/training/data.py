@@ -249,10 +249,10 @@ def host_batches(
 
 
 def _gather(split: Split, samples: torch.Tensor) -> Batch:
-    return Batch(_rows(split.inputs, samples), split.targets.index_select(0, samples), samples)
+    return Batch(_selected_rows(split.inputs, samples), split.targets.index_select(0, samples), samples)
 
 
-def _rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+def _selected_rows(inputs: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     """The selected rows of a tensor, in the tensor's memory format."""
     if is_channels_last(inputs):
         return inputs.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)

@@ -31,15 +31,9 @@ from autotune.workloads.splits import scikit_learn_file
 
 _TEMPLATE = Path(__file__).with_suffix(".py.jinja")
 _IMPORTS = ("argparse", "gc", "math", "sys", "time", "torch", "warnings")
-_GLOBALS = (
-    "SEED", "DEVICE", "BATCH_SIZE", "EPOCHS", "TARGET", "MAX_TRAIN_SECONDS", "EVALUATION_BATCH", "LOSS", "METRIC", "Training", "now",
-    "read_data", "make_model", "main", "Tensor", "nn", "np", "partial", "Any", *_IMPORTS,
-)  # fmt: skip
-"""Names that the template defines or imports."""
+"""Modules that the template uses."""
 _NEEDS = "PACKAGES_THAT_ARE_NEEDED"
 _PLACE_OF_IMPORTS = "# IMPORTS_THAT_ARE_USED"
-_PACKAGES = {"sklearn": "scikit-learn"}
-"""Names of packages that differ from the module's."""
 
 
 def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequence[str] = ()) -> str:
@@ -54,15 +48,16 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
         ConfigError: the program cannot express the configuration; names the key.
     """
     _refuse_what_cannot_be_said(config)
-    code = SourceCode(_GLOBALS)
+    code = SourceCode()
     writer = _Writer(config, code)
-    data_call = writer.call("data")
+    parts = writer.parts()
     has_transform = '"transform"' in str(code)
-    own = {name: code.add(module.__name__, name) for module, name in ((data, "Split"), (data, "sample_order"), *_own_parts(config))}
+    for module, name in _own_parts(config):
+        code.add(module.__name__, name)
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701  # no HTML
     environment.filters["literal"] = _literal
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    is_resident, metric = _is_resident(config), re.sub(r"[^\w .-]", "_", config.target.metric)  # it stands in texts of the program
+    metric = re.sub(r"[^\w .-]", "_", config.target.metric)  # it stands in texts of the program
+    limits = [(side, limit) for limits in config.target.constraints.values() for side, limit in limits.items()]
     context = {
         "title": f"Train {_short(config.model)} on {_short(config.data)} until {metric} is {config.target.value:g}.",
         "comments": [" ".join(line.split()) for line in comments],  # a line break would end the comment
@@ -79,27 +74,19 @@ def standalone_script(config: TrialConfig, *, num_threads: int, comments: Sequen
         "weights_dtype": config.precision.weights_dtype,
         "micro_batch_size": config.runtime.micro_batch_size,
         "is_bound": config.runtime.compile is not None or config.runtime.cuda_graph,
-        "is_resident": is_resident,
+        "is_resident": _is_resident(config),
+        "is_mapped": _is_mapped(config),
         "has_transform": has_transform,
         "prepares": has_transform or config.runtime.channels_last or config.precision.weights_dtype != "float32",
         "initialise_samples": components.INITIALISE_SAMPLES,
-        "as_tensor": own.get("_tensor"),
-        "constraints": "".join(
-            f" and loss {'<=' if side == 'at_most' else '>='} {limit!r}"
-            for limits in config.target.constraints.values()
-            for side, limit in limits.items()
-        ),
-        **writer.parts(data_call),
-        "sample_order": own["sample_order"],
-        "batches": own["resident_batches" if is_resident else "host_batches"],
-        **{name: own.get(name) for name in ("checkpoint_activations", "reset_model")},
-        "graphed_gradients": own.get("GraphedGradients"),
+        "constraints": "".join(f" and loss {'<=' if side == 'at_most' else '>='} {limit!r}" for side, limit in limits),
+        **parts,
     }
     code.imports |= {f"import {name}" for name in _IMPORTS} | {"from torch import Tensor, nn", "from typing import Any"}
     code.imports.add("from functools import partial")
-    program = template.render(context, imports=_PLACE_OF_IMPORTS, sources=str(code))
+    program = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(context, imports=_PLACE_OF_IMPORTS, sources=str(code))
     text = re.sub(r"\n{4,}", "\n\n\n", program.replace(_PLACE_OF_IMPORTS, _imports(code.imports, program)))
-    return text.replace(_NEEDS, _needed_packages(text, needs_scikit_learn=scikit_learn_file.__name__ in text))
+    return text.replace(_NEEDS, _needed_packages(text))
 
 
 def _refuse_what_cannot_be_said(config: TrialConfig) -> None:
@@ -129,9 +116,9 @@ def _nodes(config: TrialConfig) -> dict[str, Mapping[str, Any]]:
 
 
 def _own_parts(config: TrialConfig) -> list[tuple[Any, str]]:
-    """Modules and names of the parts of autotune's loop that only some configurations need."""
-    wanted = [(data, "resident_batches" if _is_resident(config) else "host_batches")]
-    if config.data["_target_"] == _name_of(memory_mapped):
+    """Modules and names of the parts of autotune's loop that the template uses."""
+    wanted = [(data, "Split"), (data, "sample_order"), (data, "resident_batches" if _is_resident(config) else "host_batches")]
+    if _is_mapped(config):
         wanted.append((data, "_tensor"))
     if config.runtime.activation_checkpointing:
         wanted.append((runtime, "checkpoint_activations"))
@@ -142,10 +129,13 @@ def _own_parts(config: TrialConfig) -> list[tuple[Any, str]]:
     return wanted
 
 
+def _is_mapped(config: TrialConfig) -> bool:
+    return bool(config.data["_target_"] == _name_of(memory_mapped))
+
+
 def _is_resident(config: TrialConfig) -> bool:
     """Whether the training split is on the device; one that nobody chose a place for is, unless it is mapped from a file."""
-    on_device = config.data_path.on_device
-    return bool(config.data["_target_"] != _name_of(memory_mapped)) if on_device is None else on_device
+    return not _is_mapped(config) if config.data_path.on_device is None else config.data_path.on_device
 
 
 class _Writer:
@@ -155,7 +145,7 @@ class _Writer:
         self._config, self._code = config, code
         self._nodes = _nodes(config)
 
-    def parts(self, data_call: str) -> dict[str, Any]:
+    def parts(self) -> dict[str, Any]:
         """The components as the template takes them: expressions, or None for a component that does nothing."""
         config = self._config
         is_constant = config.lr_schedule["_target_"] == _name_of(schedules.constant)
@@ -163,7 +153,7 @@ class _Writer:
         is_averaged = config.averaging["_target_"] != _name_of(averaging.none)
         taken = inspect.signature(self._callable("model")).parameters
         return {
-            "data": data_call,
+            "data": self.call("data"),
             "model": self.call("model", input_shape="input_shape", num_classes="num_classes"),
             "uses_input_shape": "input_shape" in taken,
             "uses_num_classes": "num_classes" in taken,
@@ -229,7 +219,8 @@ class _Writer:
         target = str(self._nodes[key]["_target_"])
         if target.startswith("autotune."):
             found = self._callable(key)
-            return self._code.add(found.__module__, found.__qualname__)
+            self._code.add(found.__module__, found.__qualname__)
+            return found.__qualname__
         self._code.imports.add(f"import {target.partition('.')[0]}")
         return target
 
@@ -265,14 +256,14 @@ def _imports(statements: Iterable[str], program: str) -> str:
     return "\n\n".join("\n".join(group) for group in groups.values() if group)
 
 
-def _needed_packages(text: str, *, needs_scikit_learn: bool) -> str:
+def _needed_packages(program: str) -> str:
     """The packages that a program imports, in words."""
-    modules = {
-        name.partition(".")[0]
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
-    }
-    needed = {"torch"} | (modules - sys.stdlib_module_names) | ({"scikit-learn"} if needs_scikit_learn else set())
-    *others, last = sorted(_PACKAGES.get(name, name) for name in needed)
+    modules: set[str] = {"sklearn"} if scikit_learn_file.__name__ in program else set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    packages = {name.partition(".")[0].replace("sklearn", "scikit-learn") for name in modules} - sys.stdlib_module_names
+    *others, last = sorted(packages)
     return f"{', '.join(others)} and {last}" if others else last

@@ -118,7 +118,7 @@ def cifar10(
         splits = {"train": train, "validation": test}
     else:
         kept, held_out = stratified_split(train[1], max(1, len(train[1]) // 10))
-        splits = {"train": _rows(train, kept), "validation": _rows(train, held_out), "test": test}
+        splits = {"train": _taken(train, kept), "validation": _taken(train, held_out), "test": test}
     for name, count in (("train", num_train), ("validation", num_validation)):
         splits[name] = _part(splits[name], count, f"data.num_{name}")
     return {**splits, "transform": Standardise(mean=MEAN, std=STD)}
@@ -135,10 +135,10 @@ def _part(split: tuple[Tensor, Tensor], count: int | None, key: str) -> tuple[Te
         return inputs, targets
     if not 1 <= count < len(targets):
         raise DataError(f"{key}: found {count}, accepted is 1 to {len(targets)}")
-    return _rows(split, stratified_split(targets, count)[1])
+    return _taken(split, stratified_split(targets, count)[1])
 
 
-def _rows(split: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+def _taken(split: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
     return split[0][indices], split[1][indices]
 
 

@@ -66,7 +66,7 @@ def text(
         ConfigError: a length, count or fraction is out of range.
         DataError: the text is missing, empty, not UTF-8 or too short, or a held-out part has too many unknown characters.
     """
-    _check(length, max_characters, validation_fraction, test_fraction, min_count)
+    _check_text(length, max_characters, validation_fraction, test_fraction, min_count)
     content = (_python_documentation() if root is None else _read(located(root, "data.root"), max_characters, max_bytes))[:max_characters]
     codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
     num_validation, num_test = (int(len(codes) * fraction) for fraction in (validation_fraction, test_fraction))
@@ -87,7 +87,7 @@ def text(
     return splits
 
 
-def _check(length: int, max_characters: int | None, validation_fraction: float, test_fraction: float, min_count: int) -> None:
+def _check_text(length: int, max_characters: int | None, validation_fraction: float, test_fraction: float, min_count: int) -> None:
     for key, value in (("length", length), ("max_characters", max_characters), ("min_count", min_count)):
         if value is not None and value < 1:
             raise ConfigError(f"data.{key}: found {value}, accepted is a whole number from 1")

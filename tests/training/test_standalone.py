@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.outcome import Outcome
 from autotune.training.loop import train
-from autotune.training.source_code import SourceCode
 from autotune.training.standalone import standalone_script
 
 TEXT = "data.max_characters=40000"
@@ -235,29 +233,3 @@ def test_a_compiled_script_trains_what_autotune_trains(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(standalone_script(config, num_threads=1), encoding="utf-8")
     ran = subprocess.run([sys.executable, "-I", "compiled.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert [float(loss) for loss in re.findall(r"loss (\S+)", ran.stdout)] == [pytest.approx(one.loss, abs=1e-6) for one in train(config)]
-
-
-def test_two_definitions_of_one_name_stay_two() -> None:
-    code = SourceCode(["torch"])
-    names = [code.add(f"autotune.workloads.{module}", "_check") for module in ("text", "transformer")]
-    assert names == ["_check", "_check_transformer"]
-    assert all(str(code).count(f"def {name}(") == 1 for name in names)
-
-
-def test_source_that_is_not_at_a_modules_top_level_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not define nothing at its top level"):
-        SourceCode([]).add("autotune.workloads.text", "nothing")
-
-
-def test_the_same_configuration_gives_the_same_script_in_every_process() -> None:
-    code = (
-        "import zlib; from autotune.config.compose import Composer; from autotune.training.standalone import standalone_script; "
-        "print(zlib.crc32(standalone_script(Composer(['experiment=speed_digits']).compose().trial, num_threads=1).encode()))"
-    )
-    made = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in ("1", "2", "3")
-    ]
-    assert made[0] == made[1] == made[2]
