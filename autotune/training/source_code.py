@@ -36,7 +36,8 @@ class _Module:
 
     def first_line(self, definition: ast.stmt) -> int:
         """Index of a definition's first line, which is that of its decorators or of the comments above."""
-        first = min([definition.lineno, *(each.lineno for each in getattr(definition, "decorator_list", []))]) - 1
+        decorators: list[ast.expr] = getattr(definition, "decorator_list", [])
+        first = min([definition.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         while first and self.lines[first - 1].startswith("#"):
             first -= 1
         return first
