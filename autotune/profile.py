@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune.config.command_line import composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, require_experiment
@@ -40,18 +39,23 @@ def profile_command(arguments: Sequence[str]) -> int:
     composed = composer.compose()
     config, experiment = composed.trial, composed.choices["experiment"]
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # set before torch is imported, whose profiler otherwise logs each start and stop
-    from autotune.reporting.advice import advise  # noqa: PLC0415  # after --cfg
     from autotune.reporting.drawing import write_charts  # noqa: PLC0415  # imports Plotly
     from autotune.reporting.profile import print_profile, profile_chart  # noqa: PLC0415  # likewise
     from autotune.reporting.study_files import write_json  # noqa: PLC0415  # after --cfg
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --cfg
+    from autotune.step_profile import advise  # noqa: PLC0415  # after --cfg
     from autotune.training.capabilities import cpus_per_worker  # noqa: PLC0415  # after --cfg
     from autotune.training.device import is_out_of_memory, local_capabilities  # noqa: PLC0415  # torch takes more than a second to import
     from autotune.training.profiling import profile_training  # noqa: PLC0415  # imports torch
     from autotune.training.sources import train_missing_sources  # noqa: PLC0415  # after --cfg
 
     train_missing_sources(composer, lambda line: print(line, flush=True))
-    folder = _folder(user_path(composed.config.study.folder), experiment)
+    parent = user_path(composed.config.study.folder)
+    try:
+        make_folder(parent)
+    except FileError as error:
+        raise ConfigError(f"study.folder: {error}") from error
+    folder = parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         profile = profile_training(
             config,
@@ -66,28 +70,13 @@ def profile_command(arguments: Sequence[str]) -> int:
         raise ExecutionError(
             "out of memory; runtime.activation_checkpointing=true, a runtime.micro_batch_size= or a smaller batch_size= need less"
         ) from error
-    advice = advise(profile)
     title = f"{experiment} · {own.num_steps} steps of {profile.batch_size} samples"
     (figure,) = write_charts(folder, [profile_chart(profile, title)])
     write_json(folder / "profile.json", "profile", {"experiment": experiment, "overrides": overrides, **profile.as_dict()})
-    files = {"trace": f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)", "figure": str(figure)}
-    print_profile(
-        output_console(),
-        profile,
-        advice,
-        title=title,
-        files={**files, "numbers": str(folder / "profile.json")},
-    )
+    trace = f"{folder / 'trace.json'} (open it at https://ui.perfetto.dev or chrome://tracing)"
+    files = {"trace": trace, "figure": str(figure), "numbers": str(folder / "profile.json")}
+    print_profile(output_console(), profile, advise(profile), title=title, files=files)
     return 0
-
-
-def _folder(parent: Path, experiment: str) -> Path:
-    """Path of a new folder for the profile's files, named after experiment and time; creates its parent."""
-    try:
-        make_folder(parent)
-    except FileError as error:
-        raise ConfigError(f"study.folder: {error}") from error
-    return parent / f"profile-{experiment.replace('/', '_')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 if __name__ == "__main__":

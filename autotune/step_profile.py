@@ -1,43 +1,22 @@
-"""Records of a profile: how the time of a training step divides into parts and operators.
-
-Every number is a mean over the profiled steps, and every time is in seconds per step. The times of the parts sum to the time of the step,
-on the host and, with a GPU, on the GPU too.
-"""
+"""How the time of a training step divides into parts and operators, and what to try about it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-BETWEEN = "between"
-"""The part of a step outside all named parts: Python code between them."""
-WAITING = "waiting"
-"""The part in which the host waits for the GPU: when it reads a value back within the step, and at the step's end if it is ahead."""
-IDLE = "idle"
-"""The part in which the GPU has nothing to do."""
-
 PARTS = ("data", "augmentation", "forward", "backward", "graph", "optimizer")
-"""The named parts of a training step, in the order in which they run."""
+"""Parts of a training step, in their order; ``graph`` is forward and backward in one CUDA graph."""
+BETWEEN, WAITING, IDLE = "between", "waiting", "idle"
+"""The host outside all parts, the host waiting for the GPU after the last step, and the GPU without work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTime:
-    """Time of all calls of one operator or of one GPU kernel."""
+    """Mean time of an operator in a step: on the CPU its own, on a GPU that of the kernels it starts."""
 
     name: str
     calls: float
-    self_seconds: float
-    """Time on the device: of the operator itself on the CPU, of the kernels that it launches on a GPU."""
-    shapes: str
-    """Shapes of the inputs with which the operator takes longest; empty if unknown."""
-    float32_seconds: float
-    """Part of ``self_seconds`` on float32 inputs."""
-    contiguous_seconds: float
-    """Part of ``self_seconds`` on 4-D inputs in the contiguous memory format whose channels-last format would differ."""
-
-    @property
-    def short_name(self) -> str:
-        """The name with the prefix of autograd's operators shortened to ``autograd:``."""
-        return self.name.replace("autograd::engine::evaluate_function: ", "autograd: ")
+    seconds: float
 
     @property
     def is_convolution(self) -> bool:
@@ -45,72 +24,35 @@ class OperatorTime:
         return "conv" in self.name
 
     @property
-    def is_matrix_product(self) -> bool:
-        """Whether the operator multiplies matrices."""
-        return self.name.removeprefix("aten::") in {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "_addmm_activation"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Synchronisation:
-    """An operator in the step that makes the host wait for a GPU; on the CPU, one that would on a GPU."""
-
-    operator: str
-    part: str
-    calls: float
-    seconds: float
-    source: str | None
-    """The function that called the operator, as ``file(line): name`` with the function's first line; None if unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Times of a training step, from the trace of a few steps."""
-
-    step_seconds: float
-    median_step_seconds: float
-    """Median of the steps' times on the host; far below the mean if a few steps take much longer than the others."""
-    host_seconds: Mapping[str, float]
-    """Time on the host by part, including BETWEEN and WAITING; the times sum to ``step_seconds``."""
-    device_seconds: Mapping[str, float]
-    """Time of GPU kernels by the part that launched them, and of IDLE; the times sum to ``step_seconds``. Empty on the CPU."""
-    data_wait_seconds: float
-    """Time spent on the next batch while nothing else runs: all of ``data`` on the CPU; on a GPU its idle time during ``data``."""
-    python_seconds: float
-    """Time of the host outside all operators, without the parts ``data`` and WAITING."""
-    operators: tuple[OperatorTime, ...]
-    """Operators of the step, longest first."""
-    kernels: tuple[OperatorTime, ...]
-    """GPU kernels of the step, longest first; empty on the CPU."""
-    num_operators: float
-    num_kernels: float
-    synchronisations: tuple[Synchronisation, ...]
-
-    def share(self, seconds: float) -> float:
-        """A time as a fraction of the step."""
-        return seconds / self.step_seconds if self.step_seconds else 0.0
-
-    @property
-    def idle_share(self) -> float:
-        """Fraction of a step in which the GPU has nothing to do; 0 on the CPU."""
-        return self.share(self.device_seconds.get(IDLE, 0.0))
+    def is_product(self) -> bool:
+        """Whether the operator is a convolution or multiplies matrices."""
+        return self.is_convolution or self.name.removeprefix("aten::") in {"mm", "addmm", "bmm", "baddbmm"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """The profile of one configuration's training steps."""
+    """Means over the profiled steps of one configuration, in seconds per step."""
 
-    times: StepTimes
     num_steps: int
     batch_size: int
     plain_step_seconds: float
     """Seconds of a step without the profiler, which makes every operator take longer."""
-    device: str
-    """``cpu`` or ``cuda``."""
+    step_seconds: float
+    host_seconds: Mapping[str, float]
+    """Host time by part; the times sum to ``step_seconds``."""
+    device_seconds: Mapping[str, float]
+    """GPU time by the part that started the kernels, and of IDLE; empty on the CPU."""
+    operators: tuple[OperatorTime, ...]
+    """Operators of the step, longest first."""
+    num_kernels: float
+    """Number of GPU kernels in a step."""
+    waits: tuple[str, ...]
+    """Lines of code (``file:line``) at which the host waits for the GPU within a step."""
     device_name: str
     compute_capability: tuple[int, int] | None
+    """CUDA compute capability; None without a GPU of NVIDIA's."""
     num_threads: int
     peak_memory_bytes: int
-    """Peak memory before the profiler started."""
     memory_limit_bytes: int | None
     """The GPU's memory; None on the CPU."""
     is_resident: bool
@@ -118,10 +60,79 @@ class StepProfile:
     is_small: bool
     """Whether the training split would fit on the device."""
     optimizer_kernels: tuple[str, ...]
-    """The names, of ``fused`` and ``foreach``, that ``runtime.optimizer_kernels`` accepts for the optimizer."""
+    """Those of ``fused`` and ``foreach`` that the optimizer accepts."""
     settings: Mapping[str, Any]
-    """Values of the configuration's groups ``runtime``, ``data_path`` and ``precision``, by dotted key."""
+    """Values of the groups ``runtime``, ``data_path`` and ``precision``, by dotted key."""
+
+    def share(self, seconds: float) -> float:
+        """A time as a fraction of the step."""
+        return seconds / self.step_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """The profile as plain nested data."""
         return asdict(self)
+
+
+def advise(profile: StepProfile) -> list[str]:
+    """What stands out in a profile, with the settings to try that are not made yet; largest share first.
+
+    A suggestion is worth a try, not known to help: ``autotune compare`` measures that.
+    """
+    host, device, settings = profile.host_seconds, profile.device_seconds, profile.settings
+    on_gpu = bool(device)
+    found: list[tuple[float, str, list[str]]] = [
+        (0.0, f"the host waits for the GPU at {line}; what it reads can stay on the device", []) for line in profile.waits
+    ]
+    larger = f"batch_size={2 * profile.batch_size}"
+    compiles = ["runtime.compile=default"] if settings["runtime.compile"] is None else []
+    idle = device.get(IDLE, 0.0)
+    data = 0.0 if profile.is_resident else host.get("data", 0.0)
+    data = min(data, idle) if on_gpu else data
+    if (share := profile.share(data)) >= 0.1:
+        tries = ["data_path.on_device=true"] if profile.is_small else []
+        tries.append(f"data_path.num_workers={2 * settings['data_path.num_workers'] or 2}")
+        found.append((share, f"waiting for the next batch takes {share:.0%} of a step", tries))
+    if on_gpu and (share := profile.share(idle - data)) >= 0.2:
+        can_graph = (
+            not settings["runtime.cuda_graph"]
+            and settings["runtime.compile"] in (None, "default")
+            and settings["precision.autocast_dtype"] != "float16"
+        )
+        graph = ["runtime.cuda_graph=true"] if can_graph else []
+        finding = (
+            f"the GPU is idle for {share:.0%} of a step: its {profile.num_kernels:.0f} kernels "
+            "end before the host has started the next ones"
+        )
+        found.append((share, finding, [*graph, *compiles, larger]))
+    computing = sum(operator.seconds for operator in profile.operators)
+    python = profile.share(profile.step_seconds - host.get("data", 0.0) - computing)
+    if not on_gpu and python >= 0.4:
+        found.append((python, f"{python:.0%} of a step is Python around its operators", [larger, *compiles]))
+    products = profile.share(sum(each.seconds for each in profile.operators if each.is_product))
+    is_float32 = settings["precision.autocast_dtype"] is None and settings["precision.weights_dtype"] == "float32"
+    capability = profile.compute_capability or (0, 0)
+    if products >= 0.3 and is_float32 and not settings["precision.float8"] and capability >= (7, 0):
+        is_tf32 = settings["precision.float32_precision"] == "tf32"
+        formats = ["bf16"] if is_tf32 else ["tf32", "bf16"]
+        finding = f"matrix products and convolutions in float32 take {products:.0%} of a step, and this GPU has tensor cores"
+        tries = [f"precision={name}" for name in (formats if capability >= (8, 0) else ["fp16"])]
+        found.append((products, finding, tries))
+    convolutions = profile.share(sum(each.seconds for each in profile.operators if each.is_convolution))
+    wanted = ["runtime.channels_last", *(["runtime.cudnn_benchmark"] if on_gpu else [])]
+    tries = [f"{key}=true" for key in wanted if not settings[key]]
+    if convolutions >= 0.2 and tries:
+        found.append((convolutions, f"convolutions take {convolutions:.0%} of a step", tries))
+    bounds = device if on_gpu and profile.share(idle) < 0.2 else host
+    if (share := profile.share(bounds.get("optimizer", 0.0))) >= 0.15:
+        chosen = settings["runtime.optimizer_kernels"]
+        faster = {"for_loop": ("fused", "foreach"), "fused": ()}.get(chosen, ("fused",))
+        kernels = [f"runtime.optimizer_kernels={name}" for name in faster if name in profile.optimizer_kernels]
+        found.append((share, f"the optimizer takes {share:.0%} of a step", kernels[:1] or [larger]))
+    if profile.memory_limit_bytes and (share := profile.peak_memory_bytes / profile.memory_limit_bytes) >= 0.85:
+        size = settings["runtime.micro_batch_size"] or profile.batch_size
+        tries = [] if settings["runtime.activation_checkpointing"] else ["runtime.activation_checkpointing=true"]
+        tries += [f"runtime.micro_batch_size={size // 2}"] if size > 1 else []
+        limit = f"{profile.memory_limit_bytes / 2**30:.0f} GiB"
+        found.append((share, f"the peak memory is {share:.0%} of the GPU's {limit}", tries))
+    found.sort(key=lambda entry: entry[0], reverse=True)
+    return [f"{finding}: try {' or '.join(tries)}" if tries else finding for _, finding, tries in found]

@@ -1,20 +1,23 @@
-"""Profiles a configuration's training: runs steps exactly as the training does, first timed, then under torch's profiler.
+"""Profiles a configuration's training: runs its own steps, first timed, then under torch's profiler.
 
-The profiler makes every operator slower, so steps are timed without it first. Nothing is evaluated, and the trained weights are
-not saved.
+Nothing is evaluated, and the trained weights are not saved. torch's ``key_averages`` gives the times of the labels that
+``step.py`` sets and of the operators. Backward kernels are started by a thread of autograd's, outside the label of the
+training's thread, so on a GPU the backward pass (or the CUDA graph) has what no other part has started.
 """
 
 import inspect
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]  # missing in torch's stubs
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.collector import collect_as_usual
@@ -23,20 +26,15 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
 from autotune.files import make_folder, replacing
 from autotune.measurement import PhaseClock
-from autotune.step_profile import StepProfile, StepTimes
+from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
 from autotune.training.capabilities import OTHER_DEVICES, cpu_name
-from autotune.training.data import Batch, fits_on, load_data
+from autotune.training.data import fits_on, load_data
 from autotune.training.device import gpu_formats, peak_memory_bytes, pick_device, synchronizer
-from autotune.training.set_up import Run, num_steps, set_up
-from autotune.training.step import TrainingStep, labelled
-from autotune.training.trace import STEP, WAIT, read_events, step_times
+from autotune.training.set_up import num_steps, set_up
+from autotune.training.step import labelled
 
-_NUM_WARM_UPS = 3
-"""Steps before the timed ones, which finish lazy set-up and the first prefetched batches."""
-_NUM_PROFILER_WARM_UPS = 1
-"""Steps under a first profiler whose result is discarded, which finish the profiler's own set-up."""
-_NUM_STACK_STEPS = 2
-"""Steps whose call stacks are recorded, if the profile shows that the host waits for the device."""
+_NUM_WARM_UPS, _NUM_WATCHED = 3, 2
+"""Steps before the timed ones, and steps in which waits for the GPU are looked for."""
 
 
 def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, progress: float, num_threads: int) -> StepProfile:
@@ -50,123 +48,122 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         num_threads: number of CPU threads, unless the configuration sets one.
 
     Raises:
-        ConfigError: the configuration names a training function of the user's own or several workers, or a component cannot be made.
-        DataError: the data set cannot be made.
+        ConfigError: the training is a function or takes several workers, or a component cannot be made.
         ExecutionError: the profiler does not see the GPU.
         Exception: the trained code raised it; memory errors are not caught here.
     """
     if config.training is not None:
-        raise ConfigError("training: a function of one's own has no steps that autotune could tell apart; accepted is null")
-    collect_as_usual()
+        raise ConfigError("training: a function has no steps to tell apart; profile an experiment without `training`")
+    if config.num_workers > 1:
+        raise ConfigError(f"parallelism.num_workers: found {config.num_workers}; a profile needs 1")
     device = pick_device(config.device)
     if device.type in OTHER_DEVICES:
-        raise ConfigError(
-            f"device: found {device.type}, whose work torch's profiler does not tell apart here; accepted are auto, cpu, cuda"
-        )
-    wait = synchronizer(device)
-    config = _lengthened(config, num_needed := _NUM_WARM_UPS + _NUM_PROFILER_WARM_UPS + 2 * num_profiled + _NUM_STACK_STEPS)
-    if config.num_workers > 1:
-        raise ConfigError(f"parallelism.num_workers: found {config.num_workers}, accepted by a profile is 1")
+        raise ConfigError(f"device: found {device.type}, which torch's profiler does not see; a profile needs auto, cpu or cuda")
+    collect_as_usual()
+    on_gpu = device.type == "cuda"
+    num_needed = 2 * _NUM_WARM_UPS + 2 * num_profiled + _NUM_WATCHED
+    data = load_data(config)
+    if num_steps(config, data) < num_needed:
+        config = replace(config, epochs=num_needed / (len(data.train) // min(config.batch_size, len(data.train))))
     run, step = set_up(config, device, PhaseClock(), num_threads)
     first = round(progress * (run.total_steps - num_needed))
+    steps, wait = iter(range(first, run.total_steps)), synchronizer(device)
     with closing(run.batches(first)) as batches:
-        steps = _Steps(step, batches, first, wait)
-        steps.take(_NUM_WARM_UPS)
-        plain_step_seconds = _seconds(lambda: steps.take(num_profiled)) / num_profiled
+
+        def take(number: int) -> float:
+            """Run the next steps, wait for the device, and return the seconds that this took."""
+            began = time.perf_counter()
+            for _ in range(number):
+                step.on_next(batches, next(steps))
+            with labelled(WAITING):
+                wait()
+            return time.perf_counter() - began
+
+        take(_NUM_WARM_UPS)
+        plain_seconds = take(num_profiled)
         peak = peak_memory_bytes(device)
-        _profiled(lambda: steps.take(_NUM_PROFILER_WARM_UPS), device)
-        _profiled(lambda: steps.take(num_profiled), device, trace)
-        times = step_times(read_events(trace), on_gpu=device.type == "cuda")
-        if device.type == "cuda" and not times.num_kernels:
-            raise ExecutionError("device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which CUDA brings")
-        if times.synchronisations:
-            times = replace(times, synchronisations=_times_with_stacks(steps, device).synchronisations)
+        waits = _waits(lambda: take(_NUM_WATCHED)) if on_gpu else ()
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        with profile(activities=activities):  # the first one is set up
+            take(_NUM_WARM_UPS)
+        with profile(activities=activities, acc_events=True) as profiler:  # without it torch 2.11 warns
+            seconds = take(num_profiled)
+    make_folder(trace.parent)
+    with tempfile.TemporaryDirectory() as folder, replacing(trace) as part:
+        profiler.export_chrome_trace(str(made := Path(folder) / trace.name))  # which replaces the file
+        shutil.copyfile(made, part)
+    signature = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func)
+    settings = asdict(config)
+    name, capability, _ = gpu_formats(device) if on_gpu else (cpu_name(), None, None)
     return StepProfile(
-        times=times,
+        **_times(profiler.key_averages(), seconds, num_profiled, on_gpu=on_gpu),
         num_steps=num_profiled,
         batch_size=run.batch_size,
-        plain_step_seconds=plain_step_seconds,
+        plain_step_seconds=plain_seconds / num_profiled,
+        waits=waits,
+        device_name=name,
+        compute_capability=capability,
         num_threads=torch.get_num_threads(),
         peak_memory_bytes=peak,
+        memory_limit_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else None,
         is_resident=run.is_resident,
         is_small=fits_on(device, run.data),
-        optimizer_kernels=_optimizer_kernels(config),
-        settings=_settings(config),
-        **_device_facts(run),
+        optimizer_kernels=tuple(kernels for kernels in ("fused", "foreach") if kernels in signature.parameters),
+        settings={f"{group}.{key}": value for group in ("runtime", "data_path", "precision") for key, value in settings[group].items()},
     )
 
 
-@dataclass(eq=False)
-class _Steps:
-    """The consecutive steps of one training."""
-
-    step: TrainingStep
-    batches: Iterator[Batch]
-    next: int
-    wait: Callable[[], None]
-
-    def take(self, number: int) -> None:
-        """Run the next ``number`` steps and wait until the device has finished them."""
-        for _ in range(number):
-            with labelled(STEP):
-                self.step.on_next(self.batches, self.next)
-            self.next += 1
-        with labelled(WAIT):
-            self.wait()
+def _waits(steps: Callable[[], object]) -> tuple[str, ...]:
+    """Lines of Python (``file:line``) that make the host wait for the GPU while ``steps`` runs, by torch's own check."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            steps()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return tuple(
+        dict.fromkeys(
+            f"{warning.filename}:{warning.lineno}" for warning in told if "called a synchronizing CUDA operation" in str(warning.message)
+        )
+    )
 
 
-def _seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def _times(averages: Iterable[Any], seconds: float, num_profiled: int, *, on_gpu: bool) -> Mapping[str, Any]:
+    """Seconds per step by part and by operator."""
 
+    def per_step(microseconds: float) -> float:
+        return microseconds * 1e-6 / num_profiled
 
-def _profiled(work: Callable[[], None], device: torch.device, trace: Path | None = None, *, with_stack: bool = False) -> None:
-    """Call ``work`` under torch's profiler, and write the Chrome trace to a file if one is given."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities, record_shapes=True, with_stack=with_stack, acc_events=True) as profiler:  # else torch 2.11 warns
-        work()
-    if trace is not None:
-        make_folder(trace.parent)
-        with tempfile.TemporaryDirectory() as folder, replacing(trace) as part:
-            profiler.export_chrome_trace(str(made := Path(folder) / trace.name))  # which replaces the file
-            shutil.copyfile(made, part)
-
-
-def _times_with_stacks(steps: _Steps, device: torch.device) -> StepTimes:
-    """Step times with call stacks: recording stacks makes the times unusable, but names the code that waits for the device."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "stacks.json"
-        _profiled(lambda: steps.take(_NUM_STACK_STEPS), device, trace, with_stack=True)
-        return step_times(read_events(trace), on_gpu=device.type == "cuda")
-
-
-def _lengthened(config: TrialConfig, num_needed: int) -> TrialConfig:
-    """The configuration with a schedule of at least ``num_needed`` steps."""
-    data = load_data(config)
-    if num_steps(config, data) >= num_needed:
-        return config
-    return replace(config, epochs=num_needed / (len(data.train) // min(config.batch_size, len(data.train))))
-
-
-def _optimizer_kernels(config: TrialConfig) -> tuple[str, ...]:
-    """The kernel implementations (``fused``, ``foreach``) that the optimizer's signature offers."""
-    parameters = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func).parameters
-    return tuple(kernels for kernels in ("fused", "foreach") if kernels in parameters)
-
-
-def _settings(config: TrialConfig) -> dict[str, Any]:
-    groups = {"runtime": asdict(config.runtime), "data_path": asdict(config.data_path), "precision": asdict(config.precision)}
-    return {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}
-
-
-def _device_facts(run: Run) -> dict[str, Any]:
-    if run.device.type != "cuda":
-        return {"device": "cpu", "device_name": cpu_name(), "compute_capability": None, "memory_limit_bytes": None}
-    name, capability, _ = gpu_formats(run.device)
+    on_host = [event for event in averages if event.device_type == DeviceType.CPU]
+    names = (*PARTS, *([WAITING] if on_gpu else []))
+    parts = {event.key: event for event in on_host if event.is_user_annotation and event.key in names}
+    step_seconds = seconds / num_profiled
+    host = {part: per_step(event.cpu_time_total) for part, event in parts.items()}
+    host = {**host, BETWEEN: max(0.0, step_seconds - sum(host.values()))}
+    kernels = [event for event in averages if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+    device = {}
+    if on_gpu:
+        busy = sum(per_step(event.self_device_time_total) for event in kernels)
+        if not busy:
+            raise ExecutionError("device: torch's profiler sees nothing that runs on this GPU; it needs CUPTI, which CUDA brings")
+        rest = "graph" if "graph" in parts else "backward"
+        device = {part: per_step(event.device_time_total) for part, event in parts.items() if part not in (rest, WAITING)}
+        device = {**device, rest: max(0.0, busy - sum(device.values())), IDLE: max(0.0, step_seconds - busy)}
+    operators = [
+        OperatorTime(
+            name=event.key,
+            calls=event.count / num_profiled,
+            seconds=per_step(event.self_device_time_total if on_gpu else event.self_cpu_time_total),
+        )
+        for event in on_host
+        if not event.is_user_annotation
+    ]
     return {
-        "device": "cuda",
-        "device_name": name,
-        "compute_capability": capability,
-        "memory_limit_bytes": torch.cuda.get_device_properties(run.device).total_memory,
+        "step_seconds": step_seconds,
+        "host_seconds": host,
+        "device_seconds": device,
+        "operators": tuple(sorted(filter(lambda operator: operator.seconds, operators), key=lambda operator: -operator.seconds)),
+        "num_kernels": sum(event.count for event in kernels) / num_profiled,
     }
