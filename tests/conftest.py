@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation
-from tests.served import Server, served
+from tests.support.served import Server, served
 
 MakeTrialConfig = Callable[..., TrialConfig]
 

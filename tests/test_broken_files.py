@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import broken_files as files
-from tests.broken_files import (
+from tests.support import broken_files as files
+from tests.support.broken_files import (
     FORMATS,
     archive,
     batch,
@@ -27,7 +27,7 @@ from tests.broken_files import (
     read_broken,
     safetensors,
 )
-from tests.fuzz import examples
+from tests.support.fuzz import examples
 
 WEIGHTS = {"kind": "weights", "format_version": 1, "tied": {}, "metadata": {}}
 STATE = {"kind": "state", "format_version": 1}

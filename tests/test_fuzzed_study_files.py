@@ -22,7 +22,7 @@ from autotune.reporting.concluded_study import read_concluded_study
 from autotune.reporting.study_files import TraceFile, read_summary
 from autotune.training.checkpoint import read_state, save_state
 from autotune.training.state_files import STATE_FILE
-from tests.fuzz import examples
+from tests.support.fuzz import examples
 
 FIRST_VERSION = Path(__file__).parent / "recorded" / "first_version"
 WEIRD = st.recursive(

@@ -15,7 +15,7 @@ from autotune.measurement import Target
 from autotune.outcome import Outcome
 from autotune.session import TrialInfo, in_trial
 from autotune.training.run import check_training, start_training
-from tests.patience import wait_until
+from tests.support.patience import wait_until
 
 MakeConfig = Callable[..., TrialConfig]
 

@@ -14,7 +14,7 @@ import torch
 from autotune.config.command_line import EXIT_BAD_INPUT, EXIT_NOT_REACHED, run_command
 from autotune.errors import ConfigError, DataError
 from autotune.train import train_command
-from tests.served import Server
+from tests.support.served import Server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -37,7 +37,7 @@ from autotune.space import SearchSpace, Suggestion
 from autotune.tracking import earlier_recordings
 from autotune.tracking.mlflow_fields import param_text
 from autotune.yaml_files import load_yaml
-from tests.fuzz import examples
+from tests.support.fuzz import examples
 
 AWKWARD: list[Any] = [
     "1e-3", "1.0", "017", "1_000", "0x1F", "1:30", "nan", ".nan", "inf", ".5", "5.", "on", "no", "y", "yes", "it's", 'say "hi"', "a\\b",

@@ -20,7 +20,7 @@ from autotune.config.space_files import check_space, read_search_space
 from autotune.errors import ConfigError
 from autotune.tune_study import tune_command
 from tests.config.broken import FILES, LINES, SPACES
-from tests.fuzz import examples
+from tests.support.fuzz import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries, about values that no user would write
 

@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 from autotune.config.compose import Composer
-from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.trace import trained_at_once
+from tests.support.patience import PATIENCE_SECONDS, wait_until
+from tests.support.trace import trained_at_once
 
 pytestmark = pytest.mark.ray
 

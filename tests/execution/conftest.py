@@ -13,7 +13,7 @@ from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
 from autotune.execution.cluster import ClusterSize, connected
 from autotune.tune_study import tune_command
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 Refusal = Callable[..., str]
 Write = Callable[[str, str], str]

@@ -12,7 +12,7 @@ import pytest
 from autotune.config.compose import Composer
 from autotune.execution import awake, cluster
 from autotune.execution.awake import has_idle_priority, kept_awake
-from tests.patience import wait_until
+from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SCHED_IDLE is Linux's")
 

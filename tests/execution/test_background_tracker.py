@@ -25,7 +25,7 @@ from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial
 from tests.execution.test_spool import largest_file
-from tests.patience import wait_until
+from tests.support.patience import wait_until
 from tests.tracking.test_mlflow_tracker import make_run
 
 

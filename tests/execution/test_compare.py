@@ -25,7 +25,7 @@ from autotune.measurement import TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide
-from tests.patience import exit_code, wait_until
+from tests.support.patience import exit_code, wait_until
 
 pytestmark = [
     pytest.mark.ray,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from tests.namespaces import Host, hosts
-from tests.patience import exit_code, wait_until
+from tests.support.namespaces import Host, hosts
+from tests.support.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 

@@ -14,7 +14,7 @@ import pytest
 
 from autotune.execution.watch import is_stopped
 from tests.execution.conftest import Commands
-from tests.patience import exit_code, wait_until
+from tests.support.patience import exit_code, wait_until
 
 pytestmark = pytest.mark.slow
 

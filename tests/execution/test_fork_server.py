@@ -24,7 +24,7 @@ from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.training.device import local_capabilities
 from autotune.training.diagnosis.this_machine import this_machine
-from tests.patience import wait_until
+from tests.support.patience import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.measurement import Target
 from autotune.outcome import Outcome
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -8,8 +8,8 @@ import pytest
 from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
 
-from tests.patience import exit_code, wait_until
-from tests.trace import trained_at_once
+from tests.support.patience import exit_code, wait_until
+from tests.support.trace import trained_at_once
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 

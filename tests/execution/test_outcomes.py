@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.search.study import read_study
-from tests.patience import exit_code
+from tests.support.patience import exit_code
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 

@@ -24,7 +24,7 @@ from autotune.search.policy import SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import Suggestion
 from autotune.tracking.tracker import TrackedTrial
-from tests.pausing import PausesAtFirst
+from tests.support.pausing import PausesAtFirst
 
 MakeTask = Callable[..., TrialTask]
 OBJECTIVE = AmortisedTime(num_trainings=1)

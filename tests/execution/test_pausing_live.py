@@ -11,7 +11,7 @@ from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.search.stored_trials import finished_results, retried_number
 from autotune.search.study import Study, read_study
-from tests.patience import wait_until
+from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from mlflow import MlflowClient
 
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
-from tests.patience import exit_code, wait_until
-from tests.postgresql import PostgreSql, running_postgresql
+from tests.support.patience import exit_code, wait_until
+from tests.support.postgresql import PostgreSql, running_postgresql
 
 pytestmark = [
     pytest.mark.slow,

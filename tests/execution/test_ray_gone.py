@@ -18,7 +18,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from tests.execution.conftest import Commands
-from tests.patience import exit_code, wait_until
+from tests.support.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 

@@ -19,7 +19,7 @@ from autotune.config.command_line import run_command
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tune_study import tune_command
-from tests.patience import exit_code, wait_until
+from tests.support.patience import exit_code, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from autotune.execution.conclusion import _say_page
-from tests.served import served
+from tests.support.served import served
 
 CANARY = "cAnArY7f3Q"
 TABLE = "size,colour,kind\n" + "".join(f"{n % 7},{'red' if n % 2 else 'blue'},{n % 2}\n" for n in range(200))

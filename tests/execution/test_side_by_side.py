@@ -24,7 +24,7 @@ from autotune.outcome import Outcome
 from autotune.search.study import confirmations, read_study
 from autotune.training.capabilities import Capabilities
 from tests.execution.conftest import Commands
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.support.patience import PATIENCE_SECONDS, wait_until
 
 NUM_GPUS = 8
 BASELINE = 0

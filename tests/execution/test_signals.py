@@ -21,7 +21,7 @@ from autotune.config.compose import Composer
 from autotune.errors import ClusterError
 from autotune.execution.cluster import Connection
 from autotune.execution.interrupt import interruptible
-from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
+from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 
 _COMMAND = (
     "experiment=cnn_smoke",

@@ -19,7 +19,7 @@ from autotune.execution.fork_server import ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
-from tests.nvml import Driver, Gpu
+from tests.support.nvml import Driver, Gpu
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

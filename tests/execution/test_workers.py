@@ -15,7 +15,7 @@ import torch
 from autotune.config.schema import TrialConfig
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, outcome_of_death
 from autotune.outcome import Outcome
-from tests.patience import exit_code
+from tests.support.patience import exit_code
 
 MakeTask = Callable[..., TrialTask]
 

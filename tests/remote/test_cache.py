@@ -11,7 +11,7 @@ import pytest
 from autotune.errors import DataError
 from autotune.remote.cache import cache_folder, fetched, logger, say_what_is_fetched
 from autotune.remote.path import located
-from tests.served import Server
+from tests.support.served import Server
 
 
 def fetch(url: str) -> Path:

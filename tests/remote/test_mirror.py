@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import DataError
 from autotune.remote.mirror import mirrored
-from tests.served import Server
+from tests.support.served import Server
 
 
 def test_a_path_is_the_folder_itself(tmp_path: Path) -> None:

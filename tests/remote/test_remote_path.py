@@ -11,7 +11,7 @@ from fsspec.registry import known_implementations
 from autotune.errors import DataError
 from autotune.measurement import Phase, PhaseClock
 from autotune.remote.path import RemotePath, located, paused_while_waiting, waiting
-from tests.served import Server
+from tests.support.served import Server
 
 
 def remote(url: str) -> RemotePath:

@@ -20,8 +20,8 @@ from autotune.search.stopping import CapAtIncumbent, NeverStop, StoppingRule
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.nearest_recorded import RecordedPoints
 from benchmarks.replay.simulation import Trace, replay
-from tests.pausing import PausesAtFirst
-from tests.policies import policy_over
+from tests.support.pausing import PausesAtFirst
+from tests.support.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=40.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)

@@ -20,7 +20,7 @@ from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
-from tests.policies import policy_over
+from tests.support.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)

@@ -8,8 +8,8 @@ import pytest
 from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
 from autotune.search.outlook import FACTOR, Outlook, outlook
 from autotune.search.samplers import quiet_optuna
-from tests.policies import evaluation
 from tests.search.test_policy import end_next, journal_study, policy_over
+from tests.support.policies import evaluation
 
 TIME = AmortisedTime(num_trainings=1)
 

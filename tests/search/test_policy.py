@@ -26,8 +26,8 @@ from autotune.search.stopping import CapAtIncumbent, Decision, NeverStop
 from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study
 from autotune.space import SearchSpace, Suggestion
-from tests.pausing import PausesAtFirst
-from tests.policies import evaluation
+from tests.support.pausing import PausesAtFirst
+from tests.support.policies import evaluation
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=100)
 OBJECTIVE = AmortisedTime(num_trainings=1)

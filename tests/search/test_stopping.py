@@ -10,7 +10,7 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds
 from autotune.outcome import Outcome
 from autotune.search.stopping import CapAtIncumbent, Decision
-from tests.policies import evaluation
+from tests.support.policies import evaluation
 
 
 def evaluated(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:

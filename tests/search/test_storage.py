@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from autotune.errors import StudyError
 from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study, read_study, told_storage_errors
-from tests.postgresql import PostgreSql, running_postgresql
+from tests.support.postgresql import PostgreSql, running_postgresql
 
 Lines = list[bytes]
 

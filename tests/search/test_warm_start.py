@@ -18,7 +18,7 @@ from autotune.search.policy import PointPlacement, SearchPolicy
 from autotune.search.stopping import CapAtIncumbent, NeverStop
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import replay
-from tests.policies import policy_over
+from tests.support.policies import policy_over
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
 ERROR = Target(metric="error", value=3.0, mode="min", max_train_seconds=640.0)

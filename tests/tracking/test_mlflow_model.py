@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from autotune.training.checkpoint import save_weights, weights_metadata
 from tests.conftest import MakeTrialConfig
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 from tests.tracking.test_mlflow_tracker import parent_of
 from tests.training.test_trained_model import NODE, SHAPE, simple_cnn
 

@@ -37,7 +37,7 @@ from autotune.tracking.mlflow_fields import plain_key
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import FinishedRun, NoTracker, StudyInfo, TrackedTrial
 from tests.execution.test_spool import largest_file
-from tests.patience import PATIENCE_SECONDS, exit_code, wait_until
+from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 
 pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 

@@ -19,7 +19,7 @@ from autotune.outcome import Outcome
 from autotune.tracking import wandb_tracker
 from autotune.tracking.tracker import FinishedRun, StudyInfo, browse_command
 from autotune.tracking.wandb_tracker import WandbTracker
-from tests.patience import wait_until
+from tests.support.patience import wait_until
 from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
 
 

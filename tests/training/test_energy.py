@@ -17,7 +17,7 @@ from autotune.training import energy
 from autotune.training.energy import NvmlMeter, RaplMeter, UnreadableEnergyError, energy_fault, energy_meter, joules_of_all
 from autotune.training.loop import train
 from autotune.training.parallel.ranks import joined, open_store
-from tests.nvml import Driver, Gpu
+from tests.support.nvml import Driver, Gpu
 
 MakeConfig = Callable[..., TrialConfig]
 

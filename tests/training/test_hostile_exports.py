@@ -25,7 +25,7 @@ from autotune.training.checkpoint import save_state, save_weights
 from autotune.training.loop import read_progress
 from autotune.training.standalone import standalone_script
 from autotune.training.trained_model import trained_model
-from tests.fuzz import examples
+from tests.support.fuzz import examples
 
 EVIL = "x'''\"\"\"\\\n\r\u2028import os; os.system('touch owned') #{{ 7 * 7 }}{% raw %}"
 

@@ -9,7 +9,7 @@ import torch
 
 from autotune.training.device import device_fault, gpu_facts
 from autotune.training.nvml import UntoldError, gpu_of
-from tests.nvml import Driver, Gpu
+from tests.support.nvml import Driver, Gpu
 
 OWN, CHILD, OTHER, FURTHER = os.getpid(), 1_000_001, 1_000_002, 1_000_003
 

@@ -16,7 +16,7 @@ from autotune.workloads.csv_table import csv_table
 from autotune.workloads.fashion_mnist import fashion_mnist
 from autotune.workloads.memory_mapped import memory_mapped
 from autotune.workloads.text import text
-from tests.served import Server
+from tests.support.served import Server
 from tests.workloads import test_cifar10, test_fashion_mnist, test_memory_mapped
 
 batches, files = test_cifar10.batches, test_fashion_mnist.files

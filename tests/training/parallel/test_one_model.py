@@ -14,7 +14,7 @@ from autotune.measurement import PhaseClock
 from autotune.training.loop import train
 from autotune.training.set_up import set_up
 from autotune.training.step import TrainingStep
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import torch
 from autotune.config.compose import Composer
 from autotune.measurement import PhaseClock
 from autotune.training.set_up import set_up
-from tests.ranks import Ranks, losses
+from tests.support.ranks import Ranks, losses
 
 pytestmark = pytest.mark.slow
 

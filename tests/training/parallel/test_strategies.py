@@ -25,8 +25,8 @@ from autotune.training.parallel.rendezvous import RankFailedError, spawned
 from autotune.training.parallel.strategy import SharedModel
 from autotune.training.run import check_training, start_training
 from autotune.training.set_up import set_up
-from tests.patience import wait_until
-from tests.ranks import Ranks, losses
+from tests.support.patience import wait_until
+from tests.support.ranks import Ranks, losses
 
 SHORT = (
     "experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32", "epochs=0.5", "evaluate_every_samples=192",
