@@ -174,11 +174,11 @@ class TuneResult:
         Raises:
             StudyError: the study has not ended.
         """
-        from autotune.report_command import write_study_report  # noqa: PLC0415  # a script need not import what a report takes
+        from autotune.report_command import write_report  # noqa: PLC0415  # a script need not import what a report takes
         from autotune.reporting.study_files import REPORT  # noqa: PLC0415
 
         path = self.folder / REPORT
-        return path if path.is_file() else write_study_report(self.folder)
+        return path if path.is_file() else write_report(self.folder)
 
     def export(self, path: str | Path) -> Path:
         """Write the best configuration as YAML: the function's arguments, or an experiment file that runs by name.

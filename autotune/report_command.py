@@ -42,28 +42,20 @@ def report_command(arguments: Sequence[str]) -> int:
             raise ConfigError(f"output={output}: found {len(keys)} studies; accepted is one")
     for own in keys:
         folder = user_path(own.folder) / own.study
-        print(f"wrote {write_study_report(folder, output)}")
+        print(f"wrote {write_report(folder, output)}")
     return 0
 
 
-def write_study_report(folder: Path, output: Path | None = None) -> Path:
-    """Write the report of the study in a folder, and return its path.
-
-    Args:
-        output: the file to write; None for ``report.html`` in the study's folder.
+def write_report(folder: Path, output: Path | None = None) -> Path:
+    """Write the report of the study in a folder, or into the file ``output``, and return its path.
 
     Raises:
         AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
     """
-    from autotune.reporting.concluded_study import read_concluded_study, readable  # noqa: PLC0415  # imports pandas
-    from autotune.reporting.html import write_report  # noqa: PLC0415  # imports Plotly
-    from autotune.reporting.study_charts import study_charts  # noqa: PLC0415  # imports Plotly
+    from autotune.reporting.html import write_study_report  # noqa: PLC0415  # imports Plotly, after --help
     from autotune.search.importances import time_effects  # noqa: PLC0415  # imports scikit-learn
 
-    study = read_concluded_study(folder)
-    with readable(folder):
-        effects = time_effects(study.recording)
-        return write_report(study, effects, study_charts(study, effects), output)
+    return write_study_report(folder, time_effects, output)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError
+from autotune.files import make_folder
 from autotune.recording import read_recording
-from autotune.report_command import write_study_report
+from autotune.report_command import write_report
 from autotune.reporting.concluded_study import read_concluded_study
-from autotune.reporting.study_files import TraceFile, read_summary
+from autotune.reporting.study_files import StudyTables, read_summary
+from autotune.space import SearchSpace
 from autotune.training.checkpoint import read_state, save_state
 from autotune.training.state_files import STATE_FILE
 from tests.support.fuzz import examples
@@ -149,7 +151,9 @@ def test_a_recording_with_other_columns_is_read_or_refused_in_one_line(folder: P
 def test_result_files_with_changed_bytes_are_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
     def read() -> None:
         read_concluded_study(folder)
-        TraceFile(folder / "trace.csv", began_at=0.0)
+        resumed = make_folder(folder.parent / "resumed")
+        shutil.copy(folder / "trace.csv", resumed)
+        StudyTables(resumed, SearchSpace(), [], {})
 
     read_with(folder, name, data.draw(changed_bytes((folder / name).read_bytes())), read)
 
@@ -176,7 +180,7 @@ def test_a_report_of_changed_files_is_written_or_refused_in_one_line(folder: Pat
         content = data.draw(changed_bytes(path.read_bytes()))
     else:
         content = json.dumps(data.draw(changed_data(yaml.safe_load(path.read_text())))).encode("utf-8", "replace")
-    read_with(folder, name, content, lambda: write_study_report(folder))
+    read_with(folder, name, content, lambda: write_report(folder))
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from autotune.hiding import without_secrets_in
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
-from autotune.reporting.study_files import TrialsTable
+from autotune.reporting.study_files import write_trials
 from autotune.search.encoding import UnitCube
 from autotune.search.stored_trials import create_trial_at
 from autotune.space import SearchSpace, Suggestion
@@ -124,7 +124,7 @@ def check_everywhere(folder: Path, options: list[Any], constant: Any) -> None:
 
 def check_files(folder: Path, space: SearchSpace, results: list[TrialResult], options: list[Any]) -> None:
     """Check what trials.csv, the recording and MLflow's params give of results, one for each option."""
-    TrialsTable(folder / "trials.csv", space, results, {})
+    write_trials(folder / "trials.csv", space, results, {})
     column = api.TuneResult("a", folder).trials_dataframe()["training.x"]
     assert exactly(column.tolist()) == exactly(options)
     write_recording(folder / "recording", results=results, target=METRIC, space=space.as_mapping(), source="")

@@ -16,7 +16,6 @@ from autotune.config.schema import TrialConfig
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.fork_server import machine_in_this_process
-from autotune.execution.pictures import Pictures
 from autotune.execution.plan import StudyPlan
 from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
@@ -49,7 +48,6 @@ class LiveStudy:
     tracker: BackgroundTracker
     display: StudyDisplay
     console: Console
-    pictures: Pictures
     code_folders: tuple[str, ...]
     """Folders that may hold Python modules of the user's own."""
     command: tuple[str, ...]
@@ -216,7 +214,6 @@ def opened(
             tracker=tracker,
             display=_display(plan, policy, console, lambda: tracker.backlog),
             console=console,
-            pictures=Pictures(plan, policy, say),
             code_folders=tuple(code_folders),
             command=tuple(command),
         )
@@ -225,8 +222,6 @@ def opened(
         except BaseException as error:
             tracker.close_if_open(is_interrupt=isinstance(error, KeyboardInterrupt))
             raise
-        finally:
-            live.pictures.close()
         tracker.close_if_open(is_interrupt=True)
 
 
@@ -385,8 +380,7 @@ def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
 def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, backlog: Callable[[], str]) -> StudyDisplay:
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
-    budget, confirm, prices = plan.config.search.time_budget_seconds, plan.config.confirm, plan.config.cluster.price_per_hour or {}
-    price = prices.get(plan.capabilities.device_of(plan.trial).kind or "")
+    budget = plan.config.search.time_budget_seconds
     return StudyDisplay(
         title=f"{plan.experiment} · study {plan.name}",
         target=plan.trial.target,
@@ -400,6 +394,5 @@ def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, backlog: C
         console=console,
         best=(best, scores[best]) if best is not None else None,
         scale=score_format_of(plan.objective),
-        confirm_fraction=confirm.budget_fraction if confirm.max_runs > 0 else None,
-        price=None if price is None else (price * plan.trial.num_workers, plan.config.cluster.currency),
+        backlog=backlog,
     )

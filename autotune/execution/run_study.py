@@ -9,7 +9,6 @@ import logging
 import math
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,7 +33,7 @@ from autotune.files import make_folder
 from autotune.measurement import TrialResult
 from autotune.race import Arm, Standing
 from autotune.reporting.scores import score_format_of
-from autotune.reporting.study_files import TraceFile, TrialsTable
+from autotune.reporting.study_files import StudyTables
 from autotune.search.randomness import num_points
 from autotune.search.study import confirmations, store_confirmation
 from autotune.tracking.tracker import confirmation_name
@@ -148,10 +147,8 @@ def _search_and_confirm(
                 connection.run(lambda: _search(live, size, interrupt, connection, fork_server), interrupt)
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
-            if plan.has_idle_cpu:
-                live.pictures.prepare()
-                if plan.trial.training is None:
-                    live.tracker.prepare_model(import_for_best_model)
+            if plan.has_idle_cpu and plan.trial.training is None:
+                live.tracker.prepare_model(import_for_best_model)
             connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
@@ -164,11 +161,7 @@ def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, conn
     from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # only a search needs it
 
     plan, policy = live.plan, live.policy
-    table = TrialsTable(
-        plan.folder / "trials.csv", plan.space, list(policy.results.values()), policy.scores, score_format_of(plan.objective).unit
-    )
-    began_at = min((result.started_at for result in policy.results.values()), default=time.time())
-    trace = TraceFile(plan.folder / "trace.csv", began_at=began_at)
+    tables = StudyTables(plan.folder, plan.space, list(policy.results.values()), policy.scores, score_format_of(plan.objective).unit)
     num_cpus, num_gpus = plan.resources(plan.trial)
     fault = fork_server.fault(interrupt.is_set) if fork_server is not None else None
     if fault is not None:
@@ -199,7 +192,7 @@ def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, conn
         policy=policy,
         composer=plan.composer,
         tracker=live.tracker,
-        listeners=(table, trace, live.display),
+        listeners=(tables, live.display),
         make_task=partial(live.task, fork_server=address),
         has_room=room,
         state_folder=plan.state_folder,
@@ -260,7 +253,7 @@ def _confirm(
         phase = "choosing" if now.winner is None and len(arms) > 1 else "claim"
 
         def on_start() -> None:
-            live.display.confirming(next(starts), now.num_runs, f"{arm.label} ({phase})", num_ended=num_ended)
+            live.display.confirming(next(starts), now.num_runs, f"{arm.label} ({phase})")
 
         tracked = tracked_confirmation(plan, trial, arm.suggestion, number)
         return PairedRun(arm=trial, number=number, task=task(arm, number), tracked=tracked, on_start=on_start)

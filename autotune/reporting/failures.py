@@ -4,20 +4,14 @@ A study goes on when trials fail, and announces a winner. Where all trials with 
 best of the other options only.
 """
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from autotune.outcome import Outcome
 
-FAILURES = (Outcome.ERRORED, Outcome.OUT_OF_MEMORY, Outcome.INVALID)
+_FAILURES = (Outcome.ERRORED, Outcome.OUT_OF_MEMORY, Outcome.INVALID)
 """Outcomes of trials that could not be trained; one that diverged was."""
-_MOST_OF_OTHERS = 0.25
-"""Largest fraction of the other trials that may have failed where an option of which every trial failed is told."""
-_RARE = 0.01
-"""Probability of as many failures by chance below which an option is told that has most of all failures."""
-_MAX_CAUSE_CHARACTERS = 120
 
 
 class EndedTrial(NamedTuple):
@@ -31,61 +25,31 @@ class EndedTrial(NamedTuple):
 
 
 def gathered_failures(trials: Iterable[EndedTrial], choices: Collection[str]) -> list[str]:
-    """A line for each option that failures gather on, with counts and causes; empty where they are scattered.
+    """A line for each option of which every trial failed, at least two, while few others did: with counts and causes.
 
-    Failures gather on an option if every trial with it failed, at least two, while few others did; or if it has most of all failures,
-    and chance would rarely give it as many. A trial counts for one option only.
+    A trial counts for one option only.
 
     Args:
         choices: config keys of the search space's choices, outer ones first.
     """
-    left = list(trials)
-    lines = []
-    while (found := _worst(left, choices)) is not None:
-        key, text = found
-        lines.append(_line(f"{key}={text}", [trial for trial in left if trial.values.get(key) == text]))
-        left = [trial for trial in left if trial.values.get(key) != text]
+    left, lines = list(trials), []
+    for key in choices:
+        of_options: dict[str | None, list[EndedTrial]] = {}
+        for trial in left:
+            of_options.setdefault(trial.values.get(key), []).append(trial)
+        for option, having in of_options.items():
+            others_failed = [trial.outcome in _FAILURES for trial in left if trial.values.get(key) != option]
+            is_told = len(having) >= 2 and others_failed and sum(others_failed) <= len(others_failed) / 4
+            if option is not None and is_told and all(trial.outcome in _FAILURES for trial in having):
+                lines.append(f"{key}={option}: all of {len(having)} trials failed ({_causes(having)}); it was not explored")
+                left = [trial for trial in left if trial.values.get(key) != option]
     return lines
 
 
-def _worst(trials: Collection[EndedTrial], choices: Collection[str]) -> tuple[str, str] | None:
-    """Key and text of the option whose failures are least likely to be chance; None if they gather on none."""
-    failed = [trial for trial in trials if trial.outcome in FAILURES]
-    num_trials, num_failed = len(trials), len(failed)
-    tried, failures = (
-        Counter((key, trial.values[key]) for trial in some for key in choices if key in trial.values) for some in (trials, failed)
-    )
-    found: list[tuple[float, tuple[str, str]]] = []
-    for option, count in failures.items():
-        num_others, others_failed = num_trials - tried[option], num_failed - count
-        chance = math.fsum(
-            math.exp(
-                _log_choices(num_failed, number)
-                + _log_choices(num_trials - num_failed, tried[option] - number)
-                - _log_choices(num_trials, tried[option])
-            )
-            for number in range(count, min(num_failed, tried[option]) + 1)
-        )
-        has_all = 2 <= count == tried[option] and others_failed <= _MOST_OF_OTHERS * num_others
-        has_most = 2 * count > num_failed and chance < _RARE
-        if num_others and (has_all or has_most):
-            found.append((chance, option))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
-
-
-def _log_choices(total: int, chosen: int) -> float:
-    """Logarithm of the number of ways to choose so many of a total."""
-    return math.lgamma(total + 1) - math.lgamma(chosen + 1) - math.lgamma(total - chosen + 1)
-
-
-def _line(option: str, trials: Collection[EndedTrial]) -> str:
-    """What is told of an option: how many of its trials failed, and of what."""
-    failed = [trial for trial in trials if trial.outcome in FAILURES]
+def _causes(failed: Sequence[EndedTrial]) -> str:
     causes = []
     for outcome, count in Counter(trial.outcome for trial in failed).most_common():
-        error, _ = Counter(trial.error for trial in failed if trial.outcome is outcome).most_common(1)[0]
-        cause = error if len(error) <= _MAX_CAUSE_CHARACTERS else f"{error[:_MAX_CAUSE_CHARACTERS]}..."
-        is_known = outcome is Outcome.OUT_OF_MEMORY or not error
-        causes.append(f"{count} {outcome}" if is_known else f"{count} {outcome}: {cause}")
-    explored = "; it was not explored" if len(failed) == len(trials) else ""
-    return f"{option}: {len(failed)} of {len(trials)} trials failed ({', '.join(causes)}){explored}"
+        error, _ = Counter(trial.error for trial in failed if trial.outcome == outcome).most_common(1)[0]
+        shortened = error if len(error) <= 120 else f"{error[:120]}..."
+        causes.append(f"{count} {outcome}: {shortened}" if error and outcome != Outcome.OUT_OF_MEMORY else f"{count} {outcome}")
+    return ", ".join(causes)

@@ -4,7 +4,7 @@ Plotly's library is a part of the page, which is most of its size.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,40 @@ from autotune.comparison import Claim
 from autotune.effects import MIN_TRIALS, Effects
 from autotune.files import replace_file
 from autotune.outcome import Outcome
-from autotune.reporting.concluded_study import ConcludedStudy
-from autotune.reporting.drawing import Chart, counted, shorten, target_label
+from autotune.recording import Recording
+from autotune.reporting.concluded_study import ConcludedStudy, read_concluded_study, readable
+from autotune.reporting.drawing import Chart, counted, shorten, target_label, write_charts
 from autotune.reporting.failures import EndedTrial, gathered_failures
 from autotune.reporting.scores import describe_arm, describe_interval, describe_ratio, describe_reached, format_expected, format_seconds
-from autotune.reporting.study_charts import marker_colour
+from autotune.reporting.study_charts import marker_colour, study_charts
 from autotune.reporting.study_files import REPORT
 from autotune.space import override_text
 
 _MAX_ROWS = 100
 
 
-def write_report(study: ConcludedStudy, effects: Sequence[Effects], charts: Mapping[str, Chart], output: Path | None = None) -> Path:
-    """Write the report of a concluded study, and return its path.
+def write_study_report(folder: Path, time_effects: Callable[[Recording], Sequence[Effects]], output: Path | None = None) -> Path:
+    """Write the report of the study in a folder, and its charts as pages of their own in ``figures/``; return the report's path.
 
     Args:
-        effects: what the parameters do to the time to target and to its two parts; empty if that is not known.
-        charts: the study's charts by name, as ``study_charts`` makes them.
-        output: the file to write; None for ``report.html`` in the study's folder.
+        time_effects: learns from a recording what parameters do to the time to target and its two parts; empty if too few trials tell.
+        output: the file to write instead of ``report.html`` in the study's folder; then without the charts' pages.
+
+    Raises:
+        AutotuneError: the folder has no study that has ended, or one of its files cannot be read.
     """
-    output = output or study.folder / REPORT
+    study = read_concluded_study(folder)
+    with readable(folder):
+        effects = time_effects(study.recording)
+        charts = study_charts(study, effects)
+        page = _page(study, effects, charts)
+    if output is None:
+        write_charts(folder / "figures", (chart for name, chart in charts.items() if not name.startswith("effect-")))
+    replace_file(output or folder / REPORT, page.encode(errors="replace"))
+    return output or folder / REPORT
+
+
+def _page(study: ConcludedStudy, effects: Sequence[Effects], charts: Mapping[str, Chart]) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -47,7 +61,7 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], charts: Mapp
         for trial in study.trials.itertuples()
     ]
     ordered = pd.concat([study.reached, study.trials[study.trials.score.isna()]])
-    page = environment.get_template("report.html.jinja").render(
+    return environment.get_template("report.html.jinja").render(
         name=study.folder.resolve().name,
         experiment=study.summary.get("experiment", ""),
         target=target_label(study.recording.target),
@@ -72,8 +86,6 @@ def write_report(study: ConcludedStudy, effects: Sequence[Effects], charts: Mapp
         figures={name: Markup(pio.to_json(chart.figure.update_layout(template="none"), validate=False)) for name, chart in charts.items()},  # noqa: S704
         plotly=Markup(get_plotlyjs()),  # noqa: S704  # the library's own file
     )
-    replace_file(output, page.encode(errors="replace"))
-    return output
 
 
 def _answer(study: ConcludedStudy) -> dict[str, Any]:

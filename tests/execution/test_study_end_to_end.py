@@ -27,14 +27,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from autotune.config.compose import Composer
-from autotune.effects import Effects
-from autotune.execution import run_study
-from autotune.execution.confirmation import Confirmation
-from autotune.execution.live_study import LiveStudy
-from autotune.execution.pictures import Pictures
 from autotune.export import export_command
-from autotune.recording import Recording
-from autotune.search import importances
 from autotune.search.study import confirmations, read_study
 from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
@@ -367,39 +360,6 @@ def test_what_an_ended_study_drew_is_drawn_again_only_if_it_would_say_something_
     ):
         assert drawn_again(change) == {True}
     (study.folder / "page").unlink()
-
-
-@pytest.mark.parametrize("is_first_in_vain", [False, True])
-def test_the_result_is_printed_before_it_is_drawn_by_what_was_learnt_beside_the_confirmation(
-    study: Whole, monkeypatch: pytest.MonkeyPatch, *, is_first_in_vain: bool
-) -> None:
-    printed, num_learnt, said_before = io.StringIO(), 0, list[str]()
-    learn, draw, conclude = importances.time_effects, Pictures.draw, run_study.conclude_study
-
-    def counted(recording: Recording) -> list[Effects]:
-        nonlocal num_learnt
-        num_learnt += 1
-        if is_first_in_vain and num_learnt == 1:
-            raise ValueError
-        return learn(recording)
-
-    def noted(pictures: Pictures, *arguments: Any) -> list[Path]:
-        said_before.append(printed.getvalue())
-        return draw(pictures, *arguments)
-
-    def prepared(live: LiveStudy, confirmation: Confirmation | None) -> int:
-        live.pictures.prepare()
-        return conclude(live, confirmation)
-
-    monkeypatch.setattr(importances, "time_effects", counted)
-    monkeypatch.setattr(Pictures, "draw", noted)
-    monkeypatch.setattr(run_study, "conclude_study", prepared)
-    monkeypatch.chdir(study.working_folder)
-    (study.folder / "report.html").unlink()
-    assert tune_command(_COMMAND, console=Console(file=printed)) == 0
-    assert num_learnt == 1 + is_first_in_vain
-    assert [("export the best" in said) for said in said_before] == [True]
-    assert (study.folder / "report.html").is_file()
 
 
 def test_every_file_of_a_finished_study_is_made_again_from_its_storage(study: Whole, tmp_path: Path) -> None:

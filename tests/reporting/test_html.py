@@ -16,8 +16,8 @@ from autotune.config.command_line import run_command
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
-from autotune.report_command import report_command, write_study_report
-from autotune.reporting.study_files import TrialsTable, write_json
+from autotune.report_command import report_command, write_report
+from autotune.reporting.study_files import write_json, write_trials
 from autotune.space import SearchSpace
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
@@ -80,7 +80,7 @@ def a_study(
     folder.mkdir(parents=True)
     scores = {result.trial: result.time_to_target_seconds for result in results if result.outcome is Outcome.REACHED}
     space = space or SPACE
-    TrialsTable(folder / "trials.csv", SearchSpace.from_mapping(space, "space"), results, scores)  # type: ignore[arg-type]
+    write_trials(folder / "trials.csv", SearchSpace.from_mapping(space, "space"), results, scores)  # type: ignore[arg-type]
     write_recording(folder / "recording", results=results, target=target, space=space, source="a test", baseline=0)
     if summary is not None:
         write_json(folder / "summary.json", "summary", summary)
@@ -125,7 +125,7 @@ def read(path: Path) -> _Page:
 
 
 def test_the_answer_says_what_to_change_and_what_it_brings(tmp_path: Path) -> None:
-    page = read(write_study_report(a_study(tmp_path / "one", summary=SUMMARY)))
+    page = read(write_report(a_study(tmp_path / "one", summary=SUMMARY)))
     assert "3 times as fast as the baseline" in page.text
     assert "3.00x (interval 2.50x to 3.60x), n = 3 pairs" in page.text
     assert "optimizer sgd adam" in page.text
@@ -146,7 +146,7 @@ def test_outcomes_errors_and_provenance_are_told(tmp_path: Path) -> None:
         "order,trial,worker,started_seconds,stopped_seconds,from_train_seconds,train_seconds,outcome\n"
         "0,9,1,0,1,0,1,LOST\n1,3,0,0,1,0,1,PAUSED\n2,3,0,2,3,1,2,STOPPED\n"
     )
-    page = read(write_study_report(folder))
+    page = read(write_report(folder))
     for outcome in (Outcome.CAPPED, Outcome.STOPPED, Outcome.ERRORED, Outcome.LOST):
         assert outcome.traits.meaning in page.text
     assert Outcome.DIVERGED.traits.meaning not in page.text
@@ -182,7 +182,7 @@ def large_study(folder: Path, num_trials: int) -> Path:
 
 
 def test_text_of_others_stays_text(tmp_path: Path) -> None:
-    page = read(write_study_report(hostile_study(tmp_path)))
+    page = read(write_report(hostile_study(tmp_path)))
     assert page.tags.count("script") == 3
     words = json.dumps(page.figures)
     assert "<" not in re.sub("<br>|<extra></extra>", "", words), "Plotly reads tags in texts"
@@ -194,7 +194,7 @@ def test_text_of_others_stays_text(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_beside_it_and_tells_its_charts_in_words(tmp_path: Path) -> None:
-    page = read(write_study_report(a_study(tmp_path / "one", summary=SUMMARY)))
+    page = read(write_report(a_study(tmp_path / "one", summary=SUMMARY)))
     loaded = {value for name, value in page.attributes if name in ("src", "href")}
     assert all(value.startswith(("#", "data:")) for value in loaded)
     anchors = {value[1:] for value in loaded if value.startswith("#")}
@@ -233,12 +233,12 @@ NOTHING = SUMMARY | {"trial": None, "changes": [], "baseline": None, "best": Non
 def test_a_study_without_anything_confirmed_says_what_came_closest(
     results: Sequence[TrialResult], changed: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    assert told in read(write_study_report(a_study(tmp_path / "one", results, NOTHING | changed))).text
+    assert told in read(write_report(a_study(tmp_path / "one", results, NOTHING | changed))).text
 
 
 def test_a_gain_that_may_be_none_is_not_claimed(tmp_path: Path) -> None:
     summary = SUMMARY | {"speed_up": {"ratio": 1.1, "low": 0.9, "high": None, "num_pairs": 3, "claim": "measured"}}
-    page = read(write_study_report(a_study(tmp_path / "one", summary=summary)))
+    page = read(write_report(a_study(tmp_path / "one", summary=summary)))
     assert "No configuration is shown to be faster than the baseline" in page.text
     assert (
         "Speed-up not shown, n = 3 pairs of runs on fresh seeds; interval from 0.90x, so the best one is not shown to be faster"
@@ -252,8 +252,8 @@ def test_failures_that_gather_on_an_option_are_told_in_the_answer(tmp_path: Path
     failed = [ended(number, Outcome.ERRORED, 0.0, num_evaluations=0, error="ValueError: <odd>", values={"optimizer": "adam", "lr": 0.1})
               for number in (4, 5)]  # fmt: skip
     reached = [ended(number, Outcome.REACHED, 4.0, values={"optimizer": "sgd", "lr": 0.1}) for number in range(4)]
-    page = read(write_study_report(a_study(tmp_path / "one", [*reached, *failed], SUMMARY)))
-    assert "optimizer=adam: 2 of 2 trials failed (2 ERRORED: ValueError: <odd>); it was not explored" in page.text
+    page = read(write_report(a_study(tmp_path / "one", [*reached, *failed], SUMMARY)))
+    assert "optimizer=adam: all of 2 trials failed (2 ERRORED: ValueError: <odd>); it was not explored" in page.text
 
 
 def test_a_front_is_a_table_and_a_chart(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_front_is_a_table_and_a_chart(tmp_path: Path) -> None:
     (folder / "pareto_front.csv").write_text(
         "trial,time (s),cost (EUR),picked_by,overrides\n1,4.0,2.5,quick,lr=1\n0,12.0,0.5,thrifty,lr=2\n"
     )
-    page = read(write_study_report(folder))
+    page = read(write_report(folder))
     assert "1 4 2.5 quick lr=1" in page.text
     assert "chart-front" in page.ids
 

@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 
 from autotune.measurement import Evaluation, Target, TrialResult
-from autotune.objective import AmortisedTime, Cost, DeviceSeconds, Pareto
+from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
 from autotune.outcome import Outcome
-from autotune.reporting.study_files import COLUMNS, Front, TraceFile, describe_front, make_front, write_front
+from autotune.reporting.study_files import COLUMNS, StudyTables, make_front
+from autotune.space import SearchSpace
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 TIME, DEVICES = AmortisedTime(num_trainings=1), DeviceSeconds(num_trainings=1)
-COST = Cost(num_trainings=1, price_per_hour={"cpu": 3.6, "NVIDIA H200": 36.0}, currency="EUR")
 PREFERENCES = {"balanced": {"time": 1.0, "devices": 1.0}, "quick": {"time": 5.0, "devices": 1.0}, "thrifty": {"devices": 1.0}}
 
 
@@ -38,28 +38,14 @@ RESULTS = [
 ]
 
 
-def front_by(**objectives: AmortisedTime | DeviceSeconds | Cost) -> Front:
-    weights = {name: dict.fromkeys(objectives, 1.0) for name in ("balanced",)}
-    preferences = PREFERENCES if "devices" in objectives else {**weights, "cheap": {"cost": 1.0}}
-    found = make_front(Pareto(objectives=objectives, preferences=preferences, search_for="balanced"), RESULTS)
-    assert found is not None
-    return found
-
-
-def test_only_trials_that_reached_the_target_are_on_the_front() -> None:
-    front = front_by(time=TIME, devices=DEVICES)
-    assert front.members == (4, 1, 0)
-    assert set(front.points) == {0, 1, 2, 3, 4, 5, 7}
-    assert front.picks == {"balanced": 4, "quick": 4, "thrifty": 0}
-
-
-def test_a_study_in_which_nothing_reached_has_no_front() -> None:
-    objective = Pareto(objectives={"time": TIME, "devices": DEVICES}, preferences=PREFERENCES, search_for="quick")
-    assert make_front(objective, [ended(0, 1.0, 1, Outcome.MISSED)]) is None
-
-
-def test_the_table_has_a_row_a_trial_of_the_front(tmp_path: Path) -> None:
-    write_front(tmp_path / "front.csv", front_by(time=TIME, devices=DEVICES), {each.trial: each for each in RESULTS})
+def test_the_front_is_a_table_and_told_with_what_each_preference_picks(tmp_path: Path) -> None:
+    objective, results = (
+        Pareto(objectives={"time": TIME, "devices": DEVICES}, preferences=PREFERENCES, search_for="balanced"),
+        {each.trial: each for each in RESULTS},
+    )
+    front = make_front(objective, results)
+    assert front is not None
+    front.write(tmp_path / "front.csv", results)
     with (tmp_path / "front.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows == [
@@ -68,27 +54,26 @@ def test_the_table_has_a_row_a_trial_of_the_front(tmp_path: Path) -> None:
         ["1", "12.0", "48.0", "", "workers=4"],
         ["0", "40.0", "40.0", "thrifty", "workers=1"],
     ]
-
-
-def test_the_front_is_told_with_what_each_preference_picks() -> None:
-    assert describe_front(front_by(time=TIME, devices=DEVICES)) == [
+    assert front.lines() == [
         "Pareto front: 3 of 7 trials that reached the target, by time, devices",
         "  balanced  picks trial 4: time 7.00 s, devices 56 device-s",
         "  quick     picks trial 4: time 7.00 s, devices 56 device-s",
         "  thrifty   picks trial 0: time 40.0 s, devices 40 device-s",
     ]
-
-
-def evaluation(train_seconds: float) -> Evaluation:
-    return Evaluation(
-        step=1, epoch=1.0, samples=1, build_seconds=3.0, prepare_seconds=0.5, train_seconds=train_seconds, evaluate_seconds=0.0, metric=0.5,
-        loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None,
-    )  # fmt: skip
+    assert make_front(objective, {0: ended(0, 1.0, 1, Outcome.MISSED)}) is None
 
 
 def result(trial: int, outcome: Outcome) -> TrialResult:
     return TrialResult(
-        trial=trial, values={}, overrides=(), seed=0, outcome=outcome, evaluations=(), started_at=0.0, stopped_at=0.0, fingerprint={}
+        trial=trial,
+        values={},
+        overrides=(),
+        seed=0,
+        outcome=outcome,
+        evaluations=(),
+        started_at=time.time(),
+        stopped_at=time.time(),
+        fingerprint={},
     )
 
 
@@ -98,18 +83,20 @@ def rows(path: Path) -> list[tuple[str, ...]]:
 
 
 def test_a_row_for_each_stretch_and_none_for_a_trial_that_waits(tmp_path: Path) -> None:
-    path, began_at = tmp_path / "trace.csv", time.time()
-    first = TraceFile(path, began_at=began_at)
+    path = tmp_path / "trace.csv"
+    first = StudyTables(tmp_path, SearchSpace(), [], {})
     first.trial_started(0, ())
     first.trial_started(1, ())
-    first.evaluated(0, evaluation(1.0))
+    first.evaluated(0, ended(0, 1.5, 1).evaluations[0])
     first.trial_paused(0)
     first.trial_started(2, ())
-    first.evaluated(2, evaluation(4.0))
+    first.evaluated(2, ended(0, 4.5, 1).evaluations[0])
     first.trial_finished(result(2, Outcome.REACHED), 4.5)
-    after = TraceFile(path, began_at=began_at)  # of another process: what trial 1 was doing is lost
+    after = StudyTables(
+        tmp_path, SearchSpace(), [result(2, Outcome.REACHED)], {2: 4.5}
+    )  # of another process: what trial 1 was doing is lost
     after.trial_started(0, ())
-    after.evaluated(0, evaluation(2.0))
+    after.evaluated(0, ended(0, 2.5, 1).evaluations[0])
     after.trial_paused(0)
     after.trial_finished(result(0, Outcome.STOPPED), None)
     assert rows(path) == [
@@ -119,3 +106,8 @@ def test_a_row_for_each_stretch_and_none_for_a_trial_that_waits(tmp_path: Path) 
     ]
     with path.open(newline="") as file:
         assert all(0 <= float(row["started_seconds"]) <= float(row["stopped_seconds"]) < 60 for row in csv.DictReader(file))
+    with (tmp_path / "trials.csv").open(newline="") as file:
+        assert [(row["trial"], row["outcome"], row["score"]) for row in csv.DictReader(file)] == [
+            ("2", "REACHED", "4.5"),
+            ("0", "STOPPED", ""),
+        ]

@@ -19,7 +19,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.measurement import PhaseClock, TrialResult
 from autotune.outcome import Outcome
-from autotune.reporting.study_files import TrialsTable
+from autotune.reporting.study_files import write_trials
 from autotune.space import SearchSpace
 from autotune.training.checkpoint import save_state, save_weights
 from autotune.training.loop import read_progress
@@ -92,7 +92,7 @@ def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
         fingerprint={},
         error='@SUM(1)*cmd|" /C calc"!A0',
     )
-    TrialsTable(tmp_path / "trials.csv", space, [result], {})
+    write_trials(tmp_path / "trials.csv", space, [result], {})
     (row,) = csv.DictReader((tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines())
     assert row["name"].startswith("'=cmd|")
     assert row["error"].startswith("'@SUM")
