@@ -22,7 +22,6 @@ LAYERS = (
         "remote",
         "pareto",
         "step_profile",
-        "machine",
         "effects",
         "yaml_files",
         "mlflow_logs",

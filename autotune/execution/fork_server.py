@@ -43,7 +43,6 @@ from autotune.execution.death import LOW_ON_MEMORY, PAST_DEADLINE, SERVER_ENDED,
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
 from autotune.execution.watch import TRACES_SIGNAL, is_left, is_stopped
 from autotune.files import replace_file
-from autotune.machine import Machine
 from autotune.training.capabilities import Capabilities, visible_devices, visible_devices_environment
 from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
 
@@ -162,13 +161,13 @@ class ForkServer:
         """
         return cast(Capabilities, self._found_out("capabilities", capabilities_in_this_process))
 
-    def machine(self) -> Machine:
+    def machine(self) -> dict[str, Any]:
         """The record of this machine, found out as ``capabilities`` are.
 
         Raises:
             ConfigError: the forked process ended.
         """
-        return cast(Machine, self._found_out("machine", machine_in_this_process))
+        return cast(dict[str, Any], self._found_out("machine", machine_in_this_process))
 
     def _found_out(self, what: str, in_this_process: Callable[[], object]) -> object:
         if self.fault() is not None:
@@ -555,9 +554,9 @@ def capabilities_in_this_process() -> Capabilities:
     return local_capabilities()
 
 
-def machine_in_this_process() -> Machine:
-    """Return ``training.diagnosis.this_machine.this_machine()`` of this process, which then imports torch."""
-    from autotune.training.diagnosis.this_machine import this_machine  # noqa: PLC0415  # imports torch
+def machine_in_this_process() -> dict[str, Any]:
+    """Return ``training.diagnosis.this_machine()`` of this process, which then imports torch."""
+    from autotune.training.diagnosis import this_machine  # noqa: PLC0415  # imports torch
 
     return this_machine()
 
@@ -584,7 +583,7 @@ class _Trials:
     def capabilities(self) -> Capabilities:
         return capabilities_in_this_process()
 
-    def machine(self) -> Machine:
+    def machine(self) -> dict[str, Any]:
         return machine_in_this_process()
 
     def check(self, config: TrialConfig) -> None:

@@ -21,7 +21,6 @@ from autotune.execution.study_folder import log_file, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.files import FORMAT_KEY, FORMATS, replace_file
 from autotune.hiding import without_secrets
-from autotune.machine import Machine
 from autotune.measurement import TrialResult
 from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
@@ -183,7 +182,7 @@ def opened(
     code_folders: Sequence[str],
     console: Console,
     tracker_process: TrackerProcess,
-    describe_machine: Callable[[], Machine] = machine_in_this_process,
+    describe_machine: Callable[[], Mapping[str, object]] = machine_in_this_process,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
 
@@ -311,7 +310,7 @@ def _finished_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> Finis
 
 
 def _tracker_opening(
-    plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str, describe_machine: Callable[[], Machine]
+    plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str, describe_machine: Callable[[], Mapping[str, object]]
 ) -> TrackerOpening:
     info = StudyInfo(
         name=plan.name,
@@ -339,9 +338,9 @@ def _tracker_opening(
     )
 
 
-def _kept_machine(folder: Path, described: Machine) -> Mapping[str, object]:
+def _kept_machine(folder: Path, described: Mapping[str, object]) -> Mapping[str, object]:
     """Write the facts about this machine to ``machine.yaml`` in the study's folder."""
-    machine = {FORMAT_KEY: FORMATS["machine"], **described.as_dict()}
+    machine = {FORMAT_KEY: FORMATS["machine"], **described}
     replace_file(folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
     return machine
 

@@ -23,7 +23,7 @@ from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_deat
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.training.device import local_capabilities
-from autotune.training.diagnosis.this_machine import this_machine
+from autotune.training.diagnosis import this_machine
 from tests.support.patience import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
