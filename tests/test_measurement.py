@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.measurement import Evaluation, Phase, PhaseClock, Target, TrialResult
 from autotune.outcome import Outcome
+from tests.support.records import make_result
 
 ANY_FLOAT = st.floats(allow_nan=True)
 EVALUATIONS = st.builds(
@@ -124,10 +125,7 @@ def test_a_result_survives_its_dict_and_json(result: TrialResult) -> None:
 
 
 def test_a_record_of_another_version_is_read_by_the_fields_known_here() -> None:
-    result = TrialResult(
-        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.MISSED, evaluations=(), started_at=0.0, stopped_at=0.0,
-        fingerprint={},
-    )  # fmt: skip
+    result = make_result(0, Outcome.MISSED, stopped_at=0.0)
     older = {key: value for key, value in result.as_dict().items() if key not in ("error", "test_metric")}
     assert TrialResult.from_dict({**older, "a_field_of_tomorrow": 1}) == result
 
@@ -178,8 +176,5 @@ def test_shortfall_is_positive_exactly_while_short_of_the_target(mode: str, valu
     ],
 )
 def test_the_line_of_an_error_is_its_last_exception(error: str, line: str) -> None:
-    result = TrialResult(
-        trial=0, values={}, overrides=(), seed=0, outcome=Outcome.ERRORED, evaluations=(), started_at=0.0, stopped_at=0.0, fingerprint={},
-        error=error,
-    )  # fmt: skip
+    result = make_result(0, Outcome.ERRORED, stopped_at=0.0, error=error)
     assert result.error_line == line

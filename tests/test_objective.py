@@ -6,6 +6,7 @@ from autotune.errors import ConfigError
 from autotune.measurement import Device, Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Cost, Energy, Pareto, check_measured
 from autotune.outcome import Outcome
+from tests.support.records import make_result
 
 
 def evaluation(**changes: object) -> Evaluation:
@@ -18,10 +19,7 @@ def evaluation(**changes: object) -> Evaluation:
 
 
 def result(outcome: Outcome, *evaluations: Evaluation) -> TrialResult:
-    return TrialResult(
-        trial=3, values={}, overrides=(), seed=0, outcome=outcome, evaluations=evaluations, started_at=0.0, stopped_at=1.0,
-        fingerprint={},
-    )  # fmt: skip
+    return make_result(3, outcome, *evaluations)
 
 
 @pytest.mark.parametrize(("num_trainings", "seconds"), [(1, 13.0), (4, 7.0), (10**9, 5.000000008)])

@@ -20,6 +20,7 @@ from autotune.space import SearchSpace, Suggestion
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from tests.support.records import make_evaluation, make_result
 
 pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -38,36 +39,29 @@ SPACE: dict[str, Any] = {
 
 
 def evaluation(step: int, metric: float, outcome: Outcome | None) -> Evaluation:
-    return Evaluation(
+    return make_evaluation(
+        step / 3,
         step=step,
         epoch=step / 10,
         samples=step,
         build_seconds=5.0,
-        prepare_seconds=0.1 + 0.01 * step,  # it grows where a trial was paused and went on
-        train_seconds=step / 3,
+        prepare_seconds=0.1 + 0.01 * step,
         evaluate_seconds=1.0,
         metric=metric,
         loss=1.0,
-        samples_per_second=1.0,
-        peak_memory_bytes=None,
-        energy_joules=None,
         outcome=outcome,
     )
 
 
 def result(trial: int, outcome: Outcome, values: dict[str, Any], *metrics: float) -> TrialResult:
-    return TrialResult(
-        trial=trial,
+    return make_result(
+        trial,
+        outcome,
+        *tuple(evaluation(5 * (place + 1), metric, outcome if place == len(metrics) - 1 else None) for place, metric in enumerate(metrics)),
         values=values,
-        overrides=(),
         seed=trial,
-        outcome=outcome,
-        evaluations=tuple(
-            evaluation(5 * (place + 1), metric, outcome if place == len(metrics) - 1 else None) for place, metric in enumerate(metrics)
-        ),
         started_at=1_700_000_000.0,
         stopped_at=1_700_000_050.0,
-        fingerprint={},
         cap_seconds=1 / 3 if trial == 1 else None,
     )
 

@@ -12,40 +12,20 @@ import yaml
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 SPACE = {"batch_size": {"type": "power_of_two", "low": 16, "high": 512}, "model.widths": [[8, 16], [16, 32]]}
 
 
 def evaluation(step: int, train_seconds: float, metric: float) -> Evaluation:
-    return Evaluation(
-        step=step,
-        epoch=1.0,
-        samples=step,
-        build_seconds=100.0,
-        prepare_seconds=0.5,
-        train_seconds=train_seconds,
-        evaluate_seconds=9.0,
-        metric=metric,
-        loss=1.0,
-        samples_per_second=1.0,
-        peak_memory_bytes=None,
-        energy_joules=None,
+    return make_evaluation(
+        train_seconds, step=step, samples=step, build_seconds=100.0, prepare_seconds=0.5, evaluate_seconds=9.0, metric=metric, loss=1.0
     )
 
 
 def result(trial: int, outcome: Outcome, values: dict[str, Any], *evaluations: Evaluation) -> TrialResult:
-    return TrialResult(
-        trial=trial,
-        values=values,
-        overrides=(),
-        seed=0,
-        outcome=outcome,
-        evaluations=evaluations,
-        started_at=0.0,
-        stopped_at=1.0,
-        fingerprint={},
-    )
+    return make_result(trial, outcome, *evaluations, values=values)
 
 
 RESULTS = [

@@ -38,6 +38,7 @@ from autotune.tracking import earlier_recordings
 from autotune.tracking.mlflow_fields import param_text
 from autotune.yaml_files import load_yaml
 from tests.support.fuzz import examples
+from tests.support.records import make_result
 
 AWKWARD: list[Any] = [
     "1e-3", "1.0", "017", "1_000", "0x1F", "1:30", "nan", ".nan", "inf", ".5", "5.", "on", "no", "y", "yes", "it's", 'say "hi"', "a\\b",
@@ -78,16 +79,8 @@ def written(folder: Path, options: Any, baseline: dict[str, Any]) -> tuple[Compo
 
 def result_of(trial: int, suggestion: Suggestion) -> TrialResult:
     """A result of a trial after a pass through a study's storage."""
-    result = TrialResult(
-        trial=trial,
-        values=suggestion.values,
-        overrides=tuple(suggestion.as_overrides()),
-        seed=trial,
-        outcome=Outcome.ERRORED,
-        evaluations=(),
-        started_at=0.0,
-        stopped_at=float(trial),
-        fingerprint={},
+    result = make_result(
+        trial, Outcome.ERRORED, values=suggestion.values, overrides=tuple(suggestion.as_overrides()), seed=trial, stopped_at=float(trial)
     )
     return TrialResult.from_dict(json.loads(json.dumps(result.as_dict())))
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import benchmarks.measuring
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import read_recording, write_recording
 from benchmarks.warm_start import Score, changed, main, ratios_of
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=40.0)
 
@@ -19,34 +20,18 @@ TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=40.0
 def result(trial: int, lr: float, seconds: float) -> TrialResult:
     """A trial that reaches the target at its fourth evaluation, after so many seconds."""
     evaluations = [
-        Evaluation(
+        make_evaluation(
+            seconds * step / 4,
             step=step,
             epoch=step,
             samples=step,
-            build_seconds=0.0,
-            prepare_seconds=0.0,
-            train_seconds=seconds * step / 4,
-            evaluate_seconds=0.0,
             metric=0.23 * step,
             loss=0.0,
-            samples_per_second=1.0,
-            peak_memory_bytes=None,
-            energy_joules=None,
             outcome=Outcome.REACHED if step == 4 else None,
         )
         for step in range(1, 5)
     ]
-    return TrialResult(
-        trial=trial,
-        values={"lr": lr},
-        overrides=(),
-        seed=0,
-        outcome=Outcome.REACHED,
-        evaluations=tuple(evaluations),
-        started_at=0.0,
-        stopped_at=1.0,
-        fingerprint={},
-    )
+    return make_result(trial, Outcome.REACHED, *evaluations, values={"lr": lr})
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-from autotune.execution.task_run import TrialTask
 from autotune.execution.worker_group import bundles
+from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -81,8 +81,5 @@ def test_a_kind_that_the_cluster_has_not_is_one_line(arguments: list[str], comma
 
 
 def test_every_worker_of_a_trial_asks_for_the_kind(trial_config: Any) -> None:
-    task = TrialTask(
-        name="trial-0", config=trial_config("parallelism=ddp"), cap_seconds=1.0, num_threads=1, deadline_seconds=1.0, code_folders=(),
-        working_folder="/", hang_folder="/", num_cpus=4, num_gpus=2, accelerator_type="H100",
-    )  # fmt: skip
+    task = make_trial_task(trial_config("parallelism=ddp"), num_cpus=4, num_gpus=2, accelerator_type="H100")
     assert bundles(task) == [{"CPU": 2.0, "GPU": 1.0, "accelerator_type:H100": 0.001}] * 2

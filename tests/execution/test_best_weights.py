@@ -8,12 +8,11 @@ import pytest
 from autotune.execution.best_weights import BEST_WEIGHTS, keep_best, keep_first, run_path
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
+from tests.support.records import make_result
 
 
 def ended(trial: int, outcome: Outcome) -> TrialResult:
-    return TrialResult(
-        trial=trial, values={}, overrides=(), seed=0, outcome=outcome, evaluations=(), started_at=0, stopped_at=1, fingerprint={}
-    )
+    return make_result(trial, outcome)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from autotune.execution.worker import TrialWorker
 from autotune.training import capabilities
 from autotune.training.capabilities import Capabilities
 from autotune.tune_study import tune_command
+from tests.support.records import make_trial_task
 
 
 class Task:
@@ -118,10 +119,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("four_gpus")
 def test_each_worker_and_what_is_forked_for_it_has_the_gpu_that_ray_gave_it(trial_config: Any) -> None:
-    task = TrialTask(
-        name="trial-0", config=trial_config(), cap_seconds=1.0, num_threads=1, deadline_seconds=1.0, code_folders=(), working_folder="/",
-        hang_folder="/", num_cpus=1, num_gpus=1,
-    )  # fmt: skip
+    task = make_trial_task(trial_config(), num_gpus=1)
 
     class Sees(TrialWorker):
         def setup(self, config: Any) -> None:

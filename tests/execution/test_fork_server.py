@@ -25,6 +25,7 @@ from autotune.outcome import Outcome
 from autotune.training.device import local_capabilities
 from autotune.training.diagnosis import this_machine
 from tests.support.patience import wait_until
+from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -111,17 +112,8 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
     (tmp_path / "ends.py").write_text(_ENDS)
 
     def make(how: str | None = None, **fields: Any) -> TrialTask:
-        task = TrialTask(
-            name="confirm-0-0",
-            config=trial_config("epochs=3", "target.value=0.999", "seed=11", "allowed_targets=[ends]"),
-            cap_seconds=float("inf"),
-            num_threads=1,
-            deadline_seconds=60.0,
-            code_folders=(str(tmp_path),),
-            working_folder=str(tmp_path),
-            hang_folder=str(tmp_path),
-            num_cpus=1,
-            num_gpus=0,
+        task = make_trial_task(
+            trial_config("epochs=3", "target.value=0.999", "seed=11", "allowed_targets=[ends]"), tmp_path, name="confirm-0-0"
         )
         if how is not None:
             task = replace(task, config=replace(task.config, training={"_target_": f"ends.{how}"}))

@@ -20,10 +20,10 @@ from autotune.execution.cluster import ClusterSize
 from autotune.execution.fork_server import ForkServer, resource_environment
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.paired_runs import compiled_anew
-from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from tests.support.patience import PATIENCE_SECONDS, wait_until
+from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -72,18 +72,7 @@ def make_run(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Callab
         config = trial_config("epochs=1", "allowed_targets=[trainings]", *overrides)
         if how is not None:
             config = replace(config, training={"_target_": f"trainings.{how}"})
-        task = TrialTask(
-            name="confirm-0-0",
-            config=config,
-            cap_seconds=float("inf"),
-            num_threads=1,
-            deadline_seconds=60.0,
-            code_folders=(str(tmp_path),),
-            working_folder=str(tmp_path),
-            hang_folder=str(tmp_path),
-            num_cpus=num_cpus,
-            num_gpus=0,
-        )
+        task = make_trial_task(config, tmp_path, name="confirm-0-0", num_cpus=num_cpus)
         return FreshRun(task=task, trial=7, values={}, overrides=overrides, on_start=on_start, on_evaluation=lambda evaluation: None)
 
     return make

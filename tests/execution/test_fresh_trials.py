@@ -21,6 +21,7 @@ from autotune.execution.worker import TrialWorker
 from autotune.measurement import Target
 from autotune.outcome import Outcome
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -76,20 +77,7 @@ def make_task(trial_config: Callable[..., TrialConfig], folder: Path) -> MakeTas
             allowed_targets=("leaving",),
         )
         (folder / "paused").mkdir(exist_ok=True)
-        return TrialTask(
-            name=name,
-            config=config,
-            cap_seconds=float("inf"),
-            num_threads=1,
-            deadline_seconds=60.0,
-            code_folders=(str(folder),),
-            working_folder=str(folder),
-            hang_folder=str(folder),
-            num_cpus=1,
-            num_gpus=0,
-            state_folder=str(folder / "paused" / name),
-            is_paused=is_paused,
-        )
+        return make_trial_task(config, folder, name=name, state_folder=str(folder / "paused" / name), is_paused=is_paused)
 
     return make
 

@@ -25,6 +25,7 @@ from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import Suggestion
 from autotune.tracking.tracker import TrackedTrial
 from tests.support.pausing import PausesAtFirst
+from tests.support.records import make_evaluation, make_trial_task
 
 MakeTask = Callable[..., TrialTask]
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -91,9 +92,8 @@ class Session:
             composer=composer,
             tracker=self.told,
             listeners=(self.told,),
-            make_task=lambda name, config, cap_seconds, deadline_seconds: TrialTask(
-                name=name, config=config, cap_seconds=cap_seconds, num_threads=1, deadline_seconds=deadline_seconds, code_folders=(),
-                working_folder=str(folder), hang_folder=str(folder), num_cpus=1, num_gpus=0,
+            make_task=lambda name, config, cap_seconds, deadline_seconds: make_trial_task(
+                config, folder, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds
             ),
             has_room=lambda tasks: len(tasks) < room,
             state_folder=lambda trial: folder / f"trial-{trial}",
@@ -103,7 +103,7 @@ class Session:
             time_budget_seconds=None,
             unsuitable=lambda config: None,
             on_last_trial=lambda: self.told.events.append(("no more", 0)),
-        )  # fmt: skip
+        )
 
     def begin(self, key: str) -> TrialTask:
         task = self.trials.next_task(key)
@@ -126,10 +126,7 @@ class Session:
 
 
 def report(step: int, outcome: Outcome | None = None, *, can_pause: bool = True) -> WorkerReport:
-    evaluation = Evaluation(
-        step=step, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=float(step), evaluate_seconds=0.0,
-        metric=0.5, loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, outcome=outcome,
-    )  # fmt: skip
+    evaluation = make_evaluation(float(step), step=step, outcome=outcome)
     return WorkerReport(evaluation=evaluation, outcome=outcome, can_pause=can_pause)
 
 
@@ -234,10 +231,7 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path, monkeypa
 
     def make(**fields: Any) -> TrialTask:
         config = trial_config("epochs=3", "target.value=0.999", "model.widths=[8,16]")
-        task = TrialTask(
-            name="trial-1", config=config, cap_seconds=math.inf, num_threads=1, deadline_seconds=60.0, code_folders=(),
-            working_folder=str(tmp_path), hang_folder=str(tmp_path), num_cpus=1, num_gpus=0, state_folder=str(tmp_path / "state"),
-        )  # fmt: skip
+        task = make_trial_task(config, tmp_path, name="trial-1", state_folder=str(tmp_path / "state"))
         return replace(task, **fields)
 
     yield make

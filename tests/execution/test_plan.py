@@ -21,6 +21,7 @@ from autotune.search.study import open_study
 from autotune.training.capabilities import Capabilities
 from autotune.training.run import check_training
 from autotune.tune_study import tune_command
+from tests.support.records import make_evaluation, make_result
 
 _CPU = Capabilities(num_cpus=8, num_gpus=0, gpu_name=None, compute_capability=None, has_compiler=True, has_torchao=False)
 _GPUS = Capabilities(num_cpus=64, num_gpus=4, gpu_name="NVIDIA H200", compute_capability=(9, 0), has_compiler=True, has_torchao=True)
@@ -137,34 +138,11 @@ def test_an_interrupted_study_is_learnt_from(in_database: bool, tmp_path: Path) 
 
 
 def ended(trial: int, values: Mapping[str, Any]) -> TrialResult:
-    return TrialResult(
-        trial=trial,
-        values=values,
-        overrides=(),
-        seed=0,
-        outcome=Outcome.REACHED,
-        evaluations=(evaluation(),),
-        started_at=0.0,
-        stopped_at=1.0,
-        fingerprint={},
-    )
+    return make_result(trial, Outcome.REACHED, evaluation(), values=values)
 
 
 def evaluation() -> Evaluation:
-    return Evaluation(
-        step=1,
-        epoch=1.0,
-        samples=1,
-        build_seconds=0.0,
-        prepare_seconds=0.0,
-        train_seconds=1.0,
-        evaluate_seconds=0.0,
-        metric=0.99,
-        loss=0.1,
-        samples_per_second=1.0,
-        peak_memory_bytes=None,
-        energy_joules=None,
-    )
+    return make_evaluation(metric=0.99)
 
 
 @pytest.mark.parametrize(

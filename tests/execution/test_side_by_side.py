@@ -25,6 +25,7 @@ from autotune.search.study import confirmations, read_study
 from autotune.training.capabilities import Capabilities
 from tests.execution.conftest import Commands
 from tests.support.patience import PATIENCE_SECONDS, wait_until
+from tests.support.records import make_trial_task
 
 NUM_GPUS = 8
 BASELINE = 0
@@ -185,10 +186,7 @@ def test_as_many_trainings_go_side_by_side_as_gpus_and_their_cpus_hold_of_the_la
     def task(num_gpus: int) -> TrialTask:
         num_workers = max(1, num_gpus)
         config = trial_config() if num_workers == 1 else trial_config("parallelism=ddp", f"parallelism.num_workers={num_workers}")
-        return TrialTask(
-            name="confirm-0-0", config=config, cap_seconds=1.0, num_threads=2, deadline_seconds=1.0, code_folders=(), working_folder="/",
-            hang_folder="/", num_cpus=2 * num_workers, num_gpus=num_gpus,
-        )  # fmt: skip
+        return make_trial_task(config, name="confirm-0-0", num_threads=2, num_cpus=2 * num_workers, num_gpus=num_gpus)
 
     capabilities = Capabilities(
         num_cpus=16, num_gpus=8, gpu_name="made up", compute_capability=(9, 0), has_compiler=True, has_torchao=False

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.execution import task_run
-from autotune.execution.task_run import TrialTask, WorkerReport, warn_of_worker
+from autotune.execution.task_run import WorkerReport, warn_of_worker
+from tests.support.records import make_trial_task
 
 DEADLINE_SECONDS = 8
 
@@ -82,10 +83,7 @@ def test_what_hangs_is_ended(tmp_path: Path) -> None:
 
 def test_what_a_worker_cannot_tell_of_its_gpu_is_logged_once(trial_config: Any, caplog: pytest.LogCaptureFixture) -> None:
     task_run._warn_once.cache_clear()
-    task = TrialTask(
-        name="trial-0", config=trial_config(), cap_seconds=1.0, num_threads=1, deadline_seconds=1.0, code_folders=(), working_folder="/",
-        hang_folder="/", num_cpus=1, num_gpus=1,
-    )  # fmt: skip
+    task = make_trial_task(trial_config(), num_gpus=1)
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     for fingerprint in ({"untold": ["whether it is hot"], "niceness": niceness}, {}, {"untold": ["whether it is hot", "how it is"]}):
         warn_of_worker(task, WorkerReport(evaluation=None, outcome=None, fingerprint=fingerprint))

@@ -18,6 +18,7 @@ from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report
 from autotune.execution.trial_folder import OUTPUT_FILE
 from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
+from tests.support.records import make_result, make_trial_task
 
 MakeTask = Callable[..., TrialTask]
 
@@ -36,10 +37,15 @@ def task(trial_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.M
             allowed_targets=(__name__,),
             seed=5,
         )
-        return TrialTask(
-            name=name, number=3, config=config, cap_seconds=1e9, num_threads=1, deadline_seconds=600.0, code_folders=(),
-            working_folder=str(tmp_path), hang_folder=str(tmp_path / "study"), num_cpus=1, num_gpus=0,
-        )  # fmt: skip
+        return make_trial_task(
+            config,
+            name=name,
+            number=3,
+            cap_seconds=1e9,
+            deadline_seconds=600.0,
+            working_folder=str(tmp_path),
+            hang_folder=str(tmp_path / "study"),
+        )
 
     return make
 
@@ -57,10 +63,7 @@ def trained(task: TrialTask) -> WorkerReport:
 
 def error_of(task: TrialTask, report: WorkerReport) -> TrialResult:
     assert report.outcome is not None
-    return TrialResult(
-        trial=3, values={}, overrides=(), seed=5, outcome=report.outcome, evaluations=(), started_at=0.0, stopped_at=0.0, fingerprint={},
-        error=report.error,
-    )  # fmt: skip
+    return make_result(3, report.outcome, seed=5, stopped_at=0.0, error=report.error)
 
 
 def printing() -> Iterator[Mapping[str, Any]]:

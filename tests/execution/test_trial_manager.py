@@ -17,12 +17,13 @@ from autotune.config.space_files import read_search_space
 from autotune.contention import Contention
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy
 from autotune.search.stopping import Decision, NeverStop
 from autotune.tracking.tracker import NoTracker, StudyInfo
+from tests.support.records import make_evaluation, make_trial_task
 
 MakeTrials = Callable[..., tuple[TrialManager, SearchPolicy]]
 
@@ -30,10 +31,7 @@ MakeTrials = Callable[..., tuple[TrialManager, SearchPolicy]]
 @pytest.fixture
 def make_trials(tmp_path: Path) -> MakeTrials:
     def make_task(name: str, config: TrialConfig, cap_seconds: float, deadline_seconds: float) -> TrialTask:
-        return TrialTask(
-            name=name, config=config, cap_seconds=cap_seconds, num_threads=1, deadline_seconds=deadline_seconds, code_folders=(),
-            working_folder=str(tmp_path), hang_folder=str(tmp_path), num_cpus=1, num_gpus=0,
-        )  # fmt: skip
+        return make_trial_task(config, tmp_path, name=name, cap_seconds=cap_seconds, deadline_seconds=deadline_seconds)
 
     def make(**changes: Any) -> tuple[TrialManager, SearchPolicy]:
         composer = Composer(["experiment=cnn"])
@@ -74,10 +72,7 @@ def make_trials(tmp_path: Path) -> MakeTrials:
 
 
 def report(outcome: Outcome | None = None, **changes: Any) -> WorkerReport:
-    evaluation = Evaluation(
-        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=1.0, evaluate_seconds=0.0, metric=0.95,
-        loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, outcome=outcome,
-    )  # fmt: skip
+    evaluation = make_evaluation(metric=0.95, outcome=outcome)
     return WorkerReport(**{"evaluation": evaluation, "outcome": outcome, **changes})
 
 

@@ -20,6 +20,7 @@ from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from tests.support.nvml import Driver, Gpu
+from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -80,18 +81,7 @@ def make_task(trial_config: Callable[..., TrialConfig], tmp_path: Path) -> Calla
     def make(seconds: float, how: str = "computes", **fields: Any) -> TrialTask:
         training = {"_target_": f"trainings.{how}", "seconds": seconds}
         config = replace(trial_config("allowed_targets=[trainings]"), training=training)
-        task = TrialTask(
-            name="trial-0",
-            config=config,
-            cap_seconds=float("inf"),
-            num_threads=1,
-            deadline_seconds=300.0,
-            code_folders=(str(tmp_path),),
-            working_folder=str(tmp_path),
-            hang_folder=str(tmp_path),
-            num_cpus=1,
-            num_gpus=0,
-        )
+        task = make_trial_task(config, tmp_path, deadline_seconds=300.0)
         return replace(task, **fields)
 
     return make

@@ -22,6 +22,7 @@ from autotune.execution.worker import TrialWorker
 from autotune.execution.worker_group import bundles
 from autotune.outcome import Outcome
 from tests.support.patience import PATIENCE_SECONDS, wait_until
+from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -29,18 +30,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def task(*overrides: str) -> TrialTask:
     config = Composer(["experiment=cnn_smoke", "runtime.num_threads=1", "target.max_train_seconds=60", *overrides]).compose().trial
     size = config.num_workers
-    return TrialTask(
-        name="trial-0",
-        config=config,
-        cap_seconds=float("inf"),
-        num_threads=1,
-        deadline_seconds=60,
-        code_folders=(),
-        working_folder="/",
-        hang_folder="/tmp",
-        num_cpus=size,
-        num_gpus=0,
-    )
+    return make_trial_task(config, num_cpus=size)
 
 
 def test_a_trial_asks_for_a_bundle_for_each_worker() -> None:

@@ -16,6 +16,7 @@ from autotune.config.schema import TrialConfig
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, outcome_of_death
 from autotune.outcome import Outcome
 from tests.support.patience import exit_code
+from tests.support.records import make_trial_task
 
 MakeTask = Callable[..., TrialTask]
 
@@ -59,18 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def make_task(trial_config: Callable[..., TrialConfig], folder: Path) -> MakeTask:
     def make(*overrides: str, name: str = "trial-1", **fields: Any) -> TrialTask:
-        task = TrialTask(
-            name=name,
-            config=trial_config("epochs=3", "target.value=0.999", *overrides),
-            cap_seconds=float("inf"),
-            num_threads=1,
-            deadline_seconds=60.0,
-            code_folders=(str(folder),),
-            working_folder=str(folder),
-            hang_folder=str(folder),
-            num_cpus=1,
-            num_gpus=0,
-        )
+        task = make_trial_task(trial_config("epochs=3", "target.value=0.999", *overrides), folder, name=name)
         return replace(task, **fields)
 
     return make

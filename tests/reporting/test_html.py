@@ -13,12 +13,13 @@ import yaml
 
 from autotune.api import TuneResult
 from autotune.config.command_line import run_command
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
 from autotune.report_command import report_command, write_report
 from autotune.reporting.study_files import write_json, write_trials
 from autotune.space import SearchSpace
+from tests.support.records import make_evaluation
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 SPACE = {"optimizer": ["sgd", "adam"], "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True}}
@@ -29,14 +30,19 @@ def ended(trial: int, outcome: Outcome, seconds: float, *, num_evaluations: int 
     values = changed.pop("values", {"optimizer": "adam" if trial % 2 else "sgd", "lr": 10 ** -(1 + trial % 7 / 3)})
     top = 0.91 if outcome is Outcome.REACHED else 0.7
     evaluations = tuple(
-        Evaluation(
-            step=step, epoch=float(step), samples=step, build_seconds=0.1, prepare_seconds=0.0,
-            train_seconds=seconds * step / num_evaluations,
-            evaluate_seconds=0.0, metric=top * step / num_evaluations, loss=0.1, samples_per_second=1.0, peak_memory_bytes=None,
-            energy_joules=None, num_workers=1, device_kind="cpu", outcome=outcome if step == num_evaluations else None,
+        make_evaluation(
+            seconds * step / num_evaluations,
+            step=step,
+            epoch=float(step),
+            samples=step,
+            build_seconds=0.1,
+            metric=top * step / num_evaluations,
+            num_workers=1,
+            device_kind="cpu",
+            outcome=outcome if step == num_evaluations else None,
         )
         for step in range(1, num_evaluations + 1)
-    )  # fmt: skip
+    )
     fields: dict[str, Any] = {
         "trial": trial, "values": values, "overrides": (), "seed": 40 + trial, "outcome": outcome, "evaluations": evaluations,
         "started_at": 1e9 + 10 * trial, "stopped_at": 1e9 + 10 * trial + seconds, "fingerprint": {},

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide, Comparison, verdict, write_comparison
 from autotune.reporting.comparison_charts import comparison_charts
 from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
 from autotune.reporting.drawing import write_charts
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
 
@@ -25,23 +26,26 @@ TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60)
 def run(seconds: float, *, reached: bool = True, steps: int = 100, started_at: float = 0.0) -> TrialResult:
     """A run of two evaluations that prepared for no time."""
     evaluations = [
-        Evaluation(
-            step=round(steps * part), epoch=part, samples=round(1000 * part), build_seconds=2.0, prepare_seconds=0.0,
-            train_seconds=seconds * part, evaluate_seconds=0.1, metric=metric, loss=math.nan, samples_per_second=100.0,
-            peak_memory_bytes=None, energy_joules=None,
+        make_evaluation(
+            seconds * part,
+            step=round(steps * part),
+            epoch=part,
+            samples=round(1000 * part),
+            build_seconds=2.0,
+            evaluate_seconds=0.1,
+            metric=metric,
+            loss=math.nan,
+            samples_per_second=100.0,
         )
         for part, metric in ((0.5, 0.6), (1.0, 0.95 if reached else 0.85))
-    ]  # fmt: skip
-    return TrialResult(
-        trial=0,
-        values={},
-        overrides=(),
+    ]
+    return make_result(
+        0,
+        Outcome.REACHED if reached else Outcome.MISSED,
+        *evaluations,
         seed=3,
-        outcome=Outcome.REACHED if reached else Outcome.MISSED,
-        evaluations=tuple(evaluations),
         started_at=started_at,
         stopped_at=started_at + seconds,
-        fingerprint={},
         test_metric=0.91,
     )
 

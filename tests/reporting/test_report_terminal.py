@@ -12,25 +12,24 @@ import pytest
 from rich.console import Console
 
 from autotune.comparison import Claim, Ratio, RunScore
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.reporting.scores import ArmScores
 from autotune.reporting.terminal import StudyDisplay, print_summary, shorten_overrides, verdict_rows
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.94, mode="max", max_train_seconds=60)
-EVALUATION = Evaluation(
+EVALUATION = make_evaluation(
+    12.0,
     step=10,
     epoch=1.5,
     samples=1000,
     build_seconds=2.0,
     prepare_seconds=0.5,
-    train_seconds=12.0,
     evaluate_seconds=0.1,
     metric=0.91234,
     loss=0.3,
     samples_per_second=100.0,
-    peak_memory_bytes=None,
-    energy_joules=None,
 )
 BASELINE = ArmScores(label="baseline", runs=[RunScore(20.0, reached=True), RunScore(22.0, reached=True)])
 CHOSEN = ArmScores(label="trial 7", runs=[RunScore(10.0, reached=True), RunScore(11.0, reached=True)])
@@ -41,18 +40,7 @@ COMMAND = "python -m autotune.train experiment=cnn 'model.widths=[64,128]' " + "
 
 def finished(trial: int, outcome: Outcome, *, evaluated: bool = True, error: str | None = None) -> TrialResult:
     """A trial that ended after one evaluation or none."""
-    return TrialResult(
-        trial=trial,
-        values={},
-        overrides=(),
-        seed=0,
-        outcome=outcome,
-        evaluations=(EVALUATION,) if evaluated else (),
-        started_at=0.0,
-        stopped_at=1.0,
-        fingerprint={},
-        error=error,
-    )
+    return make_result(trial, outcome, *(EVALUATION,) if evaluated else (), error=error)
 
 
 def display(console: Console) -> StudyDisplay:

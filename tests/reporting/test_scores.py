@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from autotune.comparison import Claim, Ratio, RunScore
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, Cost, DeviceSeconds
 from autotune.outcome import Outcome
 from autotune.reporting.scores import (
@@ -22,6 +22,7 @@ from autotune.reporting.scores import (
 )
 from autotune.reporting.study_files import arm_json
 from autotune.reporting.terminal import StudyDisplay, verdict_rows
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 COST = Cost(num_trainings=1, price_per_hour={"cpu": 3.6}, currency="EUR")
@@ -36,13 +37,8 @@ class FinalLoss:
 
 
 def ended(outcome: Outcome) -> TrialResult:
-    evaluation = Evaluation(
-        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=1.0, train_seconds=9.0, evaluate_seconds=0.0, metric=0.5, loss=0.1,
-        samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, num_workers=2, device_kind="cpu",
-    )  # fmt: skip
-    return TrialResult(
-        trial=1, values={}, overrides=(), seed=0, outcome=outcome, evaluations=(evaluation,), started_at=0.0, stopped_at=1.0, fingerprint={}
-    )  # fmt: skip
+    evaluation = make_evaluation(9.0, prepare_seconds=1.0, num_workers=2, device_kind="cpu")  # fmt: skip
+    return make_result(1, outcome, evaluation)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import csv
 import time
 from pathlib import Path
 
-from autotune.measurement import Evaluation, Target, TrialResult
+from autotune.measurement import Target, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import COLUMNS, StudyTables, make_front
 from autotune.space import SearchSpace
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=60.0)
 TIME, DEVICES = AmortisedTime(num_trainings=1), DeviceSeconds(num_trainings=1)
@@ -16,14 +17,8 @@ PREFERENCES = {"balanced": {"time": 1.0, "devices": 1.0}, "quick": {"time": 5.0,
 
 
 def ended(trial: int, seconds: float, num_workers: int, outcome: Outcome = Outcome.REACHED, kind: str = "cpu") -> TrialResult:
-    evaluation = Evaluation(
-        step=1, epoch=1.0, samples=1, build_seconds=0.0, prepare_seconds=0.0, train_seconds=seconds, evaluate_seconds=0.0, metric=0.95,
-        loss=0.1, samples_per_second=1.0, peak_memory_bytes=None, energy_joules=None, num_workers=num_workers, device_kind=kind,
-    )  # fmt: skip
-    return TrialResult(
-        trial=trial, values={"workers": num_workers}, overrides=(), seed=0, outcome=outcome, evaluations=(evaluation,), started_at=0.0,
-        stopped_at=1.0, fingerprint={},
-    )  # fmt: skip
+    evaluation = make_evaluation(seconds, metric=0.95, num_workers=num_workers, device_kind=kind)  # fmt: skip
+    return make_result(trial, outcome, evaluation, values={"workers": num_workers})  # fmt: skip
 
 
 RESULTS = [
@@ -64,17 +59,7 @@ def test_the_front_is_a_table_and_told_with_what_each_preference_picks(tmp_path:
 
 
 def result(trial: int, outcome: Outcome) -> TrialResult:
-    return TrialResult(
-        trial=trial,
-        values={},
-        overrides=(),
-        seed=0,
-        outcome=outcome,
-        evaluations=(),
-        started_at=time.time(),
-        stopped_at=time.time(),
-        fingerprint={},
-    )
+    return make_result(trial, outcome, started_at=time.time(), stopped_at=time.time())
 
 
 def rows(path: Path) -> list[tuple[str, ...]]:

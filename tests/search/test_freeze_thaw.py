@@ -21,6 +21,7 @@ from autotune.search.stopping import CapAtIncumbent, Decision
 from autotune.space import SearchSpace, Suggestion
 from benchmarks.replay.simulation import Trace, replay, replayed_evaluation
 from tests.support.policies import policy_over
+from tests.support.records import make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=64.0)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -189,9 +190,7 @@ def test_a_study_with_repeats_goes_on_as_if_it_had_not_been_left() -> None:
 
 def ended(number: int, values: Mapping[str, Any], outcome: Outcome, *, step: int = 5) -> TrialResult:
     last = replace(replayed_evaluation(made_up(0, values), step), outcome=outcome)
-    return TrialResult(
-        trial=number, values=values, overrides=(), seed=0, outcome=outcome, evaluations=(last,), started_at=0, stopped_at=1, fingerprint={}
-    )
+    return make_result(number, outcome, last, values=values)
 
 
 def test_who_would_be_the_incumbent_by_one_run_is_run_again_at_once() -> None:
@@ -259,10 +258,7 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
                 break
         failed += [len(begun)] if outcome is Outcome.OUT_OF_MEMORY else []
         policy.finish(
-            TrialResult(
-                trial=trial.number, values=values, overrides=(), seed=0, outcome=outcome or Outcome.MISSED, evaluations=tuple(evaluations),
-                started_at=0, stopped_at=1, fingerprint={},
-            )
+            make_result(trial.number, outcome or Outcome.MISSED, *evaluations, values=values)
         )  # fmt: skip
     assert sum(at > 20 for at in failed) < 0.4 * 40, "of the space three quarters cannot be trained"
 

@@ -9,14 +9,14 @@ from autotune.objective import AmortisedTime, DeviceSeconds, Pareto
 from autotune.search.outlook import FACTOR, Outlook, outlook
 from autotune.search.samplers import quiet_optuna
 from tests.search.test_policy import end_next, journal_study, policy_over
-from tests.support.policies import evaluation
+from tests.support.records import make_evaluation
 
 TIME = AmortisedTime(num_trainings=1)
 
 
 def outlook_of(scores: dict[int, float], *, num_trials: int = 20) -> Outlook:
     """The outlook of a search whose trials all spent 10 s, some of which reached the target."""
-    found = outlook(TIME, {trial: evaluation(10.0) for trial in range(num_trials)}, scores)
+    found = outlook(TIME, {trial: make_evaluation(10.0) for trial in range(num_trials)}, scores)
     assert found is not None
     return found
 
@@ -34,8 +34,8 @@ def test_the_outlook_follows_its_formula() -> None:
 def test_nothing_is_expected_before_the_target_is_reached_or_of_scores_that_are_no_costs() -> None:
     objectives = {"time": TIME, "device_seconds": DeviceSeconds(num_trainings=1)}
     several = Pareto(objectives=objectives, preferences={"even": {"time": 1.0}}, search_for="even")
-    assert outlook(TIME, {0: evaluation(1.0)}, {}) is None
-    assert outlook(several, {0: evaluation(1.0)}, {0: 1.0}) is None
+    assert outlook(TIME, {0: make_evaluation(1.0)}, {}) is None
+    assert outlook(several, {0: make_evaluation(1.0)}, {0: 1.0}) is None
 
 
 @pytest.mark.parametrize(("trainings", "num_trials"), [(1, 20), (10_000, 60)])

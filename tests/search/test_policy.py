@@ -27,7 +27,7 @@ from autotune.search.storage import JOURNAL
 from autotune.search.study import open_study
 from autotune.space import SearchSpace, Suggestion
 from tests.support.pausing import PausesAtFirst
-from tests.support.policies import evaluation
+from tests.support.records import make_evaluation, make_result
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=100)
 OBJECTIVE = AmortisedTime(num_trainings=1)
@@ -83,16 +83,14 @@ def ended(
     error: str | None = None,
 ) -> TrialResult:
     """How a trial ended, as a worker would say it; a metric of None is an end before the first evaluation."""
-    return TrialResult(
-        trial=trial.number,
+    return make_result(
+        trial.number,
+        outcome,
+        *() if metric is None else (make_evaluation(seconds, metric=metric),),
         values=trial.suggestion.values,
         overrides=tuple(trial.suggestion.as_overrides()),
         seed=trial.seed,
-        outcome=outcome,
-        evaluations=() if metric is None else (evaluation(seconds, metric=metric),),
-        started_at=0.0,
         stopped_at=seconds,
-        fingerprint={},
         error=error,
     )
 
@@ -128,8 +126,8 @@ def test_the_baseline_is_trained_to_its_end_whoever_was_faster() -> None:
     policy = policy_over(new_study(), stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.0))
     baseline, fast, other = (suggested(policy) for _ in range(3))
     policy.finish(ended(fast, seconds=1.0))
-    assert policy.observe(other.number, evaluation(5.0)) is Decision.CAP
-    assert policy.observe(baseline.number, evaluation(5.0)) is Decision.CONTINUE
+    assert policy.observe(other.number, make_evaluation(5.0)) is Decision.CAP
+    assert policy.observe(baseline.number, make_evaluation(5.0)) is Decision.CONTINUE
     assert math.isinf(baseline.cap_seconds)
 
 
@@ -267,8 +265,8 @@ def test_the_cap_of_a_trial_is_the_best_score_when_it_is_handed_out() -> None:
     policy.finish(ended(first, seconds=10.0))
     second = suggested(policy)
     assert second.cap_seconds == 15.0
-    assert policy.observe(second.number, evaluation(15.0)) is Decision.CONTINUE
-    assert policy.observe(second.number, evaluation(15.1)) is Decision.CAP
+    assert policy.observe(second.number, make_evaluation(15.0)) is Decision.CONTINUE
+    assert policy.observe(second.number, make_evaluation(15.1)) is Decision.CAP
 
     taken_up = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
     assert suggested(taken_up).cap_seconds == 15.0
@@ -309,8 +307,8 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
     assert [each.cap_seconds for each in (first, second, third)] == [80.0, 82.0, 84.0]
     policy.finish(ended(first, seconds=10.0))
     assert policy.expected_scores == {0: 11.0}
-    assert policy.observe(second.number, evaluation(81.0), may_pause=False) is Decision.CONTINUE
-    assert policy.observe(second.number, evaluation(83.0), may_pause=False) is Decision.CAP
+    assert policy.observe(second.number, make_evaluation(81.0), may_pause=False) is Decision.CONTINUE
+    assert policy.observe(second.number, make_evaluation(83.0), may_pause=False) is Decision.CAP
     policy.reject(third.number, "refused")
     assert refused == [points[2]]
     policy_over(study, scheduler=Models([]), **settings, is_kept=lambda number: False)
@@ -320,11 +318,11 @@ def test_a_sampler_that_models_scores_says_what_trials_must_beat_and_is_told_wha
 def test_a_worker_that_did_not_measure_what_the_objective_needs_ends_the_search() -> None:
     policy = policy_over(new_study(), objective=Cost(num_trainings=1, price_per_hour={"cpu": 1.0}, currency="USD"))
     first, second = suggested(policy), suggested(policy)
-    assert policy.finish(replace(ended(first), evaluations=(evaluation(36.0, metric=0.9, device_kind="cpu"),))) == pytest.approx(0.01)
-    assert policy.observe(second.number, evaluation(1.0, device_kind="NVIDIA H200")) is Decision.STOP
+    assert policy.finish(replace(ended(first), evaluations=(make_evaluation(36.0, metric=0.9, device_kind="cpu"),))) == pytest.approx(0.01)
+    assert policy.observe(second.number, make_evaluation(1.0, device_kind="NVIDIA H200")) is Decision.STOP
     assert isinstance(policy.error, ConfigError)
     assert "a worker trains on 'NVIDIA H200', and cluster.price_per_hour has only prices of 'cpu'" in str(policy.error)
-    assert policy.finish(replace(ended(second, Outcome.STOPPED), evaluations=(evaluation(1.0, device_kind="NVIDIA H200"),))) is None
+    assert policy.finish(replace(ended(second, Outcome.STOPPED), evaluations=(make_evaluation(1.0, device_kind="NVIDIA H200"),))) is None
     assert list(policy.results) == [0]
     assert policy.suggest() is None
 

@@ -10,25 +10,15 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, DeviceSeconds
 from autotune.outcome import Outcome
 from autotune.search.stopping import CapAtIncumbent, Decision
-from tests.support.policies import evaluation
+from tests.support.records import make_evaluation, make_result
 
 
 def evaluated(train_seconds: float, build_seconds: float = 10.0) -> Evaluation:
-    return evaluation(train_seconds, build_seconds=build_seconds, prepare_seconds=1.0, evaluate_seconds=1.0)
+    return make_evaluation(train_seconds, build_seconds=build_seconds, prepare_seconds=1.0, evaluate_seconds=1.0)
 
 
 def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResult:
-    return TrialResult(
-        trial=0,
-        values=values,
-        overrides=(),
-        seed=0,
-        outcome=outcome,
-        evaluations=(evaluated(train_seconds),),
-        started_at=0.0,
-        stopped_at=1.0,
-        fingerprint={},
-    )
+    return make_result(0, outcome, evaluated(train_seconds), values=values)
 
 
 class Energy:

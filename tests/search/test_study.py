@@ -17,6 +17,7 @@ from autotune.search.study import (
     store_confirmation,
     study_definition,
 )
+from tests.support.records import make_result
 
 DEFINITION = {"target": {"metric": "accuracy", "value": 0.9}, "space": {"model.widths": [[8, 16], [16, 32]]}}
 
@@ -30,13 +31,12 @@ def database(folder: Path) -> str:
 
 
 def confirmed(trial: int) -> TrialResult:
-    return TrialResult(
-        trial=trial,
+    return make_result(
+        trial,
+        Outcome.MISSED,
         values={"model.widths": [8, 16]},
         overrides=("model.widths=[8,16]",),
         seed=5,
-        outcome=Outcome.MISSED,
-        evaluations=(),
         started_at=1.0,
         stopped_at=2.0,
         fingerprint={"device": "cpu"},

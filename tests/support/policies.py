@@ -1,10 +1,10 @@
-"""Search policies and evaluations of which a test gives only what it is about."""
+"""Search policies of which a test gives only what it is about."""
 
 from typing import Any
 
 import optuna
 
-from autotune.measurement import Evaluation, Target
+from autotune.measurement import Target
 from autotune.objective import AmortisedTime
 from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import quiet_optuna
@@ -25,12 +25,3 @@ def policy_over(space: SearchSpace, target: Target, *, seed: int = 0, **settings
         "max_errors_in_a_row": 3,
     }
     return SearchPolicy(space=space, target=target, seed=seed, **{**given, **settings})
-
-
-def evaluation(train_seconds: float, **values: Any) -> Evaluation:
-    """The first evaluation of a trial that took so many seconds to train and nothing else."""
-    given = {
-        "step": 1, "epoch": 1.0, "samples": 1, "build_seconds": 0.0, "prepare_seconds": 0.0, "evaluate_seconds": 0.0, "metric": 0.5,
-        "loss": 0.1, "samples_per_second": 1.0, "peak_memory_bytes": None, "energy_joules": None,
-    }  # fmt: skip
-    return Evaluation(train_seconds=train_seconds, **{**given, **values})

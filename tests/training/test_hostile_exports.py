@@ -17,7 +17,7 @@ from autotune.config.compose import Composer
 from autotune.config.experiment_file import arguments_yaml, experiment_yaml
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError
-from autotune.measurement import PhaseClock, TrialResult
+from autotune.measurement import PhaseClock
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import write_trials
 from autotune.space import SearchSpace
@@ -26,6 +26,7 @@ from autotune.training.loop import read_progress
 from autotune.training.standalone import standalone_script
 from autotune.training.trained_model import trained_model
 from tests.support.fuzz import examples
+from tests.support.records import make_result
 
 EVIL = "x'''\"\"\"\\\n\r\u2028import os; os.system('touch owned') #{{ 7 * 7 }}{% raw %}"
 
@@ -80,18 +81,7 @@ def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:
 
 def test_a_cell_of_trials_csv_is_no_formula(tmp_path: Path) -> None:
     space = SearchSpace.from_mapping({"name": {"type": "choice", "choices": ["=cmd|' /C calc'!A0", "plain"]}}, "")
-    result = TrialResult(
-        trial=0,
-        values={"name": "=cmd|' /C calc'!A0"},
-        overrides=(),
-        seed=0,
-        outcome=Outcome.ERRORED,
-        evaluations=(),
-        started_at=0.0,
-        stopped_at=1.0,
-        fingerprint={},
-        error='@SUM(1)*cmd|" /C calc"!A0',
-    )
+    result = make_result(0, Outcome.ERRORED, values={"name": "=cmd|' /C calc'!A0"}, error='@SUM(1)*cmd|" /C calc"!A0')
     write_trials(tmp_path / "trials.csv", space, [result], {})
     (row,) = csv.DictReader((tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines())
     assert row["name"].startswith("'=cmd|")
