@@ -7,16 +7,16 @@ evaluation.
 
 import math
 from collections.abc import Iterator, Mapping
-from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from scipy.spatial.distance import pdist, squareform
 from scipy.special import gammaln, stdtr
 
 from autotune.measurement import TrialResult
 from autotune.objective import BoundedObjective, Objective
 from autotune.outcome import Outcome
-from autotune.search.curve_model import wait_for_scikit_learn
 from autotune.search.encoding import Array, Indices
 from autotune.space import Suggestion
 
@@ -24,27 +24,6 @@ FloatOrArray = TypeVar("FloatOrArray", float, Array)
 
 Key = tuple[str, ...]
 """Identifies a configuration, the same for all of its trials: ``Suggestion.key``."""
-
-_NOISE = 0.1
-"""Prior standard deviation of the logarithm of a configuration's score from run to run, before any configuration is repeated."""
-_NOISE_RUNS = 2.0
-"""Weight of ``_NOISE`` in the estimate of the noise, as a number of repeats."""
-_SPREAD = 0.5
-"""Prior standard deviation of the logarithm of scores between configurations, before any run has ended."""
-_SPREAD_CONFIGURATIONS = 4.0
-_MIN_SPREAD = 0.1
-_LENGTH_SCALE = 0.7
-"""Distance in the unit cube at which one point says little about another, as in ``RateModel``."""
-_CHANCE, _CHANCE_RUNS = 0.95, 2.0
-"""Prior chance that a configuration which has reached the target does so again, and its weight as a number of repeats."""
-_RUNS_TO_BELIEVE = 2
-"""Runs that a configuration needs to be the incumbent: the best of many first runs is a lucky one."""
-_MIN_WEIGHT = 0.2
-"""Minimum weight of a new configuration's first run: without it, where repeats differ a lot, no first run could be good enough."""
-_MAX_BELOW = 1.0
-"""Upper limit on how much better than the incumbent a new configuration's first run must be, as the logarithm of a ratio."""
-_MIX = 1.0
-"""Weight of the chance over all configurations beside a configuration's own runs, as a number of runs."""
 
 _MAX_CONFIGURATIONS = 300
 """Maximum number of configurations that estimate each other: the work grows with its cube. Others are estimated by their own runs alone."""
@@ -96,42 +75,50 @@ def running_times(results: Mapping[int, TrialResult], objective: Objective) -> d
     return {number: times[keys[number]].expected for number, result in results.items() if result.outcome is Outcome.REACHED}
 
 
-class _Column(IntEnum):
-    """What is kept of each configuration's runs: columns of a table, so that no decision looks at every run again."""
+@dataclass
+class _Runs:
+    """The runs of one configuration."""
 
-    REACHED = 0
-    """Number of runs that reached the target."""
-    LOG_SCORE = 1
-    """Mean of the logarithms of their scores."""
-    SQUARES = 2
+    features: Array | None
+    can_repeat: bool = False
+    num_reached: int = 0
+    log_score: float = 0.0
+    """Mean of the logarithms of the scores of the runs that reached the target."""
+    squares: float = 0.0
     """Sum of the squared distances of these logarithms from their mean."""
-    FAILED = 3
+    num_failed: int = 0
     """Number of runs that fell short of the target."""
-    SPENT = 4
+    spent: float = 0.0
     """Sum of the scores that those runs spent."""
-    CAN_REPEAT = 5
-    IS_INSIDE = 6
-    """Whether the configuration lies in the search space."""
+
+    def add_reached(self, spent: float) -> None:
+        distance = math.log(max(spent, 1e-12)) - self.log_score
+        self.num_reached += 1
+        self.log_score += distance / self.num_reached
+        self.squares += distance**2 * (1 - 1 / self.num_reached)
 
 
-class _Known(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _Estimates:
     """The model's estimates for the configurations that have reached the target, as arrays ``[configurations]``."""
 
     keys: list[Key]
     is_inside: Array
     """Whether each configuration lies in the search space."""
-    means: Array
-    """Posterior means of the logarithm of the score."""
     variances: Array
-    """Posterior variances of ``means``."""
+    """Posterior variances of the logarithm of the score."""
     expected: Array
     """Expected scores, repeats that fall short of the target included."""
     believed: Array
     """Whether each configuration has enough runs to be the incumbent."""
-    middle: float
-    """Mean of the logarithm of the score over all configurations."""
-    weight: float
-    """Fraction by which a new configuration's first run moves its estimate from ``middle`` towards the run's own score."""
+    noise_variance: float
+    """Variance of the logarithm of a configuration's score from run to run."""
+    num_repeats: float
+    """Degrees of freedom of the noise's estimate."""
+    first_run_weight: float
+    """Fraction by which a new configuration's first run moves its estimate from the mean of all towards the run's own score."""
+    incumbent: float
+    first_run_to_win: float
 
 
 class ExpectedScores:
@@ -145,14 +132,8 @@ class ExpectedScores:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[Key, int] = {}
-        """Row of each configuration in the table, in the order of their first runs."""
-        self._features: list[Array | None] = []
-        self._table = np.zeros((64, len(_Column)))
-        """``[rows, columns]``, of which the first ``len(_rows)`` rows are used."""
-        self._cached: _Known | None = None
-        self._cached_noise: tuple[float, float] | None = None
-        self._cached_to_win: float | None = None
+        self._runs: dict[Key, _Runs] = {}
+        self._cached: _Estimates | None = None
 
     def add(self, key: Key, features: Array | None, outcome: Outcome, spent: float, *, can_repeat: bool = True) -> None:
         """Add a run that ended with an outcome after it had spent a score.
@@ -161,42 +142,24 @@ class ExpectedScores:
             features: features of the configuration's point ``[features]``; None if it lies outside the search space and is never repeated.
             can_repeat: whether the configuration can be run again; if not, its only run is enough to make it the incumbent.
         """
-        is_told = outcome is Outcome.REACHED or outcome in _FELL_SHORT
-        if not is_told and key not in self._rows:
+        if outcome is not Outcome.REACHED and outcome not in _FELL_SHORT and key not in self._runs:
             return
-        row = self._row(key, features)
-        row[_Column.CAN_REPEAT] = can_repeat and features is not None
+        runs = self._runs.setdefault(key, _Runs(features))
+        runs.can_repeat = can_repeat and features is not None
         if outcome is Outcome.REACHED:
-            distance = math.log(max(spent, 1e-12)) - row[_Column.LOG_SCORE]
-            row[_Column.REACHED] += 1
-            row[_Column.LOG_SCORE] += distance / row[_Column.REACHED]
-            row[_Column.SQUARES] += distance**2 * (1 - 1 / row[_Column.REACHED])
-        elif outcome in _FELL_SHORT or (outcome is Outcome.CAPPED and row[_Column.REACHED]):
-            row[_Column.FAILED] += 1
-            row[_Column.SPENT] += spent
-        else:
-            return
-        self._cached = self._cached_noise = self._cached_to_win = None
-
-    def _row(self, key: Key, features: Array | None) -> Array:
-        """The table's row of a configuration, which is new if the configuration is."""
-        if key not in self._rows:
-            self._rows[key] = len(self._rows)
-            self._features.append(features)
-            if len(self._rows) > len(self._table):
-                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-            self._table[self._rows[key], _Column.IS_INSIDE] = features is not None
-        row: Array = self._table[self._rows[key]]
-        return row
+            runs.add_reached(spent)
+        elif outcome in _FELL_SHORT or (outcome is Outcome.CAPPED and runs.num_reached):
+            runs.num_failed += 1
+            runs.spent += spent
+        self._cached = None
 
     def has_reached(self, key: Key) -> bool:
         """Whether a run of the configuration has reached the target."""
-        return key in self._rows and bool(self._table[self._rows[key], _Column.REACHED])
+        return key in self._runs and self._runs[key].num_reached > 0
 
     def by_key(self) -> dict[Key, float]:
         """The expected score of every configuration that has reached the target."""
-        known = self._known
-        return dict(zip(known.keys, known.expected.tolist(), strict=True))
+        return dict(zip(self._known.keys, self._known.expected.tolist(), strict=True)) if self._known is not None else {}
 
     @property
     def incumbent(self) -> float:
@@ -208,23 +171,19 @@ class ExpectedScores:
 
         Source: the idea of intensification in SMAC (Hutter, Hoos and Leyton-Brown, 2011): a would-be incumbent is run again first.
         """
-        known = self._known
-        if not known.keys:
-            return math.inf
-        best = known.expected[known.believed].min() if known.believed.any() else known.expected.min()
-        return float(best) * _chance(1, 1, self._chance_of_all())
+        return math.inf if self._known is None else self._known.incumbent
 
     @property
     def best(self) -> Key | None:
         """The configuration that is expected to be the best; None before any has reached the target."""
         known = self._known
-        return known.keys[int(known.expected.argmin())] if known.keys else None
+        return None if known is None else known.keys[int(known.expected.argmin())]
 
     @property
     def challenger(self) -> Key | None:
         """``best`` if its first run alone says so and it needs another one, else None."""
-        known, best = self._known, self.best
-        return None if best is None or known.believed[known.keys.index(best)] else best
+        known = self._known
+        return None if known is None or known.believed[known.expected.argmin()] else self.best
 
     @property
     def first_run_to_win(self) -> float:
@@ -232,28 +191,17 @@ class ExpectedScores:
 
         The score is below the incumbent's, since the estimate after a good first run is pulled towards the mean of all configurations.
         """
-        if self._cached_to_win is None:
-            self._cached_to_win = self._find_first_run_to_win()
-        return self._cached_to_win
-
-    def _find_first_run_to_win(self) -> float:
-        known = self._known
-        if not known.keys:
-            return math.inf
-        noise, _ = self._noise_variance()
-        log_incumbent = math.log(self.incumbent)
-        better = (log_incumbent - (1 + known.weight) * noise / 2 - known.middle) / known.weight
-        return math.exp(min(log_incumbent, max(known.middle + better, log_incumbent - _MAX_BELOW)))
+        return math.inf if self._known is None else self._known.first_run_to_win
 
     @property
     def first_run_weight(self) -> float:
         """Fraction of the logarithm of a first run's improvement that a new configuration is expected to keep."""
-        return self._known.weight
+        return 1.0 if self._known is None else self._known.first_run_weight
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the logarithm of a configuration's score from run to run."""
-        return math.sqrt(self._noise_variance()[0])
+        """Standard deviation of the logarithm of a configuration's score from run to run; NaN before any has reached the target."""
+        return math.nan if self._known is None else math.sqrt(self._known.noise_variance)
 
     def log_gains_of_repeats(self, least: float = 0.0) -> Iterator[tuple[Key, float]]:
         """Logarithm of the expected gain, per unit of score spent, of running each configuration once more, the highest first.
@@ -267,69 +215,68 @@ class ExpectedScores:
         Student's t in place of the normal.
         """
         known = self._known
-        if len(known.keys) < 2:
+        if known is None or len(known.keys) < 2:
             return
-        noise, num_runs = self._noise_variance()
         values = np.log(known.expected)
         best, second = np.sort(values)[:2]
         gaps = np.where(values == best, second - best, values - best)
-        change = known.variances / np.sqrt(known.variances + noise)
-        gains = change * _expected_excess(gaps / change, num_runs)
+        change = known.variances / np.sqrt(known.variances + known.noise_variance)
+        gains = change * _expected_excess(gaps / change, known.num_repeats)
         logs = np.log(np.maximum(gains, 1e-300)) - values
         candidates = np.flatnonzero(np.logical_and(known.is_inside, gains >= least))
         for index in candidates[np.argsort(-logs[candidates], kind="stable")]:
             yield known.keys[index], float(logs[index])
 
-    def _noise_variance(self) -> tuple[float, float]:
-        """Variance of the logarithm of a configuration's score from run to run, and the estimate's degrees of freedom."""
-        if self._cached_noise is None:
-            self._cached_noise = self._learn_noise_variance()
-        return self._cached_noise
-
-    def _learn_noise_variance(self) -> tuple[float, float]:
-        table = self._table[: len(self._rows)]
-        squares, repeats = float(table[:, _Column.SQUARES].sum()), float(np.maximum(table[:, _Column.REACHED] - 1, 0).sum())
-        return (_NOISE_RUNS * _NOISE**2 + squares) / (_NOISE_RUNS + repeats), _NOISE_RUNS + repeats
-
-    def _chance_of_all(self) -> float:
-        """Chance that a configuration which has reached the target does so again, over all configurations."""
-        reached = self._table[self._table[:, _Column.REACHED] > 0]
-        num_reached_again = float(reached[:, _Column.REACHED].sum()) - len(reached)
-        num_repeats = num_reached_again + float(reached[:, _Column.FAILED].sum())
-        return (_CHANCE * _CHANCE_RUNS + num_reached_again) / (_CHANCE_RUNS + num_repeats)
-
     @property
-    def _known(self) -> _Known:
-        if self._cached is None:
+    def _known(self) -> _Estimates | None:
+        """Estimates from all runs so far; None before any has reached the target."""
+        if self._cached is None and any(runs.num_reached for runs in self._runs.values()):
             self._cached = self._condition()
         return self._cached
 
-    def _condition(self) -> _Known:
+    def _condition(self) -> _Estimates:
         """Condition the process on all runs that reached the target."""
-        rows = np.flatnonzero(self._table[:, _Column.REACHED])
-        num_reached, observed, _, num_failed, spent, can_repeat, is_inside = self._table[rows].T
-        if not len(rows):
-            return _Known([], is_inside > 0, np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), 0.0, 1.0)
-        noise, _ = self._noise_variance()
+        known = {key: runs for key, runs in self._runs.items() if runs.num_reached}
+        table = [(runs.num_reached, runs.log_score, runs.num_failed, runs.spent, runs.can_repeat) for runs in known.values()]
+        num_reached, observed, num_failed, spent, can_repeat = np.array(table, dtype=float).T
+        # The noise has a prior standard deviation of 0.1, which counts as two repeats.
+        num_repeats = 2.0 + float((num_reached - 1).sum())
+        noise = (2.0 * 0.1**2 + float(np.array([runs.squares for runs in self._runs.values()]).sum())) / num_repeats
         noises = noise / num_reached
         mean = float(observed.mean())
-        squares = _SPREAD_CONFIGURATIONS * _SPREAD**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
-        spread = max(squares / (_SPREAD_CONFIGURATIONS + len(observed) - 1), _MIN_SPREAD**2)
+        # Scores differ between configurations with a prior standard deviation of 0.5, which counts as four of them, and of 0.1 at least.
+        squares = 4.0 * 0.5**2 + float(((observed - mean) ** 2).sum()) - float(noises.sum())
+        spread = max(squares / (4.0 + len(observed) - 1), 0.1**2)
         alone = spread / (spread + noises)
         means, variances = mean + alone * (observed - mean), np.maximum(spread * (1 - alone), 1e-12)
         kept = _best_and_last(observed)
-        prior = spread * _correlation([self._features[row] for row in rows[kept]])
+        all_features = [runs.features for runs in known.values()]
+        prior = spread * _correlation([all_features[index] for index in kept])
         gain = np.linalg.solve(prior + np.diag(noises[kept]), prior).T
         means[kept] = mean + gain @ (observed[kept] - mean)
         variances[kept] = np.maximum(np.diag(prior - gain @ prior), 1e-12)
-        chances = _chance(num_reached, num_reached + num_failed, self._chance_of_all())
+        # A configuration that has reached the target does so again with a prior chance of 0.95, which counts as two repeats.
+        chance_of_all = (0.95 * 2.0 + float((num_reached - 1).sum())) / (num_repeats + float(num_failed.sum()))
+        chances = _chance(num_reached, num_reached + num_failed, chance_of_all)
         to_target = np.exp(means + (variances + noise) / 2)
         failing = np.where(num_failed > 0, spent / np.maximum(num_failed, 1), to_target)
-        weight = max(spread / (spread + noise), _MIN_WEIGHT)
-        believed = (can_repeat == 0) | (num_reached + num_failed >= _RUNS_TO_BELIEVE)
-        keys = list(self._rows)
-        return _Known(
-            [keys[row] for row in rows], is_inside > 0, means, variances, to_target + (1 / chances - 1) * failing, believed, mean, weight
+        expected = to_target + (1 / chances - 1) * failing
+        believed = (can_repeat == 0) | (num_reached + num_failed >= 2)
+        incumbent = float(expected[believed].min() if believed.any() else expected.min()) * _chance(1.0, 1.0, chance_of_all)
+        # Where repeats differ a lot, no first run could be good enough without a least weight, and the lead that it needs is limited.
+        weight, log_incumbent = max(spread / (spread + noise), 0.2), math.log(incumbent)
+        to_win = mean + (log_incumbent - (1 + weight) * noise / 2 - mean) / weight
+        return _Estimates(
+            keys=list(known),
+            is_inside=np.array([features is not None for features in all_features]),
+            variances=variances,
+            expected=expected,
+            believed=believed,
+            noise_variance=noise,
+            num_repeats=num_repeats,
+            first_run_weight=weight,
+            incumbent=incumbent,
+            first_run_to_win=math.exp(min(log_incumbent, max(to_win, log_incumbent - 1.0))),
         )
 
 
@@ -343,20 +290,17 @@ def _best_and_last(observed: Array) -> Indices:
 
 
 def _chance(reached: FloatOrArray, runs: FloatOrArray, of_all: float) -> FloatOrArray:
-    """Chance that a configuration reaches the target, given how many of its runs did and the chance over all configurations."""
-    return (reached + _MIX * of_all) / (runs + _MIX)
+    """Chance that a configuration reaches the target, given how many of its runs did and the chance over all, which counts as one run."""
+    return (reached + of_all) / (runs + 1.0)
 
 
 def _correlation(features: list[Array | None]) -> Array:
-    """Prior correlation ``[configurations, configurations]``, zero for a configuration outside the search space."""
-    wait_for_scikit_learn()
-    from sklearn.gaussian_process.kernels import Matern  # noqa: PLC0415  # takes seconds
-
+    """Prior correlation ``[configurations, configurations]``: Matern's with a scale of 0.7; zero for a configuration outside the space."""
     correlation = np.eye(len(features))
     inside = [index for index, row in enumerate(features) if row is not None]
     if inside:
-        rows = np.array([features[index] for index in inside])
-        correlation[np.ix_(inside, inside)] = Matern(_LENGTH_SCALE, nu=2.5)(rows) if rows.shape[1] else 1.0
+        distances = math.sqrt(5) * squareform(pdist(np.array([features[index] for index in inside]) / 0.7))
+        correlation[np.ix_(inside, inside)] = (1.0 + distances + distances**2 / 3.0) * np.exp(-distances)
     return correlation
 
 
