@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property, wraps
@@ -28,7 +28,7 @@ from autotune.errors import AutotuneError, ConfigError, FileError, StudyError, W
 from autotune.files import make_folder, replace_file
 from autotune.remote.url import user_path
 from autotune.session import refuse_within_training
-from autotune.yaml_files import MAX_DIGITS, read_yaml, yaml_text
+from autotune.yaml_files import read_yaml, yaml_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ def target(
         ConfigError: both or none of ``at_least`` and ``at_most`` are given.
     """
     if (at_least is None) == (at_most is None):
-        raise ConfigError(f"target({metric!r}): accepted is one of at_least and at_most")
+        raise ConfigError(f"target({metric!r}) needs one of at_least= and at_most=")
     value, mode = (at_least, "max") if at_most is None else (at_most, "min")
     assert value is not None
     return TargetSpec(metric, float(value), mode, float(max_seconds), constraints or {})
@@ -283,43 +283,26 @@ def tune(
     """
     refuse_within_training()
     if (training is None) == (experiment is None):
-        raise ConfigError("tune: accepted is a training function, or experiment=NAME")
-    _check_groups(groups.keys())
+        raise ConfigError("tune() needs a training function or experiment=NAME, not both")
     name = name or dated_name(str(experiment) if training is None else _function_name(training))
     study_folder = user_path(folder) / name
-    study = {"name": name, "folder": str(folder), "seed": seed}
-    budget = {"num_trials": trials, "time_budget_seconds": time_budget_seconds}
-    arguments = [*_as_overrides("study", study), *_as_overrides("search", budget)]
+    if training is None:
+        if reuse_process or any(given is not None for given in (space, target, baseline)):
+            raise ConfigError("tune: space, target, baseline and reuse_process need a training function; use overrides= with an experiment")
+        arguments = [f"experiment={experiment}"]
+    else:
+        if space is None or not isinstance(target, TargetSpec):
+            raise ConfigError("tune() with a function needs space= and target=autotune.target(...)")
+        arguments = _write_function(study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline, reuse_process)
+    arguments += _as_overrides("study", {"name": name, "folder": str(folder), "seed": seed})
+    arguments += _as_overrides("search", {"num_trials": trials, "time_budget_seconds": time_budget_seconds})
     if trials is None and time_budget_seconds is not None:
         arguments.append("search.num_trials=null")
     for key, value in groups.items():
         arguments += _as_overrides(key, value)
-    if training is None:
-        for key, given in (("space", space), ("target", target), ("baseline", baseline), ("reuse_process", reuse_process or None)):
-            if given is not None:
-                raise ConfigError(f"tune: {key} goes with a training function; with experiment={experiment}, overrides say it")
-        arguments.insert(0, f"experiment={experiment}")
-    else:
-        if space is None or not isinstance(target, TargetSpec):
-            raise ConfigError(f"tune({_function_name(training)}): accepted is with space={{...}} and target=autotune.target(...)")
-        written = _write_function(
-            study_folder / CONFIG_FOLDER, training, _module_name(name), space, target, baseline, reuse_process=reuse_process
-        )
-        arguments = written + arguments
     for config_dir in config_dirs:
         arguments += ["--config-dir", str(config_dir)]
     return _run([*arguments, *overrides], name, study_folder, quiet=quiet)
-
-
-def _check_groups(names: Set[str]) -> None:
-    """Refuse a misspelt argument of ``tune``, which would be taken for a key of the configuration."""
-    from autotune.config.schema import Config  # noqa: PLC0415  # importing autotune is to be quick
-
-    own = inspect.signature(tune).parameters.keys() - {"groups"}
-    for name in names - Config.__dataclass_fields__.keys():
-        close = difflib.get_close_matches(name, own, n=1)
-        if close:
-            raise ConfigError(f"tune: {name}: no such argument (did you mean {close[0]}?)")
 
 
 def load_function(module: str, folders: Sequence[str]) -> Callable[..., Any]:
@@ -379,7 +362,6 @@ def _write_function(
     space: Mapping[str, Any],
     target: TargetSpec,
     baseline: Mapping[str, Any] | None,
-    *,
     reuse_process: bool = False,
 ) -> list[str]:
     """Write the function as a module, and its settings as an experiment; return the arguments that tune it."""
@@ -395,7 +377,7 @@ def _write_function(
             "_target_": f"{module}.{name}",
             **_baseline(training, name, space, baseline),
             **({"_command_": True} if getattr(training, "is_command", False) else {}),
-            **({"_reuse_process_": reuse_process} if reuse_process else {}),
+            **({"_reuse_process_": True} if reuse_process else {}),
         },
         "target": {**asdict(target), "constraints": {key: dict(limits) for key, limits in target.constraints.items()}},
         "search_space": [{f"training.{key}": _domain(name, key, domain) for key, domain in space.items()}],
@@ -447,10 +429,10 @@ def _baseline(training: Callable[..., Any], name: str, space: Mapping[str, Any],
     if unknown:
         close = difflib.get_close_matches(unknown[0], parameters, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigError(f"tune({name}): {unknown[0]}: no such argument{meant}; accepted are {', '.join(parameters)}")
+        raise ConfigError(f"tune({name}): {unknown[0]}: no such argument{meant}; it takes {', '.join(parameters)}")
     missing = [key for key in space if key not in given]
     if missing:
-        raise ConfigError(f"tune({name}): baseline: {', '.join(missing)} is missing; accepted is a value of each key of the space")
+        raise ConfigError(f"tune({name}): baseline: {', '.join(missing)} is missing; it needs a value of each key of the space")
     return {key: _plain(f"tune({name}): {key}", value) for key, value in given.items()}
 
 
@@ -458,7 +440,7 @@ def _domain(name: str, key: str, domain: Any) -> Any:
     """A domain as a search-space file has it: a list of values or a mapping; Optuna's distributions are translated."""
     where = f"tune({name}): space: {key}"
     if isinstance(domain, str | bytes):
-        raise ConfigError(f"{where}: found {domain!r}, accepted is a list of values or a domain such as autotune.log(1e-4, 1e-1)")
+        raise ConfigError(f"{where}: found {domain!r}; give a list of values or a domain such as autotune.log(1e-4, 1e-1)")
     if isinstance(domain, Mapping):
         choices = domain.get("choices")
         if not isinstance(choices, Mapping):
@@ -468,9 +450,7 @@ def _domain(name: str, key: str, domain: Any) -> Any:
     if isinstance(domain, list | tuple | range):
         values = _plain(where, list(domain))
         if isinstance(domain, tuple) and len(values) == 2 and {*map(type, values)} <= {int, float}:
-            ends = f"{values[0]!r}, {values[1]!r}"
-            ranges = f"autotune.{'integer' if {*map(type, values)} == {int} else 'uniform'}({ends}) or autotune.log({ends})"
-            raise ConfigError(f"{where}: found ({ends}), accepted is a range, {ranges}, or for a choice of the two the list [{ends}]")
+            raise ConfigError(f"{where}: found {domain}; a range is autotune.uniform{domain}, and a choice of the two a list")
         return values
     kind = type(domain).__name__
     if kind == "CategoricalDistribution":
@@ -480,7 +460,7 @@ def _domain(name: str, key: str, domain: Any) -> Any:
     if kind == "IntDistribution":
         return integer(domain.low, domain.high, step=domain.step, log=domain.log)
     raise ConfigError(
-        f"{where}: found {kind}, accepted is a list of values, autotune.log, uniform, integer, power_of_two, or a distribution of Optuna's"
+        f"{where}: found {kind}; give a list of values, autotune.log, uniform, integer or power_of_two, or a distribution of Optuna's"
     )
 
 
@@ -506,15 +486,11 @@ def _plain(where: str, value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(field, str) for field in value):
         return {_plain(where, field): _plain(where, item) for field, item in value.items()}
     if isinstance(value, int) and not isinstance(value, Enum):
-        if abs(value) >= 10 ** (MAX_DIGITS - 1):
-            raise ConfigError(f"{where}: found a whole number of more than {MAX_DIGITS - 1} digits, accepted are shorter ones")
         return int(value)
     if isinstance(value, str) and not isinstance(value, Enum):
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise ConfigError(f"{where}: found {value!a}, accepted is text that UTF-8 can hold")
         return str.__str__(value)  # without its own class, such as numpy.str_
     found = "a mapping with other keys than text" if isinstance(value, Mapping) else type(value).__name__
-    raise ConfigError(f"{where}: found {found}, accepted are numbers, text, booleans, None, and lists and mappings (by text) of them")
+    raise ConfigError(f"{where}: found {found}, not numbers, text, booleans, None, or lists and mappings (by text) of them")
 
 
 def _as_overrides(key: str, value: Any) -> list[str]:
@@ -540,19 +516,9 @@ def _typed_column(cells: Sequence[str]) -> "pd.Series[Any]":
         except ConfigError:  # a text that an earlier version wrote without quotes
             return cell
 
-    values = [value_of(cell) for cell in cells]
-    present = [value for value in values if value is not pd.NA]
-    types = {*map(type, present)}
-    dtype: Any = object
-    if len(present) == len(values) and len(types) == 1 and types <= {bool, int, float, str}:
-        dtype = None
-    elif types == {bool}:
-        dtype = "boolean"
-    elif types == {int} and max(map(abs, present)) < 2**63:
-        dtype = "Int64"
-    elif types == {float} and not any(map(math.isnan, present)):
-        values, dtype = [math.nan if value is pd.NA else value for value in values], float
-    return pd.Series(values, dtype=dtype)
+    column = pd.Series([value_of(cell) for cell in cells], dtype=object)
+    types = {type(value) for value in column if value is not pd.NA}
+    return column.convert_dtypes() if len(types) == 1 and types <= {bool, int} else column.infer_objects()
 
 
 def _function_name(training: Callable[..., Any]) -> str:

@@ -197,18 +197,11 @@ def test_numpys_values_become_pythons(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([10**400], "tune(fit): space: x: found a whole number of more than 99 digits, accepted are shorter ones"),
-        (autotune.uniform(1, 10**400), "tune(fit): space: x: found a whole number of more than 99 digits, accepted are shorter ones"),
         (autotune.integer(1, 10**60), "not a whole number from -2**53 to 2**53"),
-        (
-            (0.01, 0.3),
-            "tune(fit): space: x: found (0.01, 0.3), accepted is a range, autotune.uniform(0.01, 0.3) or autotune.log(0.01, 0.3), ",
-        ),
-        ((np.int64(1), 8), "accepted is a range, autotune.integer(1, 8) or autotune.log(1, 8), or for a choice of the two the list [1, 8]"),
-        (["\ud800"], "tune(fit): space: x: found '\\ud800', accepted is text that UTF-8 can hold"),
-        ([{1: "a"}], "tune(fit): space: x: found a mapping with other keys than text, accepted are numbers"),
-        ([Outcome.ERRORED], "tune(fit): space: x: found Outcome, accepted are numbers"),
-        ([np.float32], "tune(fit): space: x: found type, accepted are numbers"),
+        ((0.01, 0.3), "tune(fit): space: x: found (0.01, 0.3); a range is autotune.uniform(0.01, 0.3)"),
+        ([{1: "a"}], "tune(fit): space: x: found a mapping with other keys than text, not numbers"),
+        ([Outcome.ERRORED], "tune(fit): space: x: found Outcome, not numbers"),
+        ([np.float32], "tune(fit): space: x: found type, not numbers"),
         ([[{"a b": 1}]], "training.x: found \"[{'a b':1}]\"; accepted in a list are mappings whose keys are plain names"),
         ([{"a": 1}], "training.x: a choice is a mapping; accepted are scalars and lists"),
         (["postgresql://me:secret1@host/db"], "has a secret in it"),
