@@ -126,8 +126,6 @@ def test_a_function_of_a_script_is_tuned_to_a_confirmed_result(tmp_path: Path) -
     assert again.returncode == 0, again.stderr
 
 
-
-
 def fit(lr: float, depth: int = 2, *, report: Any = None) -> None:
     """A training function that is never called here."""
 
@@ -175,10 +173,6 @@ def test_a_refusal_shows_a_scripts_line_and_no_frames_of_autotunes(
     assert shown.count('File "') <= 2, shown
     assert "During handling" not in shown
     assert "direct cause" not in shown
-
-
-
-
 
 
 @pytest.mark.parametrize(
