@@ -26,7 +26,7 @@ from autotune.config.command_line import EXIT_INTERRUPTED
 from autotune.config.experiments import dated_name, shipped_folder
 from autotune.errors import AutotuneError, ConfigError, FileError, StudyError, WorkerError
 from autotune.files import make_folder, replace_file
-from autotune.remote.url import user_path
+from autotune.remote import user_path
 from autotune.session import refuse_within_training
 from autotune.yaml_files import read_yaml, yaml_text
 

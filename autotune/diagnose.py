@@ -12,7 +12,7 @@ from autotune.config.command_line import composer_of, parse_command_line, print_
 from autotune.config.experiments import names_experiment, shipped_folder
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, FileError
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 
 _PURPOSE = "Say what this machine is, what its devices and links give, and what of a search space it cannot run."
 _OTHER_KEYS = """with experiment=NAME, any key of the configuration, as for autotune. What a study would leave out is then told of that

@@ -18,7 +18,7 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refu
 from autotune.errors import ConfigError, StudyError
 from autotune.execution.study_folder import shown_path
 from autotune.files import check_format, make_folder, replace_file, replacing
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 
 _PURPOSE = "Write what a study found as an experiment, DIR/experiment/NAME.yaml, that runs by name, or as a plain PyTorch program."
 

@@ -13,7 +13,7 @@ from autotune.config.experiments import names_experiment, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError, ExecutionError, FileError
 from autotune.files import make_folder
-from autotune.remote.url import user_path
+from autotune.remote import user_path
 
 _PURPOSE = "Say where the time of a training step goes, and which settings to try."
 _OTHER_KEYS = "and any key of the configuration, as for autotune train. Files go to study.folder."

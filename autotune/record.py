@@ -17,7 +17,7 @@ from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refu
 from autotune.errors import ConfigError, FileError
 from autotune.files import make_folder, replace_file
 from autotune.recording import read_recording
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 from autotune.tracking.earlier_recordings import fetch_recording
 
 _PURPOSE = "Write a study that MLflow keeps as a recording: its trials with all their learning curves."

@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.config.command_line import parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys, refuse_other_keys
 from autotune.errors import ConfigError
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 
 _PURPOSE = "Write the HTML report of a study from the files in its folder: report.html, one page that opens offline."
 

@@ -6,23 +6,24 @@ Prints every evaluation, and at the end the outcome, the times of the phases and
 
 import logging
 import math
+import shutil
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from autotune.config.command_line import EXIT_NOT_REACHED, composer_of, parse_command_line, print_config, run_main
 from autotune.config.experiments import names_experiment, require_experiment
-from autotune.config.schema import Config, TrialConfig
+from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.hiding import LogFormatter
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
+from autotune.remote import fetched, is_file, is_remote, upload, user_path
 from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
-
-if TYPE_CHECKING:
-    from autotune.remote.mirror import Mirror  # after --help
 
 
 def train_command(arguments: Sequence[str]) -> int:
@@ -46,17 +47,17 @@ def train_command(arguments: Sequence[str]) -> int:
     _print_log()
     capabilities = local_capabilities()
     settings: dict[str, Any] = {"num_threads": cpus_per_worker(config, composed.config.cluster, capabilities), "score_test": True}
-    with _checkpoint(composed.config, config) as mirror:
+    location = composed.config.checkpoint.folder
+    with ExitStack() as stack:
+        send = None if location is None else _kept_at(location, config, arguments, settings, stack)
         train_missing_sources(composer, lambda line: print(line, flush=True))
         check_training(config)
         objective = build(composed.config.objective, config.allowed_targets, "objective")
         check_measured(objective, [capabilities.device_of(config)])
         print(f"device: {describe_device(config, capabilities)}", flush=True)
-        if mirror is not None:
-            settings |= _checkpoint_settings(mirror, arguments)
         with spawned(config, **settings) as ranks:
             training = start_training(config, ranks=ranks, **settings)
-            last, outcome, test_metric = _follow(training, config.target.metric, mirror)
+            last, outcome, test_metric = _follow(training, config.target.metric, send)
     result = TrialResult(
         trial=0,
         values={},
@@ -75,8 +76,8 @@ def train_command(arguments: Sequence[str]) -> int:
             f"phases: build {last.build_seconds:.3f} s{reused}, prepare {last.prepare_seconds:.3f} s, "
             f"train {last.train_seconds:.3f} s, evaluate {last.evaluate_seconds:.3f} s"
         )
-    if mirror is not None:
-        print(f"weights: {mirror.shown(settings['weights_path'].name)}")
+    if location is not None:
+        print(f"weights: {location.rstrip('/')}/{WEIGHTS_FILE}")
     if test_metric is not None:
         print(f"test {config.target.metric} {test_metric:.4f}")
     if result.time_to_target_seconds is None or last is None:
@@ -94,35 +95,38 @@ def _described_score(objective: Objective, result: TrialResult) -> str:
     return score if unit in ("", "s") else f"{objective.score(result):.4g} {unit}"
 
 
-@contextmanager
-def _checkpoint(config: Config, trial: TrialConfig) -> "Iterator[Mirror | None]":
-    """Open the folder of ``checkpoint.folder``, where the training's state and weights are kept; None if it is not set.
+def _kept_at(
+    location: str, config: TrialConfig, arguments: Sequence[str], settings: dict[str, Any], stack: ExitStack
+) -> Callable[[str], None] | None:
+    """Have a training keep its state and weights at ``checkpoint.folder``, from where an earlier state is fetched.
+
+    Returns:
+        What sends a file of the training's folder to the URL; None for a folder of this machine.
 
     Raises:
         ConfigError: the training is of a kind that keeps no checkpoint here.
-        DataError: nothing can be written at the folder's URL.
     """
-    if config.checkpoint.folder is None:
-        yield None
-        return
-    if trial.training is not None:
-        raise ConfigError("checkpoint.folder: a training function of one's own keeps its own state; accepted beside it is null")
-    if trial.num_workers > 1:
-        raise ConfigError(f"checkpoint.folder: accepted with parallelism.num_workers={trial.num_workers} is null")
-    from autotune.remote.mirror import mirrored  # noqa: PLC0415  # after --help
+    key = "checkpoint.folder"
+    if config.training is not None:
+        raise ConfigError(f"{key}: a custom training function keeps its own state; set {key}=null")
+    if config.num_workers > 1:
+        raise ConfigError(f"{key}: is not supported with parallelism.num_workers={config.num_workers}")
+    folder, send = user_path(location), None
+    if is_remote(location):
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="autotune-")))
+        if is_file(f"{location}/{STATE_FILE}", key):
+            shutil.copyfile(fetched(f"{location}/{STATE_FILE}", key), folder / STATE_FILE)
 
-    with mirrored(config.checkpoint.folder, "checkpoint.folder") as mirror:
-        yield mirror
+        def send(name: str) -> None:
+            if (folder / name).is_file():
+                upload(folder / name, f"{location}/{name}", key)
 
-
-def _checkpoint_settings(mirror: "Mirror", arguments: Sequence[str]) -> dict[str, Any]:
-    """Settings of a training that keeps checkpoints; also fetches the state of an earlier, unfinished run, if there is one."""
-    mirror.bring(STATE_FILE)
-    return {"state_folder": mirror.folder, "weights_path": mirror.folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
+    settings |= {"state_folder": folder, "weights_path": folder / WEIGHTS_FILE, "origin": {"command": list(arguments)}}
+    return send
 
 
 def _follow(
-    training: Generator[Evaluation, None, float | None], metric: str, mirror: "Mirror | None"
+    training: Generator[Evaluation, None, float | None], metric: str, send: Callable[[str], None] | None
 ) -> tuple[Evaluation | None, Outcome, float | None]:
     """Print every evaluation and send checkpoints to their URL; return last evaluation, outcome and metric on the test split."""
     from autotune.training.device import is_out_of_memory  # noqa: PLC0415  # imports torch
@@ -133,11 +137,11 @@ def _follow(
             last = next(training)
             print(_describe(last, metric), flush=True)
             outcome = last.outcome or outcome
-            if mirror is not None:
-                mirror.send(STATE_FILE)
+            if send is not None:
+                send(STATE_FILE)
     except StopIteration as ended:
-        if mirror is not None:
-            mirror.send(WEIGHTS_FILE)
+        if send is not None:
+            send(WEIGHTS_FILE)
         return last, outcome, ended.value
     except Exception as error:
         if not is_out_of_memory(error):

@@ -18,7 +18,6 @@ LAYERS = (
         "measurement",
         "session",
         "comparison",
-        "download",
         "remote",
         "pareto",
         "step_profile",

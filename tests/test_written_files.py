@@ -19,9 +19,9 @@ OF_MODULES = {
 }
 """Module -> its functions that write a file."""
 EXCEPTIONS = {
+    "autotune/train.py": "a temporary folder for a checkpoint that is kept at a URL",
     "autotune/files.py": "it is the fence",
     "autotune/search/storage.py": "what a killed process left of a last line is cut off; links are refused before",
-    "autotune/remote/mirror.py": "a probe in a temporary folder of its own",
     "autotune/tracking/mlflow_runs.py": "a temporary folder that MLflow copies from",
     "autotune/execution/exported.py": "a temporary folder that Hydra reads",
     "autotune/training/profiling.py": "a temporary folder that torch's profiler writes to",

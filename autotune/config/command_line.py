@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.collector import spare_imports
 from autotune.errors import AutotuneError, ConfigError, WorkerError
-from autotune.remote.url import user_path
+from autotune.remote import user_path
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composer
@@ -104,9 +104,6 @@ def parse_command_line(program: str, purpose: str, epilog: str, arguments: Seque
         sys.exit(shell_completion(parsed.shell_completion, [*parsed.overrides], parsed.config_dir))
     if parsed.multirun:
         print("autotune: --multirun is not needed: sweeps are read without it, as the search space of one study", file=sys.stderr)
-    from autotune.remote.cache import say_what_is_fetched  # noqa: PLC0415  # after --help
-
-    say_what_is_fetched()
     return CommandLine(overrides=tuple(parsed.overrides), config_dirs=tuple(parsed.config_dir), cfg=parsed.cfg, resolve=parsed.resolve)
 
 

@@ -21,7 +21,7 @@ from autotune.config.command_line import COMMANDS
 from autotune.config.config_files import hydra_set_up
 from autotune.config.user_files import location_of
 from autotune.errors import ConfigError
-from autotune.remote.url import user_path
+from autotune.remote import user_path
 
 _FLAGS_OF_A_FOLDER = ("--config-dir", "-cd")
 _FLAGS_WITH_A_VALUE = (*_FLAGS_OF_A_FOLDER, "--cfg", "-c", "--shell-completion", "-sc")

@@ -31,7 +31,7 @@ from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
 from autotune.config.user_files import check_interpolations
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.hiding import MARK, without_secrets_in
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 from autotune.space import Suggestion, override_text
 
 _MAX_CACHED_POINTS = 64

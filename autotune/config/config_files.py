@@ -25,7 +25,7 @@ from autotune.config.messages import composing_message, value_message
 from autotune.config.overrides import parse_override
 from autotune.config.user_files import SAID_BY_COMMAND, content_of_text, leaves_folder, location_of, register_user_files
 from autotune.errors import ConfigError
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 from autotune.yaml_files import read_yaml
 
 

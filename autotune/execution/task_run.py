@@ -27,8 +27,7 @@ from autotune.files import appending, make_folder
 from autotune.measurement import OUTPUT_AT, Evaluation
 from autotune.mlflow_logs import keep_logs
 from autotune.outcome import Outcome
-from autotune.remote.cache import say_what_is_fetched
-from autotune.remote.path import paused_while_waiting
+from autotune.remote import paused_while_waiting
 from autotune.session import is_pausable
 
 if TYPE_CHECKING:
@@ -233,7 +232,6 @@ class TaskRun:
         task = self._task
         if task.weights_path is not None and not Path(task.weights_path).parent.is_dir():
             task = replace(task, weights_path=None)
-        say_what_is_fetched()  # to the worker's own log
         take_niceness(task)
         enter_code_folders(task)
         use_compiled_folder(task)

@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from autotune.errors import ConfigError, StudyError
 from autotune.hiding import without_secrets
-from autotune.remote.url import check_listens
+from autotune.remote import check_listens
 
 JOURNAL = "study.log"
 STORAGE_ERRORS = (StorageInternalError, sqlalchemy.exc.SQLAlchemyError)

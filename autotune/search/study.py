@@ -22,7 +22,7 @@ from autotune.files import FORMATS, check_format
 from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Target, TrialResult
 from autotune.recording import Recording, read_recording, write_recording
-from autotune.remote.url import user_path
+from autotune.remote import user_path
 from autotune.search.randomness import derived_seed
 from autotune.search.samplers import TrialScheduler, optuna_sampler, quiet_optuna
 from autotune.search.storage import JOURNAL, STORAGE_ERRORS, open_storage, reason

@@ -21,7 +21,7 @@ from autotune.hiding import without_secrets
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
 from autotune.recording import Recording, read_recording, target_of, write_recording
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 from autotune.space import Choice, Parameter, SearchSpace
 from autotune.tracking.mlflow_fields import OUTCOME_TAG, param_text, plain_key
 from autotune.tracking.mlflow_tracker import preload

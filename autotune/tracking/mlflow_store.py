@@ -27,7 +27,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from autotune.errors import AutotuneError
 from autotune.hiding import without_secrets
-from autotune.remote.url import check_listens, kind_of_database
+from autotune.remote import check_listens, kind_of_database
 from autotune.tracking.mlflow_fields import MAX_TAG_CHARACTERS, plain_key
 from autotune.tracking.mlflow_uri import reason_of, unusable
 

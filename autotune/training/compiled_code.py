@@ -23,7 +23,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import FileError
 from autotune.files import replace_file
 from autotune.measurement import Phase, PhaseClock
-from autotune.remote.cache import cache_folder
+from autotune.remote import cache_folder
 from autotune.training.capabilities import cpu_name, versions
 from autotune.training.device import device_kind
 

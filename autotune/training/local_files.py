@@ -1,30 +1,35 @@
-"""Data files on this machine: what stands for ``autotune.remote`` and for downloads in a stand-alone script."""
+"""Data files on this machine: what stands for ``autotune.remote`` in a stand-alone script."""
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import DataError
 
 
-class RemotePath:
-    """Type of files at URLs; a script has none."""
+def is_remote(location: str) -> bool:
+    """False: a script reads files of its machine."""
+    return False
 
 
-def located(location: str, key: str) -> Path:
-    """The path of a file or folder."""
-    return Path(os.path.expanduser(location))  # noqa: PTH111  # as it is if there is no such user
+def is_file(location: str, key: str) -> bool:
+    """Whether there is a file at a path."""
+    return fetched(location, key).is_file()
 
 
-def fetched(path: Path) -> Path:
-    """The path itself: the file is on this machine."""
-    return path
+def files_in(location: str, key: str) -> list[str]:
+    """Locations of the files in a folder."""
+    return [str(path) for path in sorted(fetched(location, key).iterdir())]
 
 
-def obtain(data_set: Any, folder: Path, *, root: Path, download: bool) -> None:
-    """Refuse to go on without the files of a data set.
+def fetched(location: str, key: str) -> Path:
+    """The path of a file."""
+    return Path(location).expanduser()
+
+
+def download_files(checksums: Mapping[str, str], folder: Path, absent: str) -> None:
+    """Refuse to continue without the files of a data set.
 
     Raises:
         DataError: always.
     """
-    raise DataError(f"no {data_set.name} under '{root}' (accepted: {data_set.accepted})")
+    raise DataError(absent)

@@ -18,7 +18,7 @@ from autotune.config.schema import TrialConfig, first_difference
 from autotune.errors import DataError
 from autotune.hiding import without_secrets_in
 from autotune.measurement import Evaluation, Phase, PhaseClock, outcome_of
-from autotune.remote.path import paused_while_waiting
+from autotune.remote import paused_while_waiting
 from autotune.training.checkpoint import random_state, read_state, save_state, save_weights, set_random_state, told_damage, weights_metadata
 from autotune.training.components import Components, make_strategy
 from autotune.training.device import device_kind, peak_memory_bytes, pick_device, synchronizer

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 _PACKAGES = ("autotune.workloads", "autotune.training", "autotune.training.optimizers", "autotune.training.techniques")
 _MODULES = ("torch._dynamo", "numpy.ma", "safetensors.torch", "pydoc_data.topics")
 """Further modules that trainings import: torch's compiler with its optimizers, ``numpy.ma`` with tables, Python's topics with texts."""
-_WITH_THREADS = ("autotune.workloads.csv_table",)
+_WITH_THREADS = ("autotune.workloads.tables",)
 """Modules that are not imported because they start threads."""
 _TASKS = Path("/proc/self/task")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD")

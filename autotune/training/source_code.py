@@ -19,8 +19,8 @@ from autotune.errors import ConfigError
 _LEFT_OUT = ("pipeline_layers", "tensor_plan", "state_dict", "load_state_dict", "num_bytes")
 """Methods of autotune's classes that the script of a training by one process never calls."""
 _LOCAL_FILES = "autotune.training.local_files"
-_STAND_INS = ("located", "RemotePath", "fetched", "obtain")
-"""Definitions of ``autotune.remote`` and ``autotune.download`` in whose place ``_LOCAL_FILES`` has one of the same name."""
+_STAND_INS = ("is_remote", "is_file", "files_in", "fetched", "download_files")
+"""Definitions of ``autotune.remote`` in whose place ``_LOCAL_FILES`` has one of the same name."""
 
 
 @dataclass(frozen=True)

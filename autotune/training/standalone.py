@@ -21,7 +21,7 @@ from autotune.config.accepted_targets import accepts_name
 from autotune.config.build import build_partial, resolve_target
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.remote.url import is_url
+from autotune.remote import is_url
 from autotune.training import averaging, components, data, runtime, schedules, views
 from autotune.training.set_up import EVALUATION_BATCH
 from autotune.training.source_code import SourceCode

@@ -65,5 +65,5 @@ def _read_table() -> np.ndarray:
     Raises:
         DataError: scikit-learn is not installed, or keeps the file elsewhere.
     """
-    with gzip.open(scikit_learn_file("digits", "digits.csv.gz"), "rt") as lines:
+    with gzip.open(scikit_learn_file("digits.csv.gz"), "rt") as lines:
         return np.loadtxt(lines, delimiter=",", dtype=np.float32)

@@ -10,16 +10,11 @@ The default text differs between versions of Python, and so do results measured 
 text it was. A file given by ``data.root`` is the same everywhere.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from autotune.errors import ConfigError, DataError
-from autotune.remote.cache import fetched
-from autotune.remote.path import RemotePath, located
-from autotune.workloads.limits import MAX_BYTES, check_size
+from autotune.remote import fetched, files_in, is_remote, user_path
 from autotune.workloads.splits import Splits
 
 UNKNOWN = 0
@@ -41,7 +36,6 @@ def text(
     validation_fraction: float,
     test_fraction: float,
     min_count: int,
-    max_bytes: int = MAX_BYTES,
 ) -> Splits:
     """The first ``max_characters`` of a text as windows of ``length`` characters, split into train, validation and test.
 
@@ -60,14 +54,16 @@ def text(
         validation_fraction: fraction of the text's characters for validation.
         test_fraction: fraction of the text's characters for test.
         min_count: characters found less often than this in the training part are unknown.
-        max_bytes: limit in bytes on each file that is read as a whole, and on all of them together.
 
     Raises:
         ConfigError: a length, count or fraction is out of range.
         DataError: the text is missing, empty, not UTF-8 or too short, or a held-out part has too many unknown characters.
     """
-    _check_text(length, max_characters, validation_fraction, test_fraction, min_count)
-    content = (_python_documentation() if root is None else _read(located(root, "data.root"), max_characters, max_bytes))[:max_characters]
+    if min(length, max_characters or 1, min_count) < 1:
+        raise ConfigError("data: length, max_characters and min_count must be whole numbers from 1")
+    if not (validation_fraction > 0 < test_fraction and validation_fraction + test_fraction < 1):
+        raise ConfigError("data: validation_fraction and test_fraction must be above 0, and their sum below 1")
+    content = (_python_documentation() if root is None else _read(root, max_characters))[:max_characters]
     codes = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
     num_validation, num_test = (int(len(codes) * fraction) for fraction in (validation_fraction, test_fraction))
     end = len(codes) - num_test
@@ -81,22 +77,10 @@ def text(
         unknown_fraction = float((indices == UNKNOWN).mean())
         if name != "train" and unknown_fraction > MAX_UNKNOWN_FRACTION:
             found = f"{unknown_fraction:.1%} of its characters are not among the {len(vocabulary)} of the training part"
-            raise DataError(f"{where}: {name}: {found}, accepted is up to {MAX_UNKNOWN_FRACTION:.0%}")
+            raise DataError(f"{where}: {name}: {found}, more than {MAX_UNKNOWN_FRACTION:.0%}")
         pair = (torch.from_numpy(indices[start : len(indices) - 1 + start].reshape(-1, length).copy()) for start in (0, 1))
         splits[name] = (next(pair), next(pair))
     return splits
-
-
-def _check_text(length: int, max_characters: int | None, validation_fraction: float, test_fraction: float, min_count: int) -> None:
-    for key, value in (("length", length), ("max_characters", max_characters), ("min_count", min_count)):
-        if value is not None and value < 1:
-            raise ConfigError(f"data.{key}: found {value}, accepted is a whole number from 1")
-    for key, fraction in (("validation_fraction", validation_fraction), ("test_fraction", test_fraction)):
-        if not 0 < fraction < 1:
-            raise ConfigError(f"data.{key}: found {fraction}, accepted is above 0 and below 1")
-    if validation_fraction + test_fraction >= 1:
-        found = f"{validation_fraction} and {test_fraction} with data.test_fraction"
-        raise ConfigError(f"data.validation_fraction: found {found}, accepted is a sum below 1")
 
 
 def _python_documentation() -> str:
@@ -107,61 +91,46 @@ def _python_documentation() -> str:
     try:
         from pydoc_data.topics import topics  # noqa: PLC0415  # half a megabyte, and some distributions of Python leave it out
     except ImportError as error:
-        raise DataError(f"data.root: this Python comes without its documentation (pydoc_data.topics); accepted is {ACCEPTED}") from error
+        raise DataError(f"data.root: this Python has no pydoc_data.topics; set data.root to {ACCEPTED}") from error
     paragraphs: dict[str, str] = {}
     for paragraph in "\n\n".join(topics[name].strip("\n") for name in sorted(topics)).split("\n\n"):
         paragraphs.setdefault(" ".join(paragraph.split()), paragraph)
     return "\n\n".join(paragraphs.values())
 
 
-def _read(path: Path | RemotePath, max_characters: int | None, max_bytes: int) -> str:
-    """Read a text's first ``max_characters``, with line ends as newlines on every system and a newline between a folder's files."""
+def _read(root: str, max_characters: int | None) -> str:
+    """Read a text's first ``max_characters``, with newlines as line ends and between a folder's files."""
     pieces: list[str] = []
     left = max_characters
-    for file in _files(path):
+    for location in _locations(root):
+        file = fetched(location, "data.root")
         try:
-            check_size(
-                file, max_bytes, num_bytes=sum(map(len, pieces)) + (file.stat().st_size if left is None else min(left, file.stat().st_size))
-            )
             with file.open(encoding="utf-8-sig") as lines:
                 pieces.append(lines.read(left))
-        except UnicodeDecodeError as error:
-            raise DataError(f"data.root: {file} is not UTF-8 ({error.reason}); accepted is {ACCEPTED}") from error
-        except OSError as error:
-            raise DataError(f"data.root: {file} cannot be read: {error.strerror}; accepted is {ACCEPTED}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"data.root: {file} cannot be read as {ACCEPTED}: {error}") from error
         left = None if left is None else max(0, left - len(pieces[-1]) - 1)
         if left == 0:
             break
     content = "\n".join(pieces)
     if not content.strip():
-        raise DataError(f"data.root: {path} is empty; accepted is {ACCEPTED}")
+        raise DataError(f"data.root: {root} is empty; it must be {ACCEPTED}")
     return content
 
 
-def _files(path: Path | RemotePath) -> Iterator[Path]:
-    """A text's files, sorted by name; each file at a URL is fetched when the iterator reaches it."""
-    if isinstance(path, RemotePath):
-        texts = [file for file in path.files() if file.name.endswith(".txt")] if path.is_folder() else [path]
-        if not texts:
-            raise DataError(f"data.root: {path} has no .txt file; accepted is {ACCEPTED}")
-        yield from map(fetched, texts)
-        return
-    if not path.exists():
-        raise DataError(f"data.root: {path} is not there; accepted is {ACCEPTED}")
-    if not path.is_dir():
-        yield path
-        return
-    files = sorted(file for file in path.glob("*.txt") if file.is_file())
-    if not files:
-        raise DataError(f"data.root: {path} has no .txt file; accepted is {ACCEPTED}")
-    yield from files
+def _locations(root: str) -> list[str]:
+    """Paths or URLs of a text's files, sorted by name; a folder at a URL ends with a slash."""
+    if is_remote(root):
+        return [name for name in files_in(root, "data.root") if name.endswith(".txt")] if root.endswith("/") else [root]
+    path = user_path(root)
+    return [str(file) for file in sorted(path.glob("*.txt")) if file.is_file()] if path.is_dir() else [str(path)]
 
 
 def _whole_windows(codes: Indices, length: int, where: str) -> Indices:
     """The characters that fill whole windows, and the one that follows the last window."""
     num_windows = (len(codes) - 1) // length
     if num_windows < 1:
-        raise DataError(f"{where}: has {len(codes)} characters, accepted are at least {length + 1}: data.length and the one that follows")
+        raise DataError(f"{where}: has {len(codes)} characters, and data.length needs {length + 1} or more")
     return codes[: num_windows * length + 1]
 
 
@@ -171,7 +140,7 @@ def _vocabulary(codes: Indices, min_count: int) -> Indices:
     order = np.lexsort((first, counts))
     kept = order[counts[order] >= min_count]
     if not len(kept):
-        raise ConfigError(f"data.min_count: found {min_count}, accepted is up to {counts.max()}: no character is there more often")
+        raise ConfigError(f"data.min_count: no character is found more than {counts.max()} times")
     return characters[kept]
 
 

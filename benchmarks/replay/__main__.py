@@ -12,7 +12,7 @@ from pathlib import Path
 from autotune.config.command_line import composer_of, parse_command_line, run_main
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 from autotune.errors import ConfigError
-from autotune.remote.url import refuse_url, user_path
+from autotune.remote import refuse_url, user_path
 
 _PURPOSE = "Replay a search over a recording: what would have been trained, in which order, and for how long."
 _OTHER_KEYS = """what is replayed:

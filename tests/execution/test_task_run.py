@@ -19,7 +19,7 @@ import time
 
 import torch
 
-from autotune.remote.path import waiting
+from autotune.remote import waiting
 
 
 def images():

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError, DataError
-from autotune.training.data import is_channels_last
 from autotune.workloads import cifar10 as workload
 
 NUM_RECORDS = 20
@@ -139,34 +138,13 @@ def test_a_part_of_the_samples_has_each_class_in_its_share(tmp_path: Path, batch
 def test_what_is_no_part_of_the_samples_is_refused(tmp_path: Path, batches: Batches) -> None:
     root = in_folder(tmp_path, "bin", official_files(batches, "bin"))
     for settings, message in (
-        ({"num_train": 91}, "data.num_train: found 91, accepted is 1 to 90"),
-        ({"num_validation": 0}, "data.num_validation: found 0, accepted is 1 to 10"),
+        ({"num_train": 91}, "data.num_train: found 91, use 1 to 90"),
+        ({"num_validation": 0}, "data.num_validation: found 0, use 1 to 10"),
     ):
         with pytest.raises(DataError, match=message):
             cifar10(root, **settings)
-    with pytest.raises(ConfigError, match=r"data.validation: found 'tests', accepted are held_out, test"):
+    with pytest.raises(ConfigError, match=r"data\.validation: found 'tests', use held_out or test"):
         cifar10(root, validation="tests")
-
-
-def test_standardised_images_keep_their_memory_format_and_the_bytes_stay_as_they_are() -> None:
-    standardise = workload.Standardise(mean=(0.5, 0.25), std=(0.5, 0.125))
-    images = torch.tensor([[0, 255], [0, 255]], dtype=torch.uint8).view(1, 2, 1, 2).expand(3, 2, 4, 2)
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        given = images.contiguous(memory_format=memory_format)
-        made = standardise(given)
-        assert made.dtype is torch.float32
-        assert torch.allclose(made[0, :, 0], torch.tensor([[-1.0, 1.0], [-2.0, 6.0]]))
-        assert is_channels_last(made) is (memory_format is torch.channels_last)
-        assert torch.equal(given, images)
-
-
-def test_splits_are_the_same_in_every_form(tmp_path: Path, batches: Batches) -> None:
-    first = cifar10(in_folder(tmp_path / "a", "bin", official_files(batches, "bin")))
-    torch.manual_seed(3)
-    second = cifar10(in_folder(tmp_path / "b", "py", official_files(batches, "py")))
-    for name in ("train", "validation", "test"):
-        assert torch.equal(first[name][0], second[name][0])
-        assert torch.equal(first[name][1], second[name][1])
 
 
 def refused(root: Path) -> str:
@@ -186,55 +164,11 @@ def test_nothing_there_says_what_is_accepted_and_how_to_fetch_it(tmp_path: Path)
     assert "data.download=true" in message
 
 
-def test_missing_batch_is_named(tmp_path: Path, batches: Batches) -> None:
-    files = official_files(batches, "bin")
-    message = refused(in_folder(tmp_path, "bin", {"data_batch_1.bin": files["data_batch_1.bin"]}))
-    assert "has data_batch_1.bin but no data_batch_2.bin" in message
-    assert "test_batch.bin" in message
-
-
 def test_whole_archive_beside_an_unfinished_folder_is_read(tmp_path: Path, batches: Batches) -> None:
     files = official_files(batches, "bin")
     in_folder(tmp_path, "bin", {"data_batch_1.bin": files["data_batch_1.bin"]})
     splits = cifar10(in_archive(tmp_path, "bin", files))
     assert len(splits["train"][1]) == 90
-
-
-@pytest.mark.parametrize("num_bytes", [0, 3073 * NUM_RECORDS - 1])
-def test_truncated_binary_batch_is_refused(tmp_path: Path, batches: Batches, num_bytes: int) -> None:
-    files = official_files(batches, "bin")
-    files["data_batch_3.bin"] = files["data_batch_3.bin"][:num_bytes]
-    assert f"data_batch_3.bin has {num_bytes} bytes" in refused(in_folder(tmp_path, "bin", files))
-
-
-def test_label_out_of_range_is_refused(tmp_path: Path, batches: Batches) -> None:
-    batches["data_batch_2"][1][4] = 10
-    assert "data_batch_2.bin holds the label 10" in refused(in_folder(tmp_path / "a", "bin", official_files(batches, "bin")))
-    assert "holds labels that are no class" in refused(in_folder(tmp_path / "b", "py", official_files(batches, "py")))
-
-
-@pytest.mark.parametrize("kept_fraction", [0.0, 0.001, 0.5, 0.9])
-def test_truncated_archive_is_refused(tmp_path: Path, batches: Batches, kept_fraction: float) -> None:
-    path = in_archive(tmp_path, "bin", official_files(batches, "bin")) / "cifar-10-binary.tar.gz"
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * kept_fraction)])
-    assert "cifar-10-binary.tar.gz" in refused(tmp_path)
-
-
-def test_archive_without_a_batch_is_refused(tmp_path: Path, batches: Batches) -> None:
-    files = official_files(batches, "bin")
-    del files["test_batch.bin"]
-    assert "has no test_batch.bin" in refused(in_archive(tmp_path, "bin", files))
-
-
-def test_links_in_an_archive_are_not_followed(tmp_path: Path, batches: Batches) -> None:
-    files = official_files(batches, "bin")
-    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        for name in files:
-            link = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            archive.addfile(link)
-    assert "has no data_batch_1.bin" in refused(tmp_path)
 
 
 class RunsOnUnpickling:
@@ -259,24 +193,26 @@ def test_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path, batches: B
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("form", "content"),
     [
-        (b"", "cannot be unpickled"),
-        (b"not a pickle at all", "cannot be unpickled"),
-        (pickle.dumps([1, 2], protocol=2), "no pair of data and labels"),
-        (as_python_2_pickle({b"data": np.zeros((2, 3072), np.uint8)}), "no pair of data and labels"),
-        (as_python_2_pickle({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}), "for 1 labels"),
-        (as_python_2_pickle({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}), "3071 bytes of data"),
-        (as_python_2_pickle({b"data": np.zeros((1, 3072)), b"labels": [1]}), "not of bytes"),
-        (as_python_2_pickle({b"data": np.asfortranarray(np.zeros((2, 3072), np.uint8)), b"labels": [1, 1]}), "C order"),
+        ("bin", b""),
+        ("bin", bytes(3073 * NUM_RECORDS - 1)),
+        ("bin", b"\x0a" + bytes(3072)),
+        ("py", b"not a pickle at all"),
+        ("py", pickle.dumps([1, 2], protocol=2)),
+        ("py", as_python_2_pickle({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]})),
+        ("py", as_python_2_pickle({b"data": np.zeros((1, 3072)), b"labels": [1]})),
     ],
 )
-def test_pickle_of_another_form_is_refused(tmp_path: Path, batches: Batches, content: bytes, message: str) -> None:
-    files = official_files(batches, "py") | {"data_batch_1": content}
-    assert message in refused(in_folder(tmp_path, "py", files))
+def test_a_damaged_batch_is_refused(tmp_path: Path, batches: Batches, form: str, content: bytes) -> None:
+    name = "data_batch_3.bin" if form == "bin" else "data_batch_3"
+    assert f"{name} is no batch of CIFAR-10" in refused(in_folder(tmp_path, form, official_files(batches, form) | {name: content}))
 
 
-def test_truncated_pickle_is_refused(tmp_path: Path, batches: Batches) -> None:
-    files = official_files(batches, "py")
-    files["test_batch"] = files["test_batch"][:1000]
-    assert "test_batch cannot be unpickled" in refused(in_folder(tmp_path, "py", files))
+def test_a_damaged_archive_is_refused(tmp_path: Path, batches: Batches) -> None:
+    files = official_files(batches, "bin")
+    path = in_archive(tmp_path, "bin", files) / "cifar-10-binary.tar.gz"
+    path.write_bytes(path.read_bytes()[:-10000])
+    assert "cifar-10-binary.tar.gz" in refused(tmp_path)
+    del files["test_batch.bin"]
+    assert "has no test_batch.bin" in refused(in_archive(tmp_path, "bin", files))

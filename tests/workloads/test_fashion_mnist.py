@@ -70,41 +70,26 @@ def test_nothing_there_says_what_is_accepted_and_how_to_fetch_it(tmp_path: Path)
     assert "data.download=true" in message
 
 
-def test_missing_file_is_named(tmp_path: Path, files: dict[str, bytes]) -> None:
-    del files["t10k-labels-idx1-ubyte"]
-    assert "has no t10k-labels-idx1-ubyte (accepted" in refused(write(tmp_path, files))
-
-
-IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-
-
 @pytest.mark.parametrize(
-    ("name", "spoil", "message"),
+    ("name", "spoil"),
     [
-        (IMAGES, lambda content: content[:-1], "94079 bytes of data, accepted are the 94080"),
-        (IMAGES, lambda content: content + b"0", "more bytes of data, accepted are the 94080"),
-        (IMAGES, lambda content: content[:10], "accepted is an idx file"),
-        (IMAGES, lambda content: b"", "begins with nothing"),
-        (IMAGES, lambda content: b"\0\0\x08\x01" + content[4:], "begins with 00000801, accepted is an idx file that begins"),
-        (IMAGES, lambda content: idx(np.zeros((120, 28, 27))), r"images of (28, 27), accepted are (28, 28)"),
-        (LABELS, lambda content: idx(np.zeros(119)), "has 120 images"),
-        (LABELS, lambda content: idx(np.full(120, 10)), "holds the label 10"),
-        (LABELS, lambda content: b"\0\0\x0d\x01" + content[4:], "begins with 00000d01"),
+        ("train-images-idx3-ubyte", lambda content: content[:-1]),
+        ("train-images-idx3-ubyte", lambda content: b""),
+        ("train-images-idx3-ubyte", lambda content: idx(np.zeros((120, 28, 27)))),
+        ("train-labels-idx1-ubyte", lambda content: idx(np.zeros(119))),
+        ("train-labels-idx1-ubyte", lambda content: idx(np.full(120, 10))),
+        ("train-labels-idx1-ubyte", lambda content: b"\0\0\x0d\x01" + content[4:]),
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])
 def test_damaged_file_is_refused(
-    tmp_path: Path, files: dict[str, bytes], name: str, spoil: Callable[[bytes], bytes], message: str, zipped: bool
+    tmp_path: Path, files: dict[str, bytes], name: str, spoil: Callable[[bytes], bytes], zipped: bool
 ) -> None:
     files[name] = spoil(files[name])
-    refusal = refused(write(tmp_path, files, zipped=zipped))
-    assert name in refusal
-    assert message in refusal
+    assert name in refused(write(tmp_path, files, zipped=zipped))
 
 
-@pytest.mark.parametrize("num_bytes", [5, 100])
-def test_truncated_gzip_file_is_refused(tmp_path: Path, files: dict[str, bytes], num_bytes: int) -> None:
-    write(tmp_path, files)
-    path = tmp_path / f"{IMAGES}.gz"
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    assert f"{IMAGES}.gz cannot be read" in refused(tmp_path)
+def test_truncated_gzip_file_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
+    path = write(tmp_path, files) / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:100])
+    assert "train-images-idx3-ubyte.gz cannot be read" in refused(tmp_path)

