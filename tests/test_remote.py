@@ -128,7 +128,7 @@ def test_data_sets_are_the_same_from_a_path_and_from_a_url(memory: str, tmp_path
     mapped = memory_mapped(root=memory, scale=1, mean=None, std=None)["train"][0]
     assert isinstance(mapped, np.memmap)
     assert (mapped == np.arange(20).reshape(10, 2)).all()
-    settings = {"length": 8, "max_characters": 150, "validation_fraction": 0.2, "test_fraction": 0.2, "min_count": 1}
+    settings = {"length": 8, "max_characters": 300, "validation_fraction": 0.2, "test_fraction": 0.2, "min_count": 1}
     here, there = (text(root=root, **settings) for root in (str(tmp_path / "set"), f"{memory}/"))  # type: ignore[arg-type]
     assert (here["train"][0] == there["train"][0]).all()
     kept = {path.name for path in cache.rglob("*.txt")}
