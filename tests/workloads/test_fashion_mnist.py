@@ -82,9 +82,7 @@ def test_nothing_there_says_what_is_accepted_and_how_to_fetch_it(tmp_path: Path)
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])
-def test_damaged_file_is_refused(
-    tmp_path: Path, files: dict[str, bytes], name: str, spoil: Callable[[bytes], bytes], zipped: bool
-) -> None:
+def test_damaged_file_is_refused(tmp_path: Path, files: dict[str, bytes], name: str, spoil: Callable[[bytes], bytes], zipped: bool) -> None:
     files[name] = spoil(files[name])
     assert name in refused(write(tmp_path, files, zipped=zipped))
 
