@@ -99,6 +99,7 @@ def compare_command(arguments: Sequence[str]) -> int:
     own, common = read_own_keys(CompareKeys, line.overrides)
     from autotune.config.overrides import read_override_list  # noqa: PLC0415  # imports Hydra
     from autotune.execution.comparing import compose_sides  # noqa: PLC0415  # after --help
+    from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --help
 
     given = {"a": own.a, "b": own.b, "c": own.c, "d": own.d}
     overrides = {name: read_override_list(text, name) for name, text in given.items() if text}
@@ -111,7 +112,7 @@ def compare_command(arguments: Sequence[str]) -> int:
             print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{text}", end="")
         return 0
     require_experiment(all(side.experiment for side in sides), line.config_dirs)
-    comparison = _compare(sides, own.num_seeds, arguments, code_folders, Console())
+    comparison = _compare(sides, own.num_seeds, arguments, code_folders, output_console())
     if comparison is None:
         return 0
     if not comparison.is_complete:

@@ -8,7 +8,7 @@ resampled, never the runs of one side alone.
 
 The number of pairs decides which interval is used:
 
-* From twelve pairs on (eight for a median): the bootstrap over pairs. Its plain percentiles are too narrow (with ten pairs they contain the
+* From twelve pairs on: the bootstrap over pairs. Its plain percentiles are too narrow (with ten pairs they contain the
   true ratio 90% of the time instead of 95%), so they are moved outwards by the factor that makes a mean's interval as wide as Student's.
 * With fewer pairs: Student's t over the pairs, on the logarithm of the ratio. No resampling is honest with so few: even the interval from
   the lowest to the highest pair contains the true ratio half of the time for two pairs and three times out of four for three.
@@ -37,7 +37,6 @@ import numpy as np
 
 _CONFIDENCE = 0.95
 _FEWEST_RESAMPLED = 12
-_FEWEST_RATIOS_RESAMPLED = 8
 _NUM_RESAMPLES = 10_000
 _INFINITE_LOGARITHM = 700.0
 """Logarithm that stands for that of an infinite ratio, and its negative for that of zero."""
@@ -175,38 +174,6 @@ def deviation_of_pairs(numerators: Sequence[RunScore], denominators: Sequence[Ru
     return float((_residuals(above) - _residuals(below)).std(ddof=1))
 
 
-def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Ratio of two mean times over pairs: the time of many trainings of one side over the other's.
-
-    Args:
-        numerators: seconds, or another positive measure, of one side; numbers at the same index of
-            both sides are a pair.
-
-    Raises:
-        ValueError: there is no pair, the sides have different lengths, or a number is not above 0.
-    """
-    above, below = _checked(numerators, denominators)
-    return _ratio(_all_reached(above), _all_reached(below))
-
-
-def median_of_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Median over pairs of numerator / denominator, for benchmarks on a shared machine.
-
-    One burst of load does not decide it. With fewer than eight pairs the interval is that of the
-    geometric mean of the ratios.
-
-    Raises:
-        ValueError: there is no pair, the sides have different lengths, or a number is not above 0.
-    """
-    above, below = _checked(numerators, denominators)
-    ratios = above / below
-    ratio = float(np.median(ratios))
-    if len(ratios) < _FEWEST_RATIOS_RESAMPLED:
-        logarithms = np.log(ratios)
-        return _with_student(ratio, float(logarithms.mean()), logarithms - logarithms.mean())
-    return _with_bootstrap(ratio, np.median(ratios[_resampled(len(ratios))], axis=1), len(ratios))
-
-
 def _side(runs: Sequence[RunScore]) -> _Array | None:
     """The runs of one side ``[2, pairs]``: scores, and 1 for each run that reached the target.
 
@@ -236,26 +203,15 @@ def _ratio(above: _Array, below: _Array) -> Ratio:
     expected, num_pairs = [side[0].mean() / side[1].mean() for side in (above, below)], above.shape[1]
     ratio = float(expected[0] / expected[1])
     if num_pairs < _FEWEST_RESAMPLED:
-        return _with_student(ratio, math.log(ratio), _residuals(above) - _residuals(below))
-    drawn = _resampled(num_pairs)
+        return student_interval(ratio, math.log(ratio), _residuals(above) - _residuals(below))
+    drawn = resampled(num_pairs)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may be without a success
         sides = [side[0, drawn].mean(axis=1) / side[1, drawn].mean(axis=1) for side in (above, below)]
         ratios = sides[0] / sides[1]
-    return _with_bootstrap(ratio, ratios[~np.isnan(ratios)], num_pairs)
+    return bootstrap_interval(ratio, ratios[~np.isnan(ratios)], num_pairs)
 
 
-def _checked(numerators: Sequence[float], denominators: Sequence[float]) -> _Array:
-    """Both sides ``[2, pairs]``, checked to be pairs of positive numbers."""
-    if len(numerators) != len(denominators) or not numerators:
-        counts = f"{len(numerators)} and {len(denominators)}"
-        raise ValueError(f"{counts} runs; a ratio needs pairs, and at least one")
-    sides = np.array([numerators, denominators], dtype=np.float64)
-    if not sides.min() > 0:
-        raise ValueError(f"found {sides.min()}, a ratio needs numbers above 0")
-    return sides
-
-
-def _with_student(ratio: float, centre: float, residuals: _Array) -> Ratio:
+def student_interval(ratio: float, centre: float, residuals: _Array) -> Ratio:
     """A ratio with Student's interval around the logarithm ``centre``.
 
     Args:
@@ -270,7 +226,7 @@ def _with_student(ratio: float, centre: float, residuals: _Array) -> Ratio:
     return Ratio(ratio=ratio, low=min(low, ratio), high=max(high, ratio), num_pairs=num_pairs)
 
 
-def _with_bootstrap(ratio: float, drawn_ratios: _Array, num_pairs: int) -> Ratio:
+def bootstrap_interval(ratio: float, drawn_ratios: _Array, num_pairs: int) -> Ratio:
     """A ratio with the interval of expanded percentiles."""
     from scipy.special import ndtr  # noqa: PLC0415  # slow to import
 
@@ -287,7 +243,7 @@ def _with_bootstrap(ratio: float, drawn_ratios: _Array, num_pairs: int) -> Ratio
 
 
 @lru_cache(maxsize=4)
-def _resampled(num_pairs: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def resampled(num_pairs: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Indices of the pairs in each resample ``[resamples, pairs]``.
 
     They are the same on every call, so that equal data give equal intervals.

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.comparison import in_turns, median_of_ratios
-from benchmarks.measuring import circumstances, write_result
+from autotune.comparison import in_turns
+from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 HERE = Path(__file__).parent.parent
 

@@ -18,13 +18,12 @@ from statistics import median
 
 import torch
 
-from autotune.comparison import median_of_ratios
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation
 from autotune.training.loop import train
 from autotune.workloads.digits import digits
-from benchmarks.measuring import circumstances, write_result
+from benchmarks.measuring import circumstances, median_of_ratios, write_result
 from benchmarks.plain_training import Settings, train_plain
 
 MAX_TRAIN_RATIO = 1.02

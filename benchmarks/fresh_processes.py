@@ -26,14 +26,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from autotune.comparison import in_turns, median_of_ratios, ratio_of_means
+from autotune.comparison import in_turns
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.execution.cluster import connected
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.task_run import TrialTask
 from autotune.training.loop import train
-from benchmarks.measuring import circumstances, write_result
+from benchmarks.measuring import circumstances, median_of_ratios, ratio_of_means, write_result
 
 MAX_OUTSIDE_SECONDS = 0.5
 REPOSITORY = str(Path(__file__).parent.parent)

@@ -22,11 +22,10 @@ from pathlib import Path
 from statistics import fmean
 from time import sleep
 
-from autotune.comparison import median_of_ratios
 from autotune.measurement import TrialResult
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study
-from benchmarks.measuring import circumstances, write_result
+from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 MAX_GROWTH = 1.2
 TRAINING_SECONDS = 0.01

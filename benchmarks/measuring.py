@@ -1,20 +1,31 @@
 """What every benchmark needs: facts about the machine, and a result file.
 
 On a shared machine absolute times mean nothing, so a benchmark claims ratios: both sides run in turn, each pair under much the
-same load, and the spread of the pairs' ratios says how far they can be trusted (``autotune.comparison.median_of_ratios``).
+same load, and the spread of the pairs' ratios says how far they can be trusted (``median_of_ratios``).
 """
 
 import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from autotune.comparison import (
+    Ratio,
+    RunScore,
+    bootstrap_interval,
+    ratio_of_expected_scores,
+    resampled,
+    student_interval,
+)
 from autotune.training.capabilities import cpu_name, versions
 
+_FEWEST_RESAMPLED = 8
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -59,3 +70,42 @@ def _commit() -> str | None:
 def _git(*arguments: str) -> str:
     command = ["git", "--no-optional-locks", *arguments]
     return subprocess.run(command, cwd=RESULTS.parent.parent, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Ratio of two mean times over pairs; numbers at the same index of both sides are a pair.
+
+    Raises:
+        ValueError: there is no pair, the sides have different lengths, or a number is not above 0.
+    """
+    _check(numerators, denominators)
+    sides = ([RunScore(each, reached=True) for each in side] for side in (numerators, denominators))
+    ratio = ratio_of_expected_scores(*sides)
+    assert ratio is not None, "there are pairs of numbers above 0"
+    return ratio
+
+
+def median_of_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Median over pairs of numerator / denominator, which one burst of load does not decide.
+
+    With fewer than eight pairs the interval is that of the geometric mean of the ratios.
+
+    Raises:
+        ValueError: there is no pair, the sides have different lengths, or a number is not above 0.
+    """
+    _check(numerators, denominators)
+    ratios = np.array(numerators, dtype=np.float64) / np.array(denominators, dtype=np.float64)
+    ratio = float(np.median(ratios))
+    if len(ratios) < _FEWEST_RESAMPLED:
+        logarithms = np.log(ratios)
+        return student_interval(ratio, float(logarithms.mean()), logarithms - logarithms.mean())
+    drawn = np.median(ratios[resampled(len(ratios))], axis=1)
+    return bootstrap_interval(ratio, drawn, len(ratios))
+
+
+def _check(numerators: Sequence[float], denominators: Sequence[float]) -> None:
+    if len(numerators) != len(denominators) or not numerators:
+        counts = f"{len(numerators)} and {len(denominators)}"
+        raise ValueError(f"{counts} runs; a ratio needs pairs, and at least one")
+    if not (least := min(*numerators, *denominators)) > 0:
+        raise ValueError(f"found {least}, a ratio needs numbers above 0")

@@ -33,11 +33,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.comparison import Ratio, median_of_ratios
+from autotune.comparison import Ratio
 from autotune.measurement import Evaluation
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import read_study
-from benchmarks.measuring import circumstances, write_result
+from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 MAX_OUTSIDE_RATIO = 0.2
 REPOSITORY = Path(__file__).parent.parent

@@ -22,8 +22,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from autotune.comparison import Ratio, RunScore, expected_score, median_of_ratios
-from benchmarks.measuring import circumstances, write_result
+from autotune.comparison import Ratio, RunScore, expected_score
+from benchmarks.measuring import circumstances, median_of_ratios, write_result
 
 MAX_RATIO = 1.15
 PACKAGES = ("torch", "scikit-learn")

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from autotune.comparison import median_of_ratios
 from autotune.config.compose import Composer
 from autotune.config.schema import TrialConfig
 from autotune.training.components import make_components
@@ -28,7 +27,7 @@ from autotune.training.data import load_data
 from autotune.training.device import pick_device, seed_everything
 from autotune.training.loop import train
 from autotune.training.set_up import num_steps
-from benchmarks.measuring import circumstances, write_result
+from benchmarks.measuring import circumstances, median_of_ratios, write_result
 from benchmarks.textbook import TextbookTraining
 
 MIN_RATIO = 1.5

@@ -14,11 +14,10 @@ from autotune.comparison import (
     RunScore,
     expected_score,
     in_turns,
-    median_of_ratios,
     ratio_of_expected_scores,
-    ratio_of_means,
     reach_rate_interval,
 )
+from benchmarks.measuring import median_of_ratios, ratio_of_means
 
 SECONDS = st.floats(1e-3, 1e5)
 PAIRS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12)

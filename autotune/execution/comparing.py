@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -18,8 +19,7 @@ from rich.console import Console
 from autotune.comparison import in_turns
 from autotune.config.build import build_partial, call
 from autotune.config.compose import Composed, Composer, split_overrides
-from autotune.config.overrides import override_key
-from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
+from autotune.config.schema import Config, TrialConfig
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
@@ -34,7 +34,7 @@ from autotune.execution.plan import (
     unsuitable,
     workload_of,
 )
-from autotune.execution.settings import check_cluster, study_name
+from autotune.execution.settings import check_budget, study_name
 from autotune.execution.study_folder import log_file, shown_path, sole_user
 from autotune.execution.task_run import TrialTask
 from autotune.hiding import without_secrets
@@ -51,8 +51,7 @@ from autotune.tracking.tracker import StudyInfo, TrackedTrial
 from autotune.training.capabilities import Capabilities, versions
 from autotune.training.sources import train_missing_sources
 
-_SHARED_KEYS = FIXED_KEYS - {"experiment"}
-_SAME_VALUES = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study")
+_SAME = ("target", "evaluate_every_samples", "objective", "cluster", "tracking", "study", "seed")
 """Configuration keys whose values must be the same for all sides."""
 
 
@@ -182,41 +181,27 @@ def compose_sides(common: Sequence[str], overrides: Mapping[str, Sequence[str]],
         overrides: overrides of each side alone, by the side's name.
 
     Raises:
-        ConfigError: a side cannot be composed, or two cannot be compared; the message names the side,
-            unless all are at fault.
+        ConfigError: a side cannot be composed, or two cannot be compared; the message names them.
     """
-    for name, of_side in overrides.items():
-        for override in of_side:
-            key = override_key(override, name)
-            if key.replace("/", ".").partition(".")[0] in _SHARED_KEYS:
-                others = " and ".join(overrides)
-                raise ConfigError(f"{name}: {override}: all sides share it; write {key}=... beside {others}")
-    sides, errors = [], dict[str, ConfigError]()
-    for name, of_side in overrides.items():
-        try:
-            sides.append(_composed(name, common, of_side, config_dirs))
-        except ConfigError as error:
-            errors[name] = error
-    if errors:
-        name, first = next(iter(errors.items()))
-        is_common = len(errors) == len(overrides) and len(set(map(str, errors.values()))) == 1
-        raise first if is_common else ConfigError(f"{name}: {first}") from first
+    sides = [_composed(name, [*common, *each], each, config_dirs) for name, each in overrides.items()]
     for one, other in itertools.combinations(sides, 2):
-        for key in _SAME_VALUES:
-            if one.composed.plain[key] != other.composed.plain[key]:
-                names = f"{one.name} and {other.name}"
-                raise ConfigError(f"{key}: the experiments of {names} differ in it; set it beside them")
+        if key := next((key for key in _SAME if one.composed.plain[key] != other.composed.plain[key]), None):
+            names = f"{one.name} and {other.name}"
+            raise ConfigError(f"{key}: {names} differ in it; set it for both, beside {names}")
         if one.trial == other.trial:
             raise ConfigError(f"{one.name} and {other.name}: {one.shown} and {other.shown} are the same configuration")
     return tuple(sides)
 
 
-def _composed(name: str, common: Sequence[str], overrides: Sequence[str], config_dirs: Sequence[str]) -> Side:
-    composer = Composer([*common, *overrides], config_dirs)
-    composer.refuse_sweeps()
-    composed = composer.compose()
-    _ = composed.trial  # checks it
-    return Side(name=name, overrides=tuple(overrides), composer=composer, composed=composed)
+def _composed(name: str, overrides: Sequence[str], own: Sequence[str], config_dirs: Sequence[str]) -> Side:
+    try:
+        composer = Composer(overrides, config_dirs)
+        composer.refuse_sweeps()
+        composed = composer.compose()
+        _ = composed.trial  # checks it
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    return Side(name=name, overrides=tuple(own), composer=composer, composed=composed)
 
 
 def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, fork_server: ForkServer | None = None) -> ComparisonPlan:
@@ -231,14 +216,7 @@ def plan_comparison(sides: tuple[Side, ...], *, num_seeds: int, fork_server: For
     """
     config, trial = sides[0].composed.config, sides[0].trial
     capabilities = capabilities_of(config.cluster, fork_server)
-    for key, value in (
-        ("search.trial_deadline_seconds", config.search.trial_deadline_seconds),
-        ("search.max_errors_in_a_row", config.search.max_errors_in_a_row),
-        ("cluster.cpus_per_worker", config.cluster.cpus_per_worker),
-    ):
-        if value is not None and not value > 0:
-            raise ConfigError(f"{key}: found {value}, must be above 0")
-    check_cluster(config.cluster)
+    check_budget(config)
     for side in sides:
         if (reason := unsuitable(side.trial, config.cluster, capabilities)) is not None:
             raise ConfigError(f"{side.name}: cannot run here: {reason}")
@@ -390,21 +368,11 @@ def _make_runs(
         lanes = Lanes.of([run.task for run in first_runs], plan.capabilities)
 
         def batches() -> Iterator[list[list[PairedRun]]]:
-            for first in range(0, plan.num_seeds, lanes.number):
-                rounds = range(first, min(first + lanes.number, plan.num_seeds))
-                turns = list(in_turns(len(plan.sides), plan.num_seeds))
-                units = [[run(*turn) for turn in turns if turn[1] == number] for number in rounds]
-                if lanes.number > 1:
-                    yield units
-                    check(range(len(plan.sides)))
-                    continue
-                for each in units[0]:
-                    yield [[each]]
-                    check([each.arm])
-
-        def check(sides: Sequence[int]) -> None:
-            for index in sides:
-                check_failures(comparison.sides[index], plan.config.search.max_errors_in_a_row)
+            turns = in_turns(len(plan.sides), plan.num_seeds)
+            rounds = itertools.groupby(turns, key=itemgetter(1))
+            units = ([run(*turn) for turn in turns] for _, turns in rounds)
+            while batch := list(itertools.islice(units, lanes.number)):
+                yield batch
 
         def run(index: int, number: int) -> PairedRun:
             started = partial(display.run_started, comparison.sides[index], plan.seed(number))
@@ -416,6 +384,7 @@ def _make_runs(
             side.runs[run.number] = result
             display.run_finished(side, run.number)
             write()
+            check_failures(side, plan.config.search.max_errors_in_a_row)
 
         def make() -> None:
             run_in_turns(

@@ -40,7 +40,7 @@ def check_settings(composer: Composer) -> StudySettings:
         raise ConfigError(
             "search_space: the experiment has none; accepted is a list of files, or sweeps such as optimizer.lr=interval(1e-3,1)"
         )
-    _check_budget(config)
+    check_budget(config)
     _check_target(config)
     name = study_name(config, composed.choices["experiment"])
     space = read_search_space(config.search_space, composer)
@@ -78,7 +78,12 @@ _FRACTIONS = ("accuracy",)
 """Metrics of autotune's own whose values lie in 0 to 1."""
 
 
-def _check_budget(config: Config) -> None:
+def check_budget(config: Config) -> None:
+    """Check the settings that limit a search, its confirmation and what each run takes.
+
+    Raises:
+        ConfigError: a setting has a value that is not accepted.
+    """
     search, confirm = config.search, config.confirm
     check_cluster(config.cluster)
     if search.num_trials is None and search.time_budget_seconds is None:

@@ -8,9 +8,8 @@ a comparison that is killed keeps what it measured.
 
 import csv
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +66,9 @@ class ComparedSide:
     @property
     def steps(self) -> dict[int, RunScore]:
         """Optimizer steps until a run reached the target or ended, by number of the pair."""
+        lasts = {number: run.last for number, run in self.runs.items()}
         return {
-            number: score._replace(score=float(last.step) if (last := self.runs[number].last) else None)
-            for number, score in self.scores.items()
-        }
-
-    @property
-    def device_seconds(self) -> dict[int, RunScore]:
-        """Warm seconds of a run, times its workers, by number of the pair."""
-        return {
-            number: score._replace(score=self.num_workers * last.warm_seconds if (last := self.runs[number].last) else None)
-            for number, score in self.scores.items()
+            number: score._replace(score=float(last.step) if (last := lasts[number]) else None) for number, score in self.scores.items()
         }
 
     @property
@@ -85,12 +76,6 @@ class ComparedSide:
         """Mean training seconds per step of each run that was evaluated, by number of the pair."""
         means = {number: step_seconds(run) for number, run in sorted(self.runs.items())}
         return {number: RunScore(mean, reached=True) for number, mean in means.items() if mean is not None}
-
-    @property
-    def worker_seconds(self) -> dict[int, RunScore]:
-        """Seconds of one worker that a sample takes in training, by number of the pair."""
-        factor = self.num_workers / self.config["batch_size"]
-        return {number: RunScore(factor * (step.score or 0.0), reached=True) for number, step in self.step_seconds.items()}
 
 
 def step_seconds(run: TrialResult) -> float | None:
@@ -146,24 +131,34 @@ class Comparison:
 
     def ratios(self, side: ComparedSide) -> dict[str, Ratio | None]:
         """Ratios of the first side's values to another side's, by name; None where not measured."""
-        values: dict[str, Callable[[ComparedSide], Mapping[int, RunScore]]] = {
-            self.scale.quantity.replace(" ", "_"): attrgetter("scores"),
-            "steps_to_target": attrgetter("steps"),
-            "step_seconds": attrgetter("step_seconds"),
+        first, quantity = self.sides[0], self.scale.quantity.replace(" ", "_")
+        ratios = {
+            quantity: _ratio(first.scores, side.scores),
+            "steps_to_target": _ratio(first.steps, side.steps),
+            "step_seconds": (steps := _ratio(first.step_seconds, side.step_seconds)),
         }
-        if self.is_scaling:
-            values["efficiency"] = attrgetter("device_seconds")
-            values["step_efficiency"] = attrgetter("worker_seconds")
-        ratios = {}
-        for name, values_of in values.items():
-            first, other = values_of(self.sides[0]), values_of(side)
-            pairs = sorted(first.keys() & other.keys())
-            ratios[name] = ratio_of_expected_scores([first[number] for number in pairs], [other[number] for number in pairs])
+        if self.is_scaling and self.scale.is_time:
+            fewer_workers = first.num_workers / side.num_workers
+            larger_batch = side.config["batch_size"] / first.config["batch_size"]
+            ratios["efficiency"] = _times(ratios[quantity], fewer_workers)
+            ratios["step_efficiency"] = _times(steps, fewer_workers * larger_batch)
         return ratios
 
     def score_ratio(self, side: ComparedSide) -> Ratio | None:
         """The first side's expected score divided by another's: above 1 if that other is better."""
         return next(iter(self.ratios(side).values()))
+
+
+def _ratio(first: Mapping[int, RunScore], other: Mapping[int, RunScore]) -> Ratio | None:
+    pairs = sorted(first.keys() & other.keys())
+    return ratio_of_expected_scores([first[number] for number in pairs], [other[number] for number in pairs])
+
+
+def _times(ratio: Ratio | None, factor: float) -> Ratio | None:
+    if ratio is None:
+        return None
+    scaled = {name: factor * getattr(ratio, name) for name in ("ratio", "low", "high")}
+    return replace(ratio, **scaled)
 
 
 def verdict(comparison: Comparison, side: ComparedSide) -> str:

@@ -1,11 +1,12 @@
 """Terminal output of a comparison: a line for each run that ends, and the table of results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from autotune.measurement import Evaluation, differing_devices
@@ -74,59 +75,56 @@ class ComparisonDisplay(AbstractContextManager["ComparisonDisplay"]):
 
 
 def print_comparison(console: Console, comparison: Comparison, *, folder: str) -> None:
-    """Print the result of a comparison: a table of all sides with their ratios, and the conclusion."""
-    others, facts = comparison.sides[1:], [("target", f"{comparison.target}")]
-    facts += [(side.name, side.label.partition(": ")[2]) for side in comparison.sides]
-    lines = [Text(f"\n{comparison.experiment} · {comparison.name}", style="bold")]
-    lines += [Text(printable(f"  {name:<8}{text}")) for name, text in facts]
-    rows = _rows(comparison)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:  # never cut, whatever width a log file claims to have
-        cells = [f"{row[0]:<{widths[0]}}"]
-        cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)][: len(comparison.sides)]
-        cells += [f" {cell:<{width}}" for cell, width in zip(row[-len(others) :], widths[-len(others) :], strict=True)]
-        lines.append(Text(f"  {'  '.join(cells)}".rstrip()))
-    lines += [Text(f"  {printable(note)}") for note in _notes(comparison)]
+    """Print the result of a comparison: a table of all sides with their ratios, and the verdicts."""
+    sides, others = comparison.sides, comparison.sides[1:]
+    labels = [(side.name, side.label.partition(": ")[2]) for side in sides]
+    console.print(Text(f"\n{comparison.experiment} · {comparison.name}", style="bold"), soft_wrap=True)
+    lines = [f"{name:<8}{text}" for name, text in [("target", str(comparison.target)), *labels]]
+    console.print(Text(_indented(lines)), soft_wrap=True)
+    console.print(_table(comparison))
     for side in others:
         ratio = comparison.score_ratio(side)
         is_resolved = comparison.all_sides_reached and ratio is not None and ratio.is_resolved
         style = "bold green" if is_resolved else "bold"
-        lines.append(Text(f"  {verdict(comparison, side)}", style=style))
-    lines.append(Text(printable(f"  {'folder':<8}{folder}")))
-    for line in lines:
-        console.print(line, soft_wrap=True)
+        console.print(Text(f"  {verdict(comparison, side)}", style=style), soft_wrap=True)
+    lines = [*_notes(comparison), f"{'folder':<8}{folder}"]
+    console.print(Text(_indented(lines)), soft_wrap=True)
 
 
-def _rows(comparison: Comparison) -> list[list[str]]:
-    """The rows of the table: a name, a cell for each side, and a ratio for each side but the first."""
+def _indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {printable(line)}" for line in lines)
+
+
+def _table(comparison: Comparison) -> Table:
+    """A row for each quantity, a column for each side, and one for each ratio to the first side."""
     first, *others = comparison.sides
     ratios = [comparison.ratios(side) for side in others]
+    table = Table(box=None, padding=(0, 0, 0, 2))
+    table.add_column("")
+    for side in comparison.sides:
+        table.add_column(side.name, justify="right", overflow="fold")
+    for side in others:
+        table.add_column(f"{first.name} / {side.name}", overflow="fold")
 
-    def row(name: str, cell: Callable[[ComparedSide], str], ratio: str | None = None) -> list[str]:
-        shown = []
-        for side, found in zip(others, ratios, strict=True):
-            value = None if ratio is None else found.get(ratio)
-            text = "" if value is None else measured_ratio(value)
-            if value is not None and value.num_pairs < (num_pairs := comparison.num_pairs(side)):
-                text += f", {value.num_pairs} of {num_pairs} pairs"
-            shown.append(text)
-        return [name, *map(cell, comparison.sides), *shown]
+    def add(name: str, cell: Callable[[ComparedSide], str], ratio: str = "") -> None:
+        found = [each.get(ratio) for each in ratios]
+        shown = ["" if each is None else measured_ratio(each) for each in found]
+        table.add_row(Text(name), *map(cell, comparison.sides), *shown)
 
     quantity = comparison.scale.quantity
-    rows = [
-        ["", *(side.name for side in comparison.sides), *(f"{first.name} / {side.name}" for side in others)],
-        row("reached", lambda side: f"{side.arm.num_reached} of {side.arm.num_runs}"),
-        row(quantity, lambda side: format_expected(side.arm) or "-", quantity.replace(" ", "_")),
-        row("steps to target", _mean_steps, "steps_to_target"),
-        row("step time", _mean_step, "step_seconds"),
-        row("build, once a process", _mean_build),
-        row(f"test {comparison.target.metric}", _mean_test),
-    ]
+    add("reached", lambda side: f"{side.arm.num_reached} of {side.arm.num_runs}")
+    add(quantity, lambda side: format_expected(side.arm) or "-", quantity.replace(" ", "_"))
+    add("steps to target", _mean_steps, "steps_to_target")
+    add("step time", _mean_step, "step_seconds")
+    add("build, once a process", _mean_build)
+    add(f"test {comparison.target.metric}", _mean_test)
+    if len({side.config["batch_size"] for side in comparison.sides}) > 1:
+        add("samples a step", lambda side: f"{side.config['batch_size']}")
     if comparison.is_scaling:
-        rows.append(row("workers", lambda side: f"{side.num_workers}"))
-        rows.append(row("efficiency, to target", lambda side: "", "efficiency"))
-        rows.append(row("efficiency, a step", lambda side: "", "step_efficiency"))
-    return rows
+        add("workers", lambda side: f"{side.num_workers}")
+        add("efficiency, to target", lambda side: "", "efficiency")
+        add("efficiency, a step", lambda side: "", "step_efficiency")
+    return table
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -135,9 +133,6 @@ def _notes(comparison: Comparison) -> list[str]:
     if not comparison.is_complete:
         num_runs = len(sides) * comparison.num_seeds
         notes.append(f"interrupted after {comparison.num_runs} of {num_runs} runs")
-    if len({side.config["batch_size"] for side in sides}) > 1:
-        sizes = ", ".join(f"{side.config['batch_size']} in {side.name}" for side in sides)
-        notes.append(f"samples in a step: {sizes}")
     for side in sides:
         scoreless = [run for number, run in side.runs.items() if side.scores[number].score is None]
         if scoreless:

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Target, TrialResult
+from autotune.reporting.scores import ArmScores
 
 LOG_SPAN = 30
 MAX_LABEL = 56
@@ -57,6 +58,31 @@ def write_charts(folder: Path, charts: Iterable[Chart]) -> list[Path]:
         replace_file(path, figure.to_html(include_plotlyjs="cdn", config={"displayModeBar": False}).encode(errors="replace"))
         paths.append(path)
     return paths
+
+
+def arms_figure(arms: Sequence[ArmScores], colours: Sequence[str]) -> go.Figure:
+    """A row for each arm: its runs, and a bar up to what a success costs."""
+    figure, rows, scale = go.Figure(), range(len(arms), 0, -1), arms[0].scale
+    spent = [arm.mean_spent or 0.0 for arm in arms]
+    costs = [finite(arm.expected_score or 0.0) or mean for arm, mean in zip(arms, spent, strict=True)]
+    figure.add_bar(
+        x=costs, y=[*rows], orientation="h", marker={"color": [*colours], "opacity": 0.55},
+        name="what one success costs", hoverinfo="skip",
+    )  # fmt: skip
+    names = {"circle": "a run that reached the target", "arrow-right-open": "a run that fell short"}
+    for symbol, name in names.items():
+        runs = [
+            (finite(score), row + (index % 5 - 2) * 0.11, escape(f"{arm.label}: {scale.format(score)}"))
+            for row, arm in zip(rows, arms, strict=True)
+            for index, (score, reached) in enumerate(arm.scored_runs)
+            if reached is (symbol == "circle")
+        ]
+        if runs:
+            add_points(figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}})
+    figure.update_xaxes(title=escape(scale.axis_label), rangemode="tozero")
+    labels = [escape(shorten(arm.label, 24)) for arm in arms]
+    figure.update_yaxes(tickvals=[*rows], ticktext=labels, showgrid=False)
+    return figure
 
 
 def curve_of(result: TrialResult) -> list[tuple[float, float]]:

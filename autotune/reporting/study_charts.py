@@ -25,6 +25,7 @@ from autotune.reporting.drawing import (
     Chart,
     add_line,
     add_points,
+    arms_figure,
     axis_scale,
     counted,
     finite,
@@ -66,26 +67,10 @@ def _confirmation_chart(study: ConcludedStudy) -> Chart | None:
     arms = [scores for scores, _ in study.arms if scores.scored_runs]
     if not arms:
         return None
-    figure, rows = go.Figure(), range(len(arms), 0, -1)
-    colours = [BASELINE_COLOUR if arm is arms[0] else "#009E73" if arm is study.best_arm else "#56B4E9" for arm in arms]
-    costs = [arm.expected_score if math.isfinite(arm.expected_score or math.inf) else arm.mean_spent for arm in arms]
-    figure.add_bar(
-        x=[finite(cost or 0.0) for cost in costs], y=[*rows], orientation="h", marker={"color": colours, "opacity": 0.55},
-        name="what one success costs", hoverinfo="skip",
-    )  # fmt: skip
-    names = {"circle": "a run that reached the target", "arrow-right-open": "a run that fell short"}
-    for symbol, name in names.items():
-        runs = [
-            (finite(score), row + (index % 5 - 2) * 0.11, escape(f"{arm.label}: {study.scale.format(score)}"))
-            for row, arm in zip(rows, arms, strict=True)
-            for index, (score, reached) in enumerate(arm.scored_runs)
-            if reached is (symbol == "circle")
-        ]
-        if runs:
-            add_points(figure, runs, name=name, marker={"symbol": symbol, "size": 9, "line": {"width": 1}})
-    figure.update_xaxes(title=escape(study.scale.axis_label), rangemode="tozero")
-    figure.update_yaxes(tickvals=[*rows], ticktext=[escape(shorten(arm.label, 24)) for arm in arms], showgrid=False)
-    description = f"Runs on fresh seeds of each configuration: {'; '.join(f'{arm.label} {describe_arm(arm)}' for arm in arms)}."
+    colours = ["#009E73" if arm is study.best_arm else "#56B4E9" for arm in arms]
+    figure = arms_figure(arms, [BASELINE_COLOUR, *colours[1:]])
+    words = "; ".join(f"{arm.label} {describe_arm(arm)}" for arm in arms)
+    description = f"Runs on fresh seeds of each configuration: {words}."
     return Chart(name="confirmation", description=description, figure=figure, height=150 + 56 * len(arms))
 
 
