@@ -6,13 +6,11 @@ always go one at a time. Which runs come next may depend on the results of earli
 """
 
 import contextlib
-import heapq
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -103,40 +101,49 @@ def run_in_turns(
 
     telling = threading.Lock()
 
-    def train(processes: "FreshProcesses", unit: Sequence[PairedRun]) -> None:
-        for run in unit:
-            result = _train(processes, run, tracker, telling)
-            if result is None:
-                return
-            with telling:
-                if result[1].outcome in (Outcome.ERRORED, Outcome.LOST):
-                    check_ray()
-                on_end(run, result[1])
-                scored = run_score(result[1], objective)
-                tracker.finish(*result, scored.score if scored.reached else None)
+    def train(processes: "FreshProcesses", run: PairedRun) -> bool:
+        """Make a run; return False if it was interrupted."""
+        made = _train(processes, replace(run, task=anew(run.task)), tracker, telling)
+        if made is None:
+            return False
+        with telling:
+            if made[1].outcome in (Outcome.ERRORED, Outcome.LOST):
+                check_ray()
+            on_end(run, made[1])
+            score = run_score(made[1], objective)
+            tracker.finish(*made, score.score if score.reached else None)
+        return True
 
+    def work_off(units: Iterator[Sequence[PairedRun]], processes: "FreshProcesses") -> None:
+        while not interrupt.is_set():
+            with telling:
+                unit = next(units, None)
+            if unit is None or not all(train(processes, run) for run in unit):
+                return
+
+    at_work: list[Future[None]] = []
     with tracker.held(), compiled_anew() as anew, contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(
-                FreshProcesses(fit=size.holds, interrupt=interrupt, max_retakes=max_retakes, fork_server=fork_server, reserved=lanes.task)
+                FreshProcesses(
+                    fit=size.holds,
+                    interrupt=interrupt,
+                    max_retakes=max_retakes,
+                    fork_server=fork_server,
+                    reserved=lanes.task,
+                )
             )
             for _ in range(lanes.number)
         ]
-        idle, at_work = list(range(lanes.number)), dict[Future[None], int]()
         try:
             for batch in batches:
-                waiting = deque(batch)
-                while waiting or at_work:
-                    while waiting and idle:
-                        lane, done = heapq.heappop(idle), Future[None]()
-                        at_work[done] = lane
-                        work = partial(train, processes[lane], [replace(run, task=anew(run.task)) for run in waiting.popleft()])
-                        threading.Thread(target=call, args=(work, done), name=f"lane-{lane}", daemon=True).start()
-                    for done in wait(at_work, return_when=FIRST_COMPLETED).done:
-                        heapq.heappush(idle, at_work.pop(done))
-                        done.result()
-                    if interrupt.is_set():
-                        waiting.clear()
+                units = iter(batch)
+                at_work = [Future() for _ in batch[: lanes.number]]
+                for lane, done in enumerate(at_work):
+                    work = partial(work_off, units, processes[lane])
+                    threading.Thread(target=call, args=(work, done), name=f"lane-{lane}", daemon=True).start()
+                for done in as_completed(at_work):
+                    done.result()
                 if interrupt.is_set():
                     return
         except BaseException:
@@ -147,9 +154,12 @@ def run_in_turns(
 
 
 def _train(
-    processes: "FreshProcesses", run: PairedRun, tracker: "BackgroundTracker", telling: threading.Lock
+    processes: "FreshProcesses",
+    run: PairedRun,
+    tracker: "BackgroundTracker",
+    telling: threading.Lock,
 ) -> tuple[TrackedTrial, TrialResult] | None:
-    """Make a run, and return it as the tracker knows it with its result; None if it was interrupted."""
+    """Make a run, and return it as the tracker knows it with its result; None if interrupted."""
     from autotune.execution.fresh import FreshRun  # noqa: PLC0415  # imports ray
 
     tracked = run.tracked
@@ -165,16 +175,15 @@ def _train(
         with telling:
             run.on_evaluation(evaluation)
 
-    result = processes.train(
-        FreshRun(
-            task=run.task,
-            trial=tracked.trial,
-            values=tracked.values,
-            overrides=tracked.overrides,
-            on_start=on_start,
-            on_evaluation=on_evaluation,
-        )
+    fresh = FreshRun(
+        task=run.task,
+        trial=tracked.trial,
+        values=tracked.values,
+        overrides=tracked.overrides,
+        on_start=on_start,
+        on_evaluation=on_evaluation,
     )
+    result = processes.train(fresh)
     return None if result is None else (tracked, result)
 
 
