@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autotune.errors import AutotuneError, ConfigError, DataError
+from autotune.errors import AutotuneError, DataError
 from autotune.files import FORMAT_KEY, FORMATS, check_format, check_kind, make_folder, replace_file, replacing
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
@@ -101,8 +101,23 @@ MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
 """Environment variable that raises the limit of values that one file of a recording may hold: a few bytes can stand for gigabytes."""
 _MAX_VALUES = 100_000_000
 _MAX_YAML_VALUES = 1_000_000  # an outcome for each of many trials
-_MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, NotImplementedError, RecursionError, TypeError, ValueError)
-"""Exceptions that reading what someone changed can raise."""
+_CURVES = {
+    "step": ("steps", pa.int64()),
+    "train_seconds": ("train_seconds", pa.float64()),
+    "metric": ("metrics", pa.float64()),
+    "build_seconds": ("build_seconds", pa.float64()),
+    "prepare_seconds": ("prepare_seconds", pa.float64()),
+    "outcome": ("ends", pa.string()),
+    "limit_seconds": ("limit_seconds", pa.float64()),
+    "epoch": ("epochs", pa.float64()),
+    "num_workers": ("num_workers", pa.int64()),
+    "device_kind": ("device_kinds", pa.string()),
+    "build_joules": ("build_joules", pa.float64()),
+    "energy_joules": ("energy_joules", pa.float64()),
+}
+"""Columns of ``curves.parquet`` beside ``trial``: for each its field of a RecordedTrial, and its type."""
+_NUM_REQUIRED = 3
+"""Number of the first columns that every recording has."""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -112,10 +127,12 @@ def read_recording(folder: Path) -> Recording:
         DataError: a file is missing or wrong; names the file, what was found and what is accepted.
     """
     if not folder.is_dir():
-        raise DataError(f"recording={folder}: no such folder; accepted is one with study.yaml, space.yaml, trials.parquet, curves.parquet")
+        raise DataError(f"recording={folder}: no such folder; it must have study.yaml, space.yaml, trials.parquet, curves.parquet")
     try:
         return _read(folder)
-    except _MALFORMED as error:
+    except AutotuneError as error:
+        raise error if isinstance(error, DataError) else DataError(str(error)) from error
+    except Exception as error:  # of the many that reading what someone changed can raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(f"recording={folder}: is not as a study writes it ({reason})") from error
 
@@ -124,60 +141,44 @@ def _read(folder: Path) -> Recording:
     study = _read_yaml(folder / "study.yaml")
     check_format("recording", study.get(FORMAT_KEY), folder / "study.yaml")
     target = target_of(study, str(folder / "study.yaml"))
-    try:
-        space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
-    except AutotuneError as error:
-        raise DataError(str(error)) from error
+    space = SearchSpace.from_mapping(_read_yaml(folder / "space.yaml"), str(folder / "space.yaml"))
     points = _read_table(folder / "trials.parquet", ("trial",))
-    curves = _read_table(folder / "curves.parquet", ("trial", "step", "train_seconds", "metric"))
-    order = sorted(range(len(curves["trial"])), key=lambda row: [_number(curves[name][row]) for name in ("step", "train_seconds")])
+    curves = _read_table(folder / "curves.parquet", ("trial", *[*_CURVES][:_NUM_REQUIRED]))
+    columns = {
+        field: [_value(name, value, folder / "curves.parquet") for value in curves[name]]
+        for name, (field, _) in _CURVES.items()
+        if name in curves
+    }
     rows_of: dict[int, list[int]] = {}
-    for row in order:
+    for row in sorted(range(len(curves["trial"])), key=lambda row: (columns["steps"][row], columns["train_seconds"][row])):
         rows_of.setdefault(curves["trial"][row], []).append(row)
     baseline, outcomes = study.get("baseline"), study.get("outcomes") or {}
     trials = []
     for index, number in enumerate(points["trial"]):
-        where = f"{folder / 'trials.parquet'}: trial {number}"
         values = {key: column[index] for key, column in points.items() if key != "trial" and column[index] is not None}
         is_outside = not values and not all(_may_be_null(parameter) for parameter in space.parameters.values())
         if is_outside and number != baseline:
             continue
-        rows = rows_of.get(number, [])
-
-        def column(name: str, rows: list[int] = rows) -> tuple[float, ...]:
-            return tuple(_number(curves[name][row]) for row in rows) if name in curves else ()
-
+        where = f"{folder / 'trials.parquet'}: trial {number}"
+        curve: dict[str, Any] = {field: tuple(column[row] for row in rows_of.get(number, [])) for field, column in columns.items()}
+        suggestion = Suggestion({} if is_outside else _recorded_values(space, values, where))
         trials.append(
             RecordedTrial(
-                number=number,
-                suggestion=Suggestion({} if is_outside else _recorded_values(space, values, where)),
-                steps=column("step"),
-                train_seconds=column("train_seconds"),
-                metrics=column("metric"),
-                build_seconds=column("build_seconds"),
-                prepare_seconds=column("prepare_seconds"),
-                ends=tuple(_outcome(curves["outcome"][row], where) for row in rows) if "outcome" in curves else (),
-                limit_seconds=column("limit_seconds"),
-                epochs=column("epoch"),
-                num_workers=column("num_workers"),
-                device_kinds=tuple(curves["device_kind"][row] for row in rows) if "device_kind" in curves else (),
-                build_joules=column("build_joules"),
-                energy_joules=column("energy_joules"),
-                outcome=_outcome(outcomes.get(number), where),
+                number=number, suggestion=suggestion, outcome=_value("outcome", outcomes.get(number), folder / "study.yaml"), **curve
             )
         )
     return Recording(target=target, space=space, trials=tuple(trials), baseline=baseline)
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _outcome(value: Any, where: str) -> Outcome | None:
-    try:
+def _value(column: str, value: Any, path: Path) -> Any:
+    """A value of ``curves.parquet`` as a RecordedTrial has it: NaN for a number that is missing, None for a missing text."""
+    if column == "outcome":
+        if value is not None and value not in Outcome.__members__:
+            raise DataError(f"{path}: found outcome {short(value)}, it must be one of {', '.join(Outcome)}")
         return None if value is None else Outcome[value]
-    except KeyError as error:
-        raise DataError(f"{where}: found outcome {short(value)}, accepted are {', '.join(Outcome)}") from error
+    if column == "device_kind":
+        return value
+    return math.nan if value is None else float(value)
 
 
 def target_of(study: Mapping[str, Any], where: str) -> Target:
@@ -186,27 +187,23 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
     Raises:
         DataError: a field is missing or has no valid value; the message begins with ``where``.
     """
-    names = {"metric": "metric", "value": "target", "mode": "mode", "max_train_seconds": "max_train_seconds"}
-    missing = [name for name in names.values() if name not in study]
-    if missing:
-        raise DataError(f"{where}: has no {missing[0]}; accepted are {', '.join(names.values())}")
+    names = ("metric", "target", "mode", "max_train_seconds")
+    if missing := [name for name in names if name not in study]:
+        raise DataError(f"{where}: has no {missing[0]}; it must have {', '.join(names)}")
     if study["mode"] not in ("max", "min"):
-        raise DataError(f"{where}: mode: found {short(study['mode'])}, accepted are max, min")
+        raise DataError(f"{where}: mode: found {short(study['mode'])}, it must be max or min")
     try:
-        numbers = {field: float(study[names[field]]) for field in ("value", "max_train_seconds")}
+        value, max_train_seconds = float(study["target"]), float(study["max_train_seconds"])
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: {str(error)[:200]}; accepted are numbers for target and max_train_seconds") from error
-    return Target(metric=str(study["metric"]), mode=study["mode"], value=numbers["value"], max_train_seconds=numbers["max_train_seconds"])
+        raise DataError(f"{where}: {str(error)[:200]}; target and max_train_seconds must be numbers") from error
+    return Target(metric=str(study["metric"]), mode=study["mode"], value=value, max_train_seconds=max_train_seconds)
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
     check_kind(path, is_folder=False, may_be_link=True)
-    try:
-        content = read_yaml(path, max_values=_MAX_YAML_VALUES)
-    except ConfigError as error:
-        raise DataError(str(error)) from error
+    content = read_yaml(path, max_values=_MAX_YAML_VALUES)
     if not isinstance(content, Mapping):
-        raise DataError(f"{path}: found {short(content)}, accepted is a mapping")
+        raise DataError(f"{path}: found {short(content)}, it must be a mapping")
     return content
 
 
@@ -216,14 +213,14 @@ def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     max_values = int(text) if text.isdecimal() else _MAX_VALUES
     try:
         described = pq.read_metadata(path)
-        if (num_values := described.num_rows * described.num_columns) > max_values:
-            raise DataError(f"{path}: found {num_values:,} values, accepted are {max_values:,} ({MAX_VALUES_VARIABLE}=NUMBER raises it)")
-        table: dict[str, list[Any]] = pq.read_table(path).to_pydict()
-    except (OSError, pa.ArrowException, *_MALFORMED) as error:
+        num_values = described.num_rows * described.num_columns
+        table: dict[str, list[Any]] = pq.read_table(path).to_pydict() if num_values <= max_values else {}
+    except Exception as error:  # of the many that a changed file can raise
         raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())[:300]}") from error
-    missing = [name for name in columns if name not in table]
-    if missing:
-        raise DataError(f"{path}: has no column {missing[0]}; accepted are {', '.join(columns)}")
+    if num_values > max_values:
+        raise DataError(f"{path}: found {num_values:,} values, at most are {max_values:,} ({MAX_VALUES_VARIABLE}=NUMBER raises it)")
+    if missing := [name for name in columns if name not in table]:
+        raise DataError(f"{path}: has no column {missing[0]}; it must have {', '.join(columns)}")
     return table
 
 
@@ -232,7 +229,7 @@ def _recorded_values(space: SearchSpace, row: Mapping[str, Any], where: str) -> 
     values: dict[str, Any] = {}
     for key, parameter in space.parameters.items():
         if row.get(key) is None and not _may_be_null(parameter):
-            raise DataError(f"{where}: has no {key}; accepted is a value for every parameter that its choices open")
+            raise DataError(f"{where}: has no {key}; it must have a value for every parameter that its choices open")
         values[key] = _recorded_value(parameter, row.get(key), f"{where}: {key}")
         if isinstance(parameter, Choice):
             values |= _recorded_values(parameter.beneath(values[key]), row, where)
@@ -261,7 +258,7 @@ def _recorded_value(parameter: Parameter, found: Any, where: str) -> Any:
         if isinstance(parameter, Float):
             return float(value)
         return int(value) if isinstance(parameter, Int | PowerOfTwo) else value
-    raise DataError(f"{where}: found {short(found)}, accepted is a value of the space")
+    raise DataError(f"{where}: found {short(found)}, it must be a value of the space")
 
 
 def _as_number(found: Any) -> int | float | None:
@@ -312,25 +309,15 @@ def write_recording(
     columns |= {key: _column([result.values.get(key) for result in ended]) for key in keys}
     _write_table(folder / "trials.parquet", pa.table(columns))
     rows = [(result, evaluation) for result in ended for evaluation in result.evaluations]
-    curves = {
-        "trial": pa.array([result.trial for result, _ in rows], pa.int64()),
-        "step": pa.array([evaluation.step for _, evaluation in rows], pa.int64()),
-        "train_seconds": pa.array([evaluation.warm_seconds for _, evaluation in rows], pa.float64()),
-        "metric": pa.array([evaluation.metric for _, evaluation in rows], pa.float64()),
-    }
-    details = {
-        "build_seconds": pa.array([evaluation.build_seconds for _, evaluation in rows], pa.float64()),
-        "prepare_seconds": pa.array([evaluation.prepare_seconds for _, evaluation in rows], pa.float64()),
-        "outcome": pa.array([None if evaluation.outcome is None else str(evaluation.outcome) for _, evaluation in rows], pa.string()),
-        "limit_seconds": pa.array([_limit_seconds(result, evaluation, target) for result, evaluation in rows], pa.float64()),
-        "epoch": pa.array([evaluation.epoch for _, evaluation in rows], pa.float64()),
-        "num_workers": pa.array([evaluation.num_workers for _, evaluation in rows], pa.int64()),
-        "device_kind": pa.array([evaluation.device_kind for _, evaluation in rows], pa.string()),
-        "build_joules": pa.array([evaluation.build_joules for _, evaluation in rows], pa.float64()),
-        "energy_joules": pa.array([evaluation.energy_joules for _, evaluation in rows], pa.float64()),
-    }
-    if all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows):
-        curves |= details
+    curves = {"trial": pa.array([result.trial for result, _ in rows], pa.int64())}
+    is_detailed = all(math.isfinite(evaluation.build_seconds) for _, evaluation in rows)
+    for name in [*_CURVES][: None if is_detailed else _NUM_REQUIRED]:
+        if name == "limit_seconds":
+            cells: list[Any] = [_limit_seconds(result, evaluation, target) for result, evaluation in rows]
+        else:
+            field = "warm_seconds" if name == "train_seconds" else name
+            cells = [getattr(evaluation, field) for _, evaluation in rows]
+        curves[name] = pa.array(cells, _CURVES[name][1])
     _write_table(folder / "curves.parquet", pa.table(curves))
 
 

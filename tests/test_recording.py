@@ -60,10 +60,6 @@ def columns(path: Path) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_recording_is_four_files(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["curves.parquet", "space.yaml", "study.yaml", "trials.parquet"]
-
-
 def test_the_study_says_target_and_clock(folder: Path) -> None:
     assert yaml.safe_load((folder / "study.yaml").read_text()) == {
         "format": 1,
@@ -104,13 +100,6 @@ def test_curves_hold_every_evaluation_in_warm_seconds(folder: Path) -> None:
     assert math.isnan(found["metric"][2])
 
 
-def test_the_time_to_target_can_be_read_off_the_curve(folder: Path) -> None:
-    found = columns(folder / "curves.parquet")
-    rows = zip(*(found[name] for name in ("trial", "step", "train_seconds", "metric")), strict=True)
-    first = next(seconds for trial, _, seconds, metric in rows if trial == 0 and TARGET.reached_by(metric))
-    assert first == RESULTS[1].time_to_target_seconds
-
-
 def test_an_evaluation_at_the_target_that_did_not_count_is_not_the_time_to_target(tmp_path: Path) -> None:
     dense, sparse = evaluation(10, 1.0, 0.95), replace(evaluation(30, 3.0, 0.92), outcome=Outcome.REACHED)
     never = (evaluation(10, 2.0, 0.99), replace(evaluation(20, 4.0, 0.99), outcome=Outcome.CAPPED))
@@ -131,9 +120,3 @@ def test_a_later_recording_takes_the_place_of_the_earlier(folder: Path) -> None:
     assert not any(columns(folder / "curves.parquet").values())
     assert yaml.safe_load((folder / "space.yaml").read_text()) == {}
     assert len(list(folder.iterdir())) == 4
-
-
-def test_a_study_without_trials_can_be_written(tmp_path: Path) -> None:
-    write_recording(tmp_path, results=[], target=TARGET, space=SPACE, source="nothing")
-    assert columns(tmp_path / "trials.parquet") == {"trial": []}
-    assert columns(tmp_path / "curves.parquet")["metric"] == []
