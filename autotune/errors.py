@@ -84,6 +84,28 @@ class WorkerError(ExecutionError):
         self.traceback_text = without_secrets(traceback_text)
 
 
+def check_fractions(where: str, **fractions: float) -> None:
+    """Check values of a component's keys that lie in 0 to 1.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for key, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{where}.{key}: found {value}, accepted is 0 to 1")
+
+
+def check_counts(where: str, least: int = 1, **counts: int | None) -> None:
+    """Check values of a component's keys that are whole numbers from ``least``, or None.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for key, value in counts.items():
+        if value is not None and value < least:
+            raise ConfigError(f"{where}.{key}: found {value}, accepted is a whole number from {least}")
+
+
 def last_exception(lines: Sequence[str]) -> int | None:
     """Index of the line that tells the exception which the last Python traceback in a program's output ends with; None without one.
 

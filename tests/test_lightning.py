@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
-from autotune.session import is_pausable
 from autotune.training.checkpoint import read_weights
 from autotune.training.run import start_training
 
@@ -57,7 +55,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)]
 
 
-def fit(lr: float, epochs: int = 6, folder: str = ".", monitor: str = "val_loss", val_check_interval: float = 1.0) -> None:
+def fit(lr: float, epochs: int = 6, folder: str = ".", monitor: str = "val_loss", val_check_interval: float = 1.0, **settings: Any) -> None:
     trainer = lightning.Trainer(
         max_epochs=epochs,
         val_check_interval=val_check_interval,
@@ -68,6 +66,7 @@ def fit(lr: float, epochs: int = 6, folder: str = ".", monitor: str = "val_loss"
         enable_model_summary=False,
         enable_checkpointing=False,
         callbacks=[autotune.lightning.ReportCallback(monitor=monitor)],
+        **settings,
     )
     trainer.fit(Classifier(lr), DataLoader(blobs(192), batch_size=32, shuffle=True), DataLoader(blobs(90), batch_size=90))
 
@@ -102,12 +101,6 @@ def test_each_validation_is_an_evaluation(own: MakeConfig) -> None:
     assert all(set(evaluation.metrics) == {"val_accuracy"} for evaluation in evaluations)
 
 
-def test_within_an_epoch_it_is_not_paused(own: MakeConfig) -> None:
-    training = start_training(own(lr=0.01, val_check_interval=0.5))
-    assert [(next(training).step, is_pausable()) for _ in range(3)] == [(3, False), (6, True), (9, False)]
-    training.close()
-
-
 @pytest.mark.parametrize("val_check_interval", [1.0, 0.5])
 def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, tmp_path: Path, val_check_interval: float) -> None:
     config = own(lr=0.05, value=0.4 if val_check_interval == 1 else 1.2, epochs=50, val_check_interval=val_check_interval)
@@ -125,10 +118,6 @@ def test_it_ends_at_the_target_and_its_weights_score_the_same(own: MakeConfig, t
 def test_a_metric_that_is_not_logged_is_one_line(own: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="monitor='val_f1' was not logged, accepted are val_loss"):
         list(start_training(own(lr=0.01, monitor="val_f1")))
-
-
-def test_by_hand_it_does_nothing(tmp_path: Path) -> None:
-    fit(lr=0.01, epochs=1, folder=str(tmp_path))
 
 
 class Noisy(Classifier):
@@ -258,67 +247,9 @@ def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
         assert ENDS[0]["stopping"][0] >= 2, "else early stopping did nothing"
 
 
-def fit_otherwise(how: str, folder: str) -> None:
-    """Trainings of users who do more than call ``fit`` once, or something else."""
-    ours = autotune.lightning.ReportCallback(monitor="val_loss")
-    settings: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0} if how == "validated after it" else {"max_epochs": 2}
-    if how in ("ddp", "ddp_spawn", "ddp_fork"):
-        settings |= {"strategy": how, "devices": 1 if how == "ddp_fork" else 2}
-    model = Noisy(0.1, None)
-    if how == "added by the module":
-        model.configure_callbacks = lambda: [ours]
-
-    def trainer() -> Any:
-        return lightning.Trainer(
-            **settings, accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            enable_checkpointing=False, callbacks=[] if how == "added by the module" else [ours],
-        )  # fmt: skip
-
-    first = trainer()
-    if how == "validated before it":
-        first.validate(model, Blobs().val_dataloader(), verbose=False)
-    first.fit(model, Blobs().train_dataloader(), Blobs().val_dataloader())
-    if how in ("validated before it", "validated after it"):
-        first.limit_val_batches = 1.0
-        first.validate(model, Blobs().val_dataloader(), verbose=False)
-    if how == "in two stages":
-        trainer().fit(model, Blobs())
-
-
-@pytest.mark.parametrize(
-    ("how", "reports"),
-    [
-        ("validated before it", [(6, 1, True), (12, 2, False)]),
-        ("validated after it", [(12, 2, False)]),
-        ("in two stages", [(6, 1, True), (12, 2, False), (6, 1, False), (12, 2, False)]),
-    ],
-)
-def test_each_state_is_reported_once_and_is_paused_where_it_can_be_found_again(
-    own: MakeConfig, how: str, reports: list[tuple[int, int, bool]]
-) -> None:
-    training = start_training(own(how=how, _target_=f"{__name__}.fit_otherwise"))
-    assert [(evaluation.step, evaluation.epoch, is_pausable()) for evaluation in training] == reports
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("ddp", r"found a Trainer with devices=2, num_nodes=1 and DDPStrategy, accepted in a trial is one .* Trainer\(devices=1"),
-        ("ddp_spawn", r"found a Trainer with devices=2"),
-        (
-            "ddp_fork",
-            r"found a Trainer with devices=1, num_nodes=1 and DDPStrategy, accepted in a trial is one that trains in the trial's own",
-        ),
-        ("added by the module", r"configure_callbacks gave, accepted is Trainer\(..., callbacks="),
-    ],
-)
-def test_what_a_trial_cannot_train_is_refused_before_a_process_is_started(
-    own: MakeConfig, monkeypatch: pytest.MonkeyPatch, how: str, told: str
-) -> None:
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "")  # so that what Lightning would set is taken back
-        monkeypatch.delenv(name)
-    before = psutil.Process().children(recursive=True)
-    with pytest.raises(ConfigError, match=told):
-        list(start_training(own(how=how, _target_=f"{__name__}.fit_otherwise")))
-    assert psutil.Process().children(recursive=True) == before
+@pytest.mark.parametrize("settings", [{"devices": 2}, {"devices": 1, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}])
+def test_a_trainer_of_several_processes_is_refused_before_they_are_started(own: MakeConfig, settings: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"found a Trainer with devices=.*accepted in a trial is one that trains in the trial's"
+    ):
+        list(start_training(own(lr=0.01, **settings)))

@@ -14,7 +14,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
-from autotune.session import is_pausable
 from autotune.training.checkpoint import read_weights
 from autotune.training.run import start_training
 
@@ -110,16 +109,6 @@ def test_a_metric_that_is_not_computed_is_one_line(own: MakeConfig) -> None:
         list(start_training(own(lr=0.01, monitor="eval_f1")))
 
 
-def test_a_callback_that_is_added_later_could_not_pause(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"added by add_callback, accepted is Trainer\(..., callbacks="):
-        list(start_training(own(lr=0.01, is_added=True)))
-
-
-@pytest.mark.parametrize("is_added", [False, True])
-def test_by_hand_it_does_nothing(tmp_path: Path, is_added: bool) -> None:
-    fit(lr=0.01, epochs=1, folder=str(tmp_path), is_added=is_added)
-
-
 EPOCHS = 6
 ENDS: list[dict[str, Any]] = []
 """How the trainings of ``fit_row`` ended that came to their end."""
@@ -211,40 +200,3 @@ def test_a_training_that_is_paused_at_every_evaluation_is_as_if_it_were_not(
     if "early_stopping" in ROWS[row]:
         assert ENDS[0]["patience"] == [2], "else early stopping did nothing"
     assert all(evaluation.evaluate_seconds > 0 for evaluation in paused)
-
-
-def fit_otherwise(how: str, folder: str) -> None:
-    """Trainings of users who evaluate outside of ``train``, or train twice."""
-    arguments = transformers.TrainingArguments(
-        folder, num_train_epochs=2, per_device_train_batch_size=16, eval_strategy="no" if how == "evaluated after it" else "epoch",
-        save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    model = tiny_bert()
-
-    def trainer() -> Any:
-        ours = autotune.transformers.ReportCallback(monitor="eval_loss")
-        return transformers.Trainer(model, arguments, train_dataset=Words(96), eval_dataset=Words(64), callbacks=[ours])
-
-    first = trainer()
-    if how == "evaluated around it":
-        first.evaluate()
-    first.train(resume_from_checkpoint=False)
-    if how != "in two stages":
-        first.evaluate()
-    else:
-        trainer().train()
-
-
-@pytest.mark.parametrize(
-    ("how", "reports"),
-    [
-        ("evaluated around it", [(6, 1, True), (12, 2, False)]),
-        ("evaluated after it", [(12, 2, False)]),
-        ("in two stages", [(6, 1, True), (12, 2, False), (6, 1, False), (12, 2, False)]),
-    ],
-)
-def test_each_state_is_reported_once_and_is_paused_where_it_can_be_found_again(
-    own: MakeConfig, how: str, reports: list[tuple[int, int, bool]]
-) -> None:
-    training = start_training(own(how=how, _target_=f"{__name__}.fit_otherwise"))
-    assert [(evaluation.step, evaluation.epoch, is_pausable()) for evaluation in training] == reports

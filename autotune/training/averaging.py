@@ -1,33 +1,17 @@
 """Averages of the weights over a training, evaluated and saved in place of the last weights.
 
-Contract: ``average(model, total_steps)`` returns None, or a ``WeightAverage`` that is updated after every optimizer step.
+Contract: ``average(model, total_steps)`` returns None, or an object with the methods of ``ExponentialMovingAverage``, which is updated
+after every optimizer step.
 """
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from autotune.errors import ConfigError
-
-
-class WeightAverage(Protocol):
-    """An average of the weights of one model in training."""
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """Model that is evaluated and saved; it has the same structure as the trained model."""
-
-    def update(self, step: int) -> None:
-        """Add the weights after an optimizer step to the average; ``step`` counts from 1."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State from which another process can continue the average."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned."""
+from autotune.errors import check_counts, check_fractions
 
 
 def none(model: torch.nn.Module, total_steps: int) -> None:
@@ -47,11 +31,8 @@ def ema(model: torch.nn.Module, total_steps: int, *, decay: float, every_steps: 
     Raises:
         ConfigError: a value is outside its range.
     """
-    if every_steps < 1:
-        raise ConfigError(f"averaging.every_steps: found {every_steps}, accepted is a whole number from 1")
-    for key, value in (("decay", decay), ("start_fraction", start_fraction)):
-        if not 0 <= value <= 1:
-            raise ConfigError(f"averaging.{key}: found {value}, accepted is 0 to 1")
+    check_counts("averaging", every_steps=every_steps)
+    check_fractions("averaging", decay=decay, start_fraction=start_fraction)
     return ExponentialMovingAverage(model, decay=decay, every_steps=every_steps, start_step=max(1, round(start_fraction * total_steps)))
 
 

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from autotune.config.build import accepted_arguments, build, build_partial, call
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.training.averaging import WeightAverage
+from autotune.training.averaging import ExponentialMovingAverage
 from autotune.training.data import LoadedData
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import SharedModel, Strategy
@@ -63,7 +63,7 @@ class Components(BoundParts):
 
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
-    average: WeightAverage | None
+    average: ExponentialMovingAverage | None
     augment: Augmentation
     metric: Score
     """Metric that the target is stated in; the contract is in ``autotune.training.metrics``."""

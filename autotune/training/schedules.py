@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_fractions
 
 Shape = Callable[[int, int], float]
 """``shape(step, num_steps)``: factor of the learning rate at a step, 0 to ``num_steps``, of a schedule of ``num_steps`` steps."""
@@ -34,7 +34,7 @@ def one_cycle(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_frac
     Source: Smith & Topin, "Super-Convergence" (2017), with the shape of torch.optim.lr_scheduler.OneCycleLR. The paper also cycles
     momentum, in the opposite direction; here the optimizer's momentum stays constant, so that it can be searched over.
     """
-    _check_fractions(warmup_fraction=warmup_fraction)
+    check_fractions("lr_schedule", warmup_fraction=warmup_fraction)
 
     def shape(step: int, num_steps: int) -> float:
         peak = warmup_fraction * (num_steps + 1) - 1
@@ -52,7 +52,7 @@ def cosine(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fractio
 
     Source: Loshchilov & Hutter, "SGDR" (2017), without restarts.
     """
-    _check_fractions(warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
+    check_fractions("lr_schedule", warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
     return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, lambda done: _cosine_between(1.0, floor_fraction, done)))
 
 
@@ -61,7 +61,7 @@ def linear(optimizer: torch.optim.Optimizer, total_steps: int, *, warmup_fractio
 
     Source: Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements" (2023).
     """
-    _check_fractions(warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
+    check_fractions("lr_schedule", warmup_fraction=warmup_fraction, floor_fraction=floor_fraction)
     return _scheduler(optimizer, total_steps, _warmed_up(warmup_fraction, lambda done: 1.0 - (1.0 - floor_fraction) * done))
 
 
@@ -75,7 +75,7 @@ def warmup_stable_decay(
     Source: Hu et al., "MiniCPM" (2024), section 4; the straight line as in Haegele et al., "Scaling Laws and Compute-Optimal
     Training Beyond Fixed Training Durations" (2024).
     """
-    _check_fractions(warmup_fraction=warmup_fraction, decay_fraction=decay_fraction, floor_fraction=floor_fraction)
+    check_fractions("lr_schedule", warmup_fraction=warmup_fraction, decay_fraction=decay_fraction, floor_fraction=floor_fraction)
     stable = max(0.0, 1.0 - warmup_fraction - decay_fraction) / max(1.0 - warmup_fraction, 1e-12)
 
     def after_warmup(done: float) -> float:
@@ -120,9 +120,3 @@ def _warmed_up(warmup_fraction: float, after: Callable[[float], float]) -> Shape
 
 def _cosine_between(start: float, end: float, done: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
-
-
-def _check_fractions(**fractions: float) -> None:
-    for key, value in fractions.items():
-        if not 0 <= value <= 1:
-            raise ConfigError(f"lr_schedule.{key}: found {value}, accepted is 0 to 1")

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from autotune.errors import ConfigError
-from autotune.training.augmentation import ImageAugmentation, unchanged
-from autotune.training.data import is_channels_last
+from autotune.training.augmentation import ImageAugmentation
 
 NOTHING: dict[str, Any] = {"flip": "none", "shift": 0, "brightness": 0.0, "contrast": 0.0, "cutout": 0, "resolutions": []}
 HEIGHT, WIDTH = 6, 7
@@ -38,11 +37,6 @@ def is_mirrored(image: Tensor, original: Tensor) -> bool:
     return torch.equal(image, original.flip(-1))
 
 
-def test_nothing_is_changed_where_nothing_is_asked_for(images: Tensor) -> None:
-    assert augmented(unchanged, images) is images
-    assert torch.equal(augmented(make(), images), images)
-
-
 # Flips.
 
 
@@ -52,22 +46,6 @@ def test_alternating_flips_show_each_image_once_in_each_orientation_in_two_epoch
     assert sum(epochs[0]) == 10
     assert epochs[1] == [not each for each in epochs[0]]
     assert epochs[2:] == epochs[:2]
-
-
-def test_the_half_of_an_alternating_flip_goes_with_the_sample_wherever_it_stands_in_a_batch(images: Tensor) -> None:
-    augment = make(flip="alternating")
-    whole = augmented(augment, images)
-    order = torch.randperm(20)
-    assert torch.equal(augment(images[order], samples=order, epoch=0, progress=0.9), whole[order])
-
-
-def test_the_half_of_an_alternating_flip_is_drawn_from_the_training_seed(images: Tensor) -> None:
-    halves = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        halves.append(augmented(make(flip="alternating"), images))
-    assert torch.equal(halves[0], halves[1])
-    assert not torch.equal(halves[0], halves[2])
 
 
 def test_random_flips_mirror_about_half_of_the_images_anew_each_time() -> None:
@@ -98,20 +76,6 @@ def test_shifts_are_crops_of_each_image_padded_with_its_reflection(images: Tenso
 
 
 # Jitter and cutout.
-
-
-def test_jitter_adds_one_number_to_each_image_and_multiplies_it_by_another() -> None:
-    base = torch.randn(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
-    images = base.expand(2000, -1, -1, -1)
-    torch.manual_seed(0)
-    jittered = augmented(make(brightness=0.2, contrast=0.1, num_samples=2000), images)
-    factor = jittered.flatten(1).std(1) / base.std()
-    addend = jittered.flatten(1).mean(1) / factor - base.mean()
-    assert torch.allclose(jittered, (images + addend[:, None, None, None]) * factor[:, None, None, None])
-    assert (factor - 1).abs().max() < 0.1
-    assert addend.abs().max() < 0.2
-    for deviation, half_width in ((factor.std(), 0.1), (addend.std(), 0.2)):
-        assert abs(deviation.item() / (half_width / 3**0.5) - 1) < 0.05  # of uniform numbers
 
 
 def test_cutout_sets_one_square_within_each_image_to_zero() -> None:
@@ -146,25 +110,7 @@ def test_progress_sets_the_size_that_whole_crops_are_scaled_to(images: Tensor, p
     assert torch.equal(scaled, functional.interpolate(cropped, size=size, mode="bilinear") if size != (6, 7) else cropped)
 
 
-def test_before_the_first_stretch_images_keep_their_size(images: Tensor) -> None:
-    augment = make(resolutions=[[0.5, 4], [0.6, None]])
-    sizes = [augmented(augment, images, progress=each).shape[2] for each in (0.0, 0.5, 0.6)]
-    assert sizes == [6, 4, 6]
-
-
 # Form and refusals.
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_number_and_memory_format_are_kept(images: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
-    images = (images / 1000).to(dtype).contiguous(memory_format=memory_format)
-    augment = make(flip="alternating", shift=1, brightness=0.1, contrast=0.1, cutout=2, resolutions=STRETCHES)
-    for progress in (0.0, 0.9):
-        made = augmented(augment, images, progress=progress)
-        assert made.dtype is dtype
-        assert is_channels_last(made) is (memory_format is torch.channels_last)
-        assert made.is_contiguous(memory_format=memory_format)
 
 
 @pytest.mark.parametrize(
@@ -183,24 +129,6 @@ def test_number_and_memory_format_are_kept(images: Tensor, dtype: torch.dtype, m
 def test_a_setting_that_means_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shift": 6}, "augmentation.shift: found 6, accepted is below the images' 6 pixels"),
-        ({"cutout": 7}, "augmentation.cutout: found 7, accepted is up to the images' 6 pixels"),
-        ({"resolutions": [[0, 6], [0.5, None]]}, "augmentation.resolutions: found 6 pixels, accepted is below the images' 6"),
-    ],
-)
-def test_images_too_small_for_a_setting_are_refused(images: Tensor, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        augmented(make(**settings), images)
-
-
-def test_inputs_that_are_no_images_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"inputs are \[20, 3\], accepted are images"):
-        augmented(make(), torch.zeros(20, 3))
 
 
 @pytest.mark.gpu

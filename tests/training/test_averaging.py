@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 from autotune.errors import ConfigError
-from autotune.training.averaging import ExponentialMovingAverage, ema, none
+from autotune.training.averaging import ema
 
 
 def set_weights(model: nn.Module, value: float) -> None:
@@ -29,20 +28,11 @@ def averages_after(num_steps: int, *, total_steps: int, decay: float, every_step
     return found
 
 
-def test_none_keeps_no_average() -> None:
-    assert none(nn.Linear(1, 1), 10) is None  # type: ignore[func-returns-value]  # that it returns None is the contract
-
-
 def test_the_average_is_the_sum_of_weights_by_their_age() -> None:
     found = averages_after(6, total_steps=6, decay=0.75, every_steps=1, start_fraction=0.0)
     for step, average in enumerate(found, start=1):
         closed_form = 0.75 ** (step - 1) + sum(0.25 * 0.75 ** (step - each) * each**2 for each in range(2, step + 1))
         assert average == pytest.approx(closed_form)
-
-
-def test_only_every_so_many_steps_count() -> None:
-    found = averages_after(7, total_steps=7, decay=0.5, every_steps=3, start_fraction=0.0)
-    assert found == pytest.approx([1, 1, 1, (1 + 16) / 2, (1 + 16) / 2, (1 + 16) / 2, ((1 + 16) / 2 + 49) / 2])
 
 
 def test_before_its_start_the_trained_weights_are_evaluated_and_it_begins_as_they_are() -> None:
@@ -70,38 +60,6 @@ def test_running_statistics_are_averaged_and_counters_copied() -> None:
     assert found["1.num_batches_tracked"] == 2
 
 
-def test_the_average_leaves_the_trained_model_alone() -> None:
-    model = batch_norm_net()
-    before = copy.deepcopy(model.state_dict())
-    average = ema(model, 10, decay=0.9, every_steps=1, start_fraction=0.0)
-    average.update(1)
-    set_weights(average.model, 3.0)
-    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
-
-
-def test_a_masked_weight_is_averaged_and_its_mask_is_not() -> None:
-    model = nn.Linear(4, 1, bias=False)
-    prune.identity(model, "weight")  # type: ignore[no-untyped-call]  # missing in torch's stubs
-    average = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.0)
-    with torch.no_grad():
-        for step, mask in ((1, [1.0, 1.0, 1.0, 0.0]), (2, [1.0, 1.0, 0.0, 0.0])):
-            model.get_parameter("weight_orig").fill_(step)
-            model.get_buffer("weight_mask").copy_(torch.tensor([mask]))
-            average.update(step)
-    assert average.model(torch.eye(4)).flatten().tolist() == [1.5, 1.5, 0, 0]
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_weights_of_every_type_and_memory_format_are_averaged(precision: torch.dtype) -> None:
-    model = batch_norm_net().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-    model[3].to(precision)
-    average = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.0)
-    for step in (1, 2):
-        set_weights(model, step)
-        average.update(step)
-    assert {each.float().mean().item() for each in average.model.parameters()} == {1.5}
-
-
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_an_average_of_half_weights_does_not_stall(precision: torch.dtype) -> None:
     model = nn.Linear(1, 1).to(precision)
@@ -116,17 +74,6 @@ def test_an_average_of_half_weights_does_not_stall(precision: torch.dtype) -> No
         assert [weight.dtype for weight in each.model.parameters()] == [precision] * 2
         for weight in each.model.parameters():
             assert weight.item() == pytest.approx(2 - 0.999**1001, rel=torch.finfo(precision).eps)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
-def test_the_copy_of_a_compiled_model_is_not_compiled() -> None:
-    model = batch_norm_net()
-    model.compile(backend="eager")
-    average = ema(model, 10, decay=0.5, every_steps=1, start_fraction=0.0)
-    average.update(1)
-    assert average.model._compiled_call_impl is None
-    assert average.model(torch.zeros(1, 1, 4, 4)).shape == (1, 2)
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -158,14 +105,3 @@ def test_values_out_of_range_are_refused(change: dict[str, float], said: str) ->
     with pytest.raises(ConfigError) as refused:
         ema(nn.Linear(1, 1), 10, **({"decay": 0.5, "every_steps": 1, "start_fraction": 0.0} | change))  # type: ignore[arg-type]
     assert str(refused.value) == said
-
-
-@pytest.mark.gpu
-def test_an_update_does_not_wait_for_the_gpu() -> None:
-    average = ExponentialMovingAverage(batch_norm_net().cuda(), decay=0.5, every_steps=1, start_step=1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for step in (1, 2):
-            average.update(step)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

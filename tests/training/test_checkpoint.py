@@ -164,16 +164,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path: Path, little_
     assert [each.name for each in tmp_path.iterdir()] == [STATE_FILE]
 
 
-@pytest.mark.gpu
-def test_a_gpus_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
-    device = torch.device("cuda")
-    save_state(tmp_path, random_state(device))
-    wanted = torch.rand(3, device=device)
-    torch.rand(7, device=device)
-    set_random_state(read_state(tmp_path), device)
-    assert torch.equal(torch.rand(3, device=device), wanted)
-
-
 def header(text: str) -> bytes:
     content = json.dumps({"__metadata__": {"autotune": text}}).encode()
     return struct.pack("<Q", len(content)) + content

@@ -3,19 +3,16 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError, DataError
-from autotune.training.components import make_components
+from autotune.errors import DataError
 from autotune.training.data import Batch, LoadedData, Split, fits_on, host_batches, load_data, resident_batches, sample_order
 
 PAIR = (torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
@@ -35,10 +32,6 @@ def arrays() -> dict[str, Any]:
 
 def datasets() -> dict[str, Any]:
     return {name: TensorDataset(*pair) for name, pair in tensors().items()}
-
-
-def without_test() -> dict[str, Any]:
-    return {name: pair for name, pair in tensors().items() if name != "test"}
 
 
 def regression() -> dict[str, Any]:
@@ -117,11 +110,6 @@ def test_a_loader_that_fails_is_told_in_one_line(load: Load) -> None:
         load(asking_too_much)
 
 
-def test_a_loader_that_may_not_be_named_is_a_configuration_error(trial_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="_target_"):
-        load_data(trial_config(data={"_target_": "os.getcwd"}))
-
-
 @pytest.mark.parametrize("function", [arrays, datasets])
 def test_arrays_and_datasets_are_read_as_tensors_are(load: Load, function: Callable[..., Any]) -> None:
     expected, found = load(tensors), load(function)
@@ -131,10 +119,6 @@ def test_arrays_and_datasets_are_read_as_tensors_are(load: Load, function: Calla
     assert found.checksum == expected.checksum
 
 
-def test_the_test_split_may_be_missing(load: Load) -> None:
-    assert load(without_test).test is None
-
-
 def test_the_data_says_what_a_model_needs_to_know(load: Load) -> None:
     data = load(tensors, num_classes=2)
     assert (data.input_shape, data.num_classes) == ((3,), 2)
@@ -142,54 +126,10 @@ def test_the_data_says_what_a_model_needs_to_know(load: Load) -> None:
     assert load(regression).num_classes is None
 
 
-def test_the_last_data_set_is_kept_and_another_one_takes_its_place(load: Load) -> None:
-    first = load(tensors)
-    assert load(tensors) is first
-    second = load(tensors, num_classes=2)
-    assert second is not first
-    assert load(tensors, num_classes=2) is second
-    assert load(tensors) is not first
-
-
-def test_a_failed_loading_leaves_no_data_set_of_before(load: Load) -> None:
-    first = load(tensors)
-    with pytest.raises(DataError):
-        load(failing)
-    assert load(tensors) is not first
-
-
 def test_the_checksum_tells_data_apart(load: Load) -> None:
     checksums = [load(tensors).checksum, load(tensors, scale=2.0).checksum, load(tensors, num_classes=2).checksum]
     assert len(set(checksums)) == 3
     assert load(arrays).checksum == checksums[0]
-
-
-def test_images_move_in_the_memory_format_that_is_asked_for(load: Load) -> None:
-    split = load(images).train
-    device = torch.device("cpu")
-    assert split.to(device, channels_last=True, dtype=torch.float32).inputs.is_contiguous(memory_format=torch.channels_last)
-    assert split.to(device, channels_last=False, dtype=torch.float32).inputs.is_contiguous()
-    assert load(tensors).train.to(device, channels_last=True, dtype=torch.float32).inputs.is_contiguous()
-
-
-def images() -> dict[str, Any]:
-    pair = (np.zeros((4, 3, 5, 5), dtype=np.float32), np.arange(4))
-    return {"train": pair, "validation": pair}
-
-
-def test_every_data_set_fits_on_the_cpu(load: Load) -> None:
-    assert fits_on(torch.device("cpu"), load(tensors))
-
-
-@pytest.mark.parametrize(("num_samples", "fits"), [(100, True), (101, False)])
-def test_data_fit_on_a_gpu_in_half_of_what_is_free_while_the_most_is_taken(
-    monkeypatch: pytest.MonkeyPatch, num_samples: int, fits: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 10_000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5_000)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 4_000)
-    split = Split(torch.zeros(num_samples, 4, dtype=torch.uint8), torch.zeros(num_samples, 4, dtype=torch.uint8))
-    assert fits_on(torch.device("cuda"), split) is fits
 
 
 def mapped(root: str) -> dict[str, Any]:
@@ -224,32 +164,6 @@ def test_a_transform_makes_what_the_model_sees(load: Load) -> None:
     assert data.transform(data.train.inputs).unique().tolist() == [0.5]
 
 
-def test_a_transform_that_cannot_be_called_is_refused(load: Load) -> None:
-    with pytest.raises(DataError, match="transform: found int, accepted is something that can be called"):
-        load(bytes_and_transform, wrong=True)
-
-
-class CountingMaxima(TorchFunctionMode):
-    """Counts how often a tensor's largest element is looked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.number += func is torch.Tensor.max
-        return func(*args, **(kwargs or {}))
-
-
-def test_classes_are_counted_once_a_data_set(load: Load, trial_config: Callable[..., TrialConfig]) -> None:
-    data, made = load(tensors, num_classes=2), CountingMaxima()
-    config = trial_config("experiment=mlp")
-    with made:
-        for _ in range(2):
-            make_components(config, data, torch.device("cpu"), 1)
-    assert made.number == 2, "once for each of the training and the validation split"
-
-
 def order(*, total_steps: int = 7, first_step: int = 0, seed: int = 5) -> list[list[int]]:
     return [each.tolist() for each in sample_order(20, 6, total_steps, seed, first_step=first_step, device=CPU)]
 
@@ -262,18 +176,9 @@ def test_an_epoch_shows_each_sample_at_most_once_and_leaves_the_incomplete_batch
     assert batches[:3] != batches[3:]
 
 
-def test_a_schedule_may_end_within_an_epoch() -> None:
-    assert order(total_steps=4) == order(total_steps=6)[:4]
-
-
 def test_an_order_taken_up_again_is_the_rest_of_it() -> None:
     for first_step in range(7):
         assert order(first_step=first_step) == order()[first_step:]
-
-
-def test_a_seed_gives_its_own_order() -> None:
-    assert order() == order()
-    assert order() != order(seed=6)
 
 
 def sources() -> dict[str, Iterator[Batch]]:
@@ -297,13 +202,6 @@ def test_batches_hold_the_samples_of_the_order_in_its_order(source: str) -> None
         assert torch.equal(batch.targets, SPLIT.targets[batch.samples])
 
 
-def test_rows_keep_their_memory_format() -> None:
-    images = torch.randn(20, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    (batch,) = islice(resident_batches(Split(images, SPLIT.targets), iter([torch.tensor([3, 1])])), 1)
-    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(batch.inputs, images[[3, 1]])
-
-
 def test_a_thread_gathers_no_more_than_it_is_told_ahead_and_ends_with_its_reader() -> None:
     taken = []
 
@@ -318,28 +216,3 @@ def test_a_thread_gathers_no_more_than_it_is_told_ahead_and_ends_with_its_reader
     batches.close()
     assert set(threading.enumerate()) <= before  # threads of other tests may end meanwhile
     assert 1 <= len(taken) <= 1 + 3 + 2  # given, waiting, and the one in hand when the reader left
-
-
-def test_what_fails_in_the_thread_is_raised_where_the_batch_is_wanted() -> None:
-    def steps() -> Iterator[torch.Tensor]:
-        yield torch.tensor([0])
-        raise OSError("the disk is gone")
-
-    batches = host_batches(SPLIT, steps(), num_workers=0, prefetch_batches=2, device=CPU)
-    next(batches)
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(batches)
-
-
-def test_a_split_mapped_from_a_read_only_file_is_gathered(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    np.save(tmp_path / "inputs.npy", SPLIT.inputs.numpy())
-    mapped = np.load(tmp_path / "inputs.npy", mmap_mode="c")
-    split = Split(torch.from_numpy(mapped), SPLIT.targets)
-    (batch,) = host_batches(split, iter([torch.tensor([7, 2])]), num_workers=0, prefetch_batches=1, device=CPU)
-    assert torch.equal(batch.inputs, SPLIT.inputs[[7, 2]])
-
-
-def test_the_order_is_where_the_samples_are() -> None:
-    """As resident data on a GPU that is not CUDA's needs it; ``meta`` stands for one."""
-    order = sample_order(20, 6, 7, 5, first_step=0, device=torch.device("meta"))
-    assert {samples.device.type for samples in order} == {"meta"}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config.compose import Composer
-from autotune.config.experiment_file import arguments_yaml, experiment_yaml
+from autotune.config.experiment_file import arguments_yaml
 from autotune.config.schema import TrialConfig
 from autotune.errors import AutotuneError, ConfigError, DataError
 from autotune.measurement import PhaseClock
@@ -67,11 +67,6 @@ def test_a_value_does_not_become_code_in_a_script(text: str) -> None:
     plain = standalone_script(dataclasses.replace(config, model={**model, "a": "a", "b": []}), num_threads=1)
     script = standalone_script(dataclasses.replace(config, model=model, target=target), num_threads=1)
     assert _calls(script) == _calls(plain)
-
-
-def test_a_comment_does_not_become_a_key_in_an_experiment() -> None:
-    text = experiment_yaml(base="cnn", base_content={}, groups={}, values={"seed": 1}, comments=["a\nallowed_targets: [os]", EVIL])
-    assert yaml.safe_load(text) == {"defaults": ["/experiment/cnn", "_self_"], "seed": 1}
 
 
 def test_an_arguments_name_does_not_become_a_key_of_best_arguments() -> None:

@@ -1,20 +1,17 @@
 """Training to a target on toy data: 256 images of 8x8 whose brightness tells their class."""
 
 import math
-import random
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, Target, as_measured, outcome_of
+from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
-from autotune.training.device import seed_everything
 from autotune.training.loop import train
 from autotune.training.run import check_training, fingerprint, start_training
 
@@ -30,16 +27,6 @@ def bright_images(num_classes: int = 2, noise: float = 1.0) -> dict[str, tuple[t
         inputs = noise * torch.randn(size, 1, 8, 8, generator=random_numbers) + targets.float().view(-1, 1, 1, 1) - 0.5
         splits[name] = (inputs, targets)
     return splits
-
-
-class Flat(torch.nn.Linear):
-    """A linear model whose constructor asks for nothing but its sizes."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs.flatten(1))
 
 
 def fraction_of_ten(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -95,51 +82,6 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     return clock
 
 
-class StartingDevice:
-    """A device that takes seconds when it is first asked for, waited for and metered, on a clock in place of the ``time`` module."""
-
-    def __init__(self) -> None:
-        self.now, self.joules = 0.0, 0.0
-        self._has_started: set[str] = set()
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def starting(self, what: str, seconds: float) -> None:
-        self.now += 0.0 if what in self._has_started else seconds
-        self._has_started.add(what)
-
-    def picked(self, name: str) -> torch.device:
-        self.starting("driver", 100.0)
-        return torch.device("cpu")
-
-    def wait(self) -> None:
-        if "context" not in self._has_started:
-            self.joules += 7.0
-        self.starting("context", 20.0)
-
-    def meter(self, device: torch.device) -> Callable[[], float]:
-        self.starting("meter", 3.0)
-        return lambda: self.joules
-
-
-def one_report(report: Callable[[float], None]) -> None:
-    """The shortest training function."""
-    report(1.0)
-
-
-@pytest.mark.parametrize("module", ["loop", "user_training"])
-def test_what_a_device_takes_to_start_counts_as_building(toy: MakeConfig, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    device = StartingDevice()
-    monkeypatch.setattr("autotune.measurement.time", device)
-    for name, value in (("pick_device", device.picked), ("synchronizer", lambda _: device.wait), ("energy_meter", device.meter)):
-        monkeypatch.setattr(f"autotune.training.{module}.{name}", value)
-    training = None if module == "loop" else {"_target_": f"{__name__}.one_report"}
-    first = next(start_training(toy(training=training)))
-    assert (first.build_seconds, first.prepare_seconds, first.train_seconds) == (123.0, 0.0, 0.0)
-    assert (first.build_joules, first.energy_joules) == (7.0, 0.0)
-
-
 def test_training_ends_at_the_first_evaluation_past_the_target(toy: MakeConfig) -> None:
     metrics = [each.metric for each in run(toy(epochs=4))]
     target = max(metrics)
@@ -147,13 +89,6 @@ def test_training_ends_at_the_first_evaluation_past_the_target(toy: MakeConfig) 
     reached = run(toy(epochs=4, target=target))
     assert [each.outcome for each in reached] == [*[None] * first, Outcome.REACHED]
     assert [each.metric for each in reached] == metrics[: first + 1]
-
-
-def test_a_target_in_tenths_is_reached_by_a_metric_in_float32(toy: MakeConfig) -> None:
-    metric = {"_target_": f"{__name__}.fraction_of_ten"}
-    assert run(toy(target=0.9, metric=metric))[-1].outcome is Outcome.REACHED
-    assert as_measured(float(np.float32(0.9))) == 0.9
-    assert math.isnan(as_measured(math.nan))
 
 
 def test_a_target_to_go_below_is_reached_from_above(toy: MakeConfig) -> None:
@@ -176,15 +111,6 @@ def test_evaluations_come_at_the_same_number_of_samples_whatever_the_batch_size(
     assert [each.epoch for each in evaluations] == [samples / NUM_TRAIN for samples in every]
 
 
-def test_by_default_each_epoch_is_evaluated(toy: MakeConfig) -> None:
-    assert [each.epoch for each in run(toy(epochs=3))] == [1, 2, 3]
-
-
-def test_the_end_of_the_schedule_is_missed(toy: MakeConfig) -> None:
-    outcomes = [each.outcome for each in run(toy(evaluate_every_samples=NUM_TRAIN * 10))]
-    assert outcomes == [Outcome.MISSED]
-
-
 def test_a_training_past_its_cap_is_capped_at_its_first_step(toy: MakeConfig) -> None:
     evaluations = run(toy(), cap_seconds=0)
     assert [(each.step, each.outcome) for each in evaluations] == [(1, Outcome.CAPPED)]
@@ -202,38 +128,10 @@ def test_a_loss_that_is_not_finite_is_divergence(toy: MakeConfig) -> None:
     assert not math.isfinite(last.loss)
 
 
-def test_the_target_outranks_the_cap() -> None:
-    target = Target(metric="accuracy", value=0.5, mode="max", max_train_seconds=10)
-    ends = [
-        outcome_of(target, 0.5, 0.1, 2, 2, 3, ended=False),
-        outcome_of(target, 0.4, 0.1, 2, 2, 3, ended=True),
-        outcome_of(target, 0.4, 0.1, 2, 2, 4, ended=True),
-        outcome_of(target, 0.4, 0.1, 2, 2, 4, ended=False),
-        outcome_of(target, math.nan, 0.1, 11, 2, 4, ended=False),
-    ]
-    assert ends == [Outcome.REACHED, Outcome.CAPPED, Outcome.MISSED, None, Outcome.DIVERGED]
-
-
 def test_a_seed_gives_the_same_numbers_and_another_seed_others(toy: MakeConfig) -> None:
     first, again, other = (numbers(run(toy(seed=seed))) for seed in (3, 3, 4))
     assert first == again
     assert all(a != b for a, b in zip(first, other, strict=True))
-
-
-def test_seeding_reaches_every_global_generator() -> None:
-    def draw() -> tuple[float, float, float]:
-        seed_everything(5)
-        return random.random(), float(np.random.rand()), float(torch.rand(1))
-
-    assert draw() == draw()
-
-
-def test_a_training_is_the_same_after_another_one_in_the_process(toy: MakeConfig) -> None:
-    config = toy(seed=7, optimizer={"_target_": "torch.optim.AdamW", "lr": 1e-3})
-    first = numbers(run(config))
-    run(toy("precision=bf16", "lr_schedule=one_cycle", runtime=replace(config.runtime, channels_last=True, num_threads=2), seed=1))
-    torch.set_default_dtype(torch.float64)
-    assert numbers(run(config)) == first
 
 
 def test_the_clock_stands_still_while_the_training_is_suspended(toy: MakeConfig, ticking: Ticking) -> None:
@@ -260,20 +158,6 @@ def test_the_phases_sum_to_the_time_between_start_and_last_evaluation(toy: MakeC
     assert min(last.build_seconds, last.prepare_seconds, last.train_seconds, last.evaluate_seconds) > 0
 
 
-def test_throughput_is_counted_since_the_evaluation_before(toy: MakeConfig) -> None:
-    first, second = run(toy(evaluate_every_samples=NUM_TRAIN))
-    assert first.samples_per_second == pytest.approx(NUM_TRAIN / first.train_seconds)
-    assert second.samples_per_second == pytest.approx(NUM_TRAIN / (second.train_seconds - first.train_seconds))
-    assert second.peak_memory_bytes is not None
-    assert second.peak_memory_bytes > 0
-
-
-def test_a_batch_larger_than_the_data_is_the_whole_data(toy: MakeConfig) -> None:
-    larger, whole = toy(batch_size=10_000), toy(batch_size=NUM_TRAIN)
-    assert numbers(run(larger)) == numbers(run(whole))
-    assert [each.samples for each in run(larger)] == [NUM_TRAIN, 2 * NUM_TRAIN]
-
-
 def returned(training: Generator[Evaluation, None, float | None]) -> float | None:
     while True:
         try:
@@ -288,26 +172,6 @@ def test_the_test_split_is_scored_only_where_asked_for(toy: MakeConfig) -> None:
     assert scored is not None
     assert 0 < scored <= 1
     assert returned(start_training(config)) is None
-
-
-@pytest.mark.parametrize("override", ["precision=bf16", "runtime.channels_last=true", "data_path.on_device=false"])
-def test_every_way_of_running_learns(toy: MakeConfig, override: str) -> None:
-    last = run(toy(override, epochs=8, target=0.9))[-1]
-    assert last.outcome is Outcome.REACHED
-
-
-def test_bf16_computes_other_numbers_than_fp32(toy: MakeConfig) -> None:
-    assert numbers(run(toy("precision=bf16"))) != numbers(run(toy("precision=fp32")))
-
-
-def test_channels_last_computes_what_the_usual_format_does(toy: MakeConfig) -> None:
-    usual, last = (run(toy(f"runtime.channels_last={flag}")) for flag in ("false", "true"))
-    assert [each.loss for each in last] == pytest.approx([each.loss for each in usual], rel=1e-3)
-
-
-def test_a_model_that_asks_for_no_shape_is_given_none(toy: MakeConfig) -> None:
-    model = {"_target_": f"{__name__}.Flat", "in_features": 64, "out_features": 2}
-    assert run(toy(model=model, epochs=8, target=0.9))[-1].outcome is Outcome.REACHED
 
 
 @pytest.mark.parametrize(
@@ -341,20 +205,6 @@ def test_a_fingerprint_names_what_the_numbers_depend_on(toy: MakeConfig) -> None
     assert first["data_checksum"] == other["data_checksum"]
     assert first["device_type"] == "cpu"
     assert first["versions"]["torch"] == torch.__version__.split("+")[0] or first["versions"]["torch"] == torch.__version__
-
-
-@pytest.mark.gpu
-def test_a_gpu_reaches_the_target(toy: MakeConfig) -> None:
-    last = run(toy(device="cuda", epochs=8, target=0.9))[-1]
-    assert last.outcome is Outcome.REACHED
-    assert last.peak_memory_bytes is not None
-    assert 0 < last.peak_memory_bytes < 1 << 30
-
-
-@pytest.mark.gpu
-def test_bf16_on_a_gpu_reaches_the_target(toy: MakeConfig) -> None:
-    config = toy("precision=bf16", "runtime.channels_last=true", device="cuda", epochs=8, target=0.9)
-    assert run(config)[-1].outcome is Outcome.REACHED
 
 
 @pytest.mark.gpu

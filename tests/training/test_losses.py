@@ -17,11 +17,6 @@ def test_token_cross_entropy_is_the_mean_over_all_tokens(label_smoothing: float)
     assert loss == pytest.approx(torch.stack(each).mean().item(), rel=1e-6)
 
 
-def test_token_cross_entropy_takes_outputs_without_positions_too() -> None:
-    flat = token_cross_entropy(OUTPUTS[:, 0], TARGETS[:, 0], label_smoothing=0.0)
-    assert flat == nn.functional.cross_entropy(OUTPUTS[:, 0], TARGETS[:, 0])
-
-
 def test_token_cross_entropy_of_half_precision_is_computed_in_float32() -> None:
     outputs = OUTPUTS.bfloat16()
     loss = token_cross_entropy(outputs, TARGETS, label_smoothing=0.0)

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 
@@ -9,12 +7,6 @@ from autotune.training.metrics import accuracy, bits_per_character
 def test_accuracy_is_the_share_of_samples_whose_highest_output_is_the_targets() -> None:
     outputs = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [5.0, 6.0]])
     assert accuracy(outputs, torch.tensor([0, 1, 1, 1])) == 0.75
-
-
-@pytest.mark.parametrize("num_classes", [2, 103])
-def test_bits_per_character_of_a_uniform_model_are_log2_of_the_vocabulary(num_classes: int) -> None:
-    outputs = torch.full((2, 6, num_classes), 0.3)
-    assert bits_per_character(outputs, torch.ones(2, 6, dtype=torch.int64)) == pytest.approx(math.log2(num_classes), rel=1e-6)
 
 
 def test_bits_per_character_are_the_mean_of_minus_log2_p() -> None:

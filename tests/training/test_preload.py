@@ -104,10 +104,3 @@ def test_a_forked_process_has_the_blas_threads_of_a_new_one() -> None:
     assert set(before) <= {1}
     assert set(after) <= {2}
     assert setting is None
-
-
-def test_a_forked_process_keeps_the_users_own_setting() -> None:
-    before, after, setting = run(_BLAS, OPENBLAS_NUM_THREADS="3")
-    assert set(before) <= {1}
-    assert set(after) <= {3}
-    assert setting == "3"

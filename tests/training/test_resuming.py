@@ -12,7 +12,6 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import DataError
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
-from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
 from autotune.training.state_files import STATE_FILE
 
@@ -99,15 +98,6 @@ def test_a_pause_costs_the_paused_training_nothing(short: MakeConfig, tmp_path: 
     assert rest.train_seconds > begun.train_seconds
 
 
-def test_the_seconds_of_all_processes_count(short: MakeConfig, tmp_path: Path) -> None:
-    first = train(short(), state_folder=tmp_path)
-    begun = next(first)
-    first.close()
-    rest = next(train(short(), state_folder=tmp_path))
-    assert rest.train_seconds > begun.train_seconds
-    assert rest.build_seconds > begun.build_seconds
-
-
 def test_a_training_that_had_ended_says_so_again_and_trains_no_more(short: MakeConfig, tmp_path: Path) -> None:
     ended = list(train(short(), state_folder=tmp_path))[-1]
     again = list(train(short(), state_folder=tmp_path))
@@ -127,21 +117,3 @@ def test_a_damaged_state_is_refused_and_left_as_it_is(short: MakeConfig, tmp_pat
     with pytest.raises(DataError, match="is damaged"):
         list(train(short(), state_folder=tmp_path))
     assert (tmp_path / STATE_FILE).read_bytes() == b"not a state"
-
-
-@pytest.mark.parametrize("override", ["averaging=ema", "optimizer=schedule_free_adamw", "technique=none"])
-def test_the_weights_that_are_kept_are_those_that_were_scored(short: MakeConfig, tmp_path: Path, override: str) -> None:
-    from autotune.training.components import make_components
-    from autotune.training.data import load_data
-
-    config, path = short(override), tmp_path / "weights.safetensors"
-    last = list(train(config, weights_path=path, origin={"experiment": "cnn"}))[-1]
-    weights, metadata = read_weights(path)
-    assert (metadata["evaluation"]["metric"], metadata["origin"]) == (last.metric, {"experiment": "cnn"})
-    data = load_data(config)
-    model = make_components(config, data, torch.device("cpu"), 1).model
-    model.load_state_dict(weights)
-    with torch.no_grad():
-        outputs = model.eval()(data.validation.inputs)
-    loss = torch.nn.functional.cross_entropy(outputs, data.validation.targets).item()
-    assert loss == pytest.approx(last.loss, rel=1e-5)

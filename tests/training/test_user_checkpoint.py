@@ -1,7 +1,6 @@
 """A training function that saves what it could go on from can be paused, and goes on as if it had not been."""
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,6 @@ def learning(checkpoint: autotune.Checkpoint, num_epochs: int, lr: float = 0.1) 
         optimizer.step()
         checkpoint.save({"model": model, "optimizer": optimizer, "epoch": epoch + 1})
         autotune.report(loss.detach(), epoch=epoch + 1)
-
-
-def saving_files(checkpoint: autotune.Checkpoint) -> None:
-    """Keeps its progress in a file of its own format."""
-    begun = 0
-    if checkpoint.files is not None:
-        checkpoint.load()
-        begun = int((checkpoint.files / "progress.txt").read_text())
-    for number in range(begun, 10):
-
-        def write(folder: Path, done: int = number + 1) -> None:
-            (folder / "progress.txt").write_text(str(done))
-
-        checkpoint.save({}, write_files=write)
-        autotune.report(-number)
 
 
 def not_saving() -> None:
@@ -86,26 +70,6 @@ def saving(checkpoint: autotune.Checkpoint, what: str) -> None:
     state: Any = [] if what == "list" else {"it": object()}
     checkpoint.save(state)
     autotune.report(0.0)
-
-
-def reporting_from_a_thread() -> None:
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            autotune.report(0.0)
-        except ConfigError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    raise raised[0]
-
-
-def yielding_and_reporting() -> Iterator[Mapping[str, Any]]:
-    yield {"metric": 0.0}
-    autotune.report(1.0)
 
 
 @pytest.fixture
@@ -183,13 +147,6 @@ def test_setting_up_again_is_not_counted(own: MakeConfig, tmp_path: Path, monkey
     assert after[-1].build_seconds == pytest.approx(before[0].build_seconds, abs=20)
 
 
-def test_files_of_ones_own_come_back(own: MakeConfig, tmp_path: Path) -> None:
-    config = own(saving_files)
-    before = paused_after(config, 4, tmp_path)
-    after = list(start_training(config, paused_folder=tmp_path))
-    assert [evaluation.metric for evaluation in [*before, *after]] == [-number for number in range(10)]
-
-
 @pytest.mark.parametrize(("function", "fresh"), [(not_saving, [False, False]), (saving_once, [True, False])])
 def test_a_training_can_be_paused_at_a_report_that_it_saved_for(own: MakeConfig, function: Callable[..., Any], fresh: list[bool]) -> None:
     training = start_training(own(function))
@@ -201,15 +158,6 @@ def test_a_training_can_be_paused_at_a_report_that_it_saved_for(own: MakeConfig,
     training.close()
     assert not is_pausable()
     assert current() is None
-
-
-def test_a_state_folder_keeps_each_evaluation(own: MakeConfig, tmp_path: Path) -> None:
-    config = own(learning, num_epochs=7)
-    training = start_training(config, state_folder=tmp_path)
-    first = [next(training) for _ in range(2)]
-    training.close()
-    rest = list(start_training(config, state_folder=tmp_path))
-    assert [evaluation.metric for evaluation in [*first, *rest]] == [evaluation.metric for evaluation in start_training(config)]
 
 
 def test_the_weights_of_a_training_that_reached_its_target_are_written(own: MakeConfig, tmp_path: Path) -> None:
@@ -250,22 +198,3 @@ def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_paused(
 ) -> None:
     with pytest.raises(error, match=said):
         next(start_training(own(saving, what=what)))
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (reporting_from_a_thread, "autotune.report: was called in the thread .*, accepted is the thread that trains"),
-        (yielding_and_reporting, "yielding_and_reporting yields its evaluations, so it cannot call report"),
-    ],
-)
-def test_a_report_from_the_wrong_place_is_one_line(own: MakeConfig, function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        list(start_training(own(function)))
-
-
-def test_outside_a_trial_nothing_happens(tmp_path: Path) -> None:
-    learning(autotune.checkpoint(), num_epochs=3)
-    with autotune.building(), autotune.evaluating():
-        autotune.report(0.5, epoch=1)
-    assert autotune.checkpoint().files is None

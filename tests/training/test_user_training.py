@@ -163,12 +163,6 @@ def test_a_function_runs_until_it_reaches_the_target(own: MakeConfig, function: 
     assert training_threads() == []
 
 
-@both_kinds
-def test_a_function_past_its_cap_is_capped(own: MakeConfig, function: Callable[..., Any]) -> None:
-    assert [each.outcome for each in run(own(function, num_evaluations=10), cap_seconds=0)] == [Outcome.CAPPED]
-    assert training_threads() == []
-
-
 def test_a_function_is_given_what_its_signature_names(own: MakeConfig) -> None:
     first, again, other = (run(own(telling, seed=seed))[0] for seed in (11, 11, 12))
     assert (first.metric, first.step, first.epoch, first.samples) == (1.0, 7, 0.5, 11)
@@ -251,11 +245,6 @@ def test_only_the_exact_names_have_a_meaning(own: MakeConfig, name: str) -> None
         assert (evaluation.metrics, evaluation.outcome) == ({name: 3.0}, outcome)
 
 
-def test_a_metric_that_is_missing_is_told_with_a_name_that_is_close_to_it(own: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"reported \['scores'\]; .* further metrics by name \(did you mean it by scores\?\)"):
-        run(own(saying_itself, value={"scores": 0.5}))
-
-
 @pytest.mark.parametrize("said", [{"score": 0.5, "f1": 0.1}, {"metric": 0.5, "f1": 0.1}])
 def test_the_metric_goes_by_its_own_name_too(own: MakeConfig, said: dict[str, float]) -> None:
     for function in (yielding, reporting_by_name, reporting_a_mapping):
@@ -313,16 +302,6 @@ def test_a_report_from_a_process_that_the_function_starts_is_refused_there(own: 
     assert [evaluation.metric for evaluation in run(own(reporting_in_processes))] == [0.25, 0.25]
 
 
-def tuning_within(report: Report) -> None:
-    with pytest.raises(ConfigError, match="tune: was called within a trial"):
-        autotune.tune(reporting_by_name, space={"said": [1]}, target=autotune.target("score", at_least=1, max_seconds=1))
-    report(0.5)
-
-
-def test_a_study_within_a_trial_is_refused(own: MakeConfig) -> None:
-    assert run(own(tuning_within))[-1].outcome is Outcome.REACHED
-
-
 @pytest.mark.parametrize(
     ("limits", "reached"),
     [({"at_most": 20}, 3), ({"at_least": 35}, 0), ({"at_most": 30, "at_least": 25}, 2), ({"at_most": 5}, None)],
@@ -342,12 +321,6 @@ def test_an_evaluation_reaches_the_target_only_where_it_keeps_the_constraints(
 def getting_lighter() -> Iterator[Mapping[str, float]]:
     for latency in (50, 40, 30, 20):
         yield {"accuracy": 0.6, "latency": latency}
-
-
-def test_a_constraint_of_what_is_not_reported_is_one_line(own: MakeConfig) -> None:
-    target = Target(metric="accuracy", value=0.5, mode="max", max_train_seconds=1e9, constraints={"memory": {"at_most": 20}})
-    with pytest.raises(ConfigError, match=r"getting_lighter reported no memory, which target\.constraints bounds"):
-        run(replace(own(getting_lighter), target=target))
 
 
 def test_a_function_that_never_reports_is_refused(own: MakeConfig) -> None:

@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autotune.training.data import is_channels_last
-from autotune.training.views import mirrored, plain, six_views
+from autotune.training.views import mirrored, six_views
 
 
 @pytest.fixture
@@ -17,10 +16,6 @@ def model() -> nn.Module:
 @pytest.fixture
 def images() -> Tensor:
     return torch.randn(6, 2, 5, 6, generator=torch.Generator().manual_seed(0))
-
-
-def test_plain_is_what_the_model_says(model: nn.Module, images: Tensor) -> None:
-    assert torch.equal(plain(model, images), model(images))
 
 
 def test_mirrored_is_the_mean_for_image_and_mirror_image(model: nn.Module, images: Tensor) -> None:
@@ -36,18 +31,3 @@ def test_six_views_weigh_the_images_and_the_moved_images_alike(model: nn.Module,
             view = padded[:, :, 1 + row : 6 + row, 1 + column : 7 + column]
             expected += weight * model(view.flip(-1) if mirror else view)
     assert torch.allclose(six_views(model, images), expected, atol=1e-6)
-
-
-def test_each_view_keeps_the_memory_format(images: Tensor) -> None:
-    seen: list[Tensor] = []
-
-    def watched(inputs: Tensor) -> Tensor:
-        seen.append(inputs)
-        return inputs.mean((2, 3))
-
-    model = nn.Module()
-    model.forward = watched  # type: ignore[method-assign]
-    six_views(model, images.contiguous(memory_format=torch.channels_last))
-    six_views(model, images)
-    assert [is_channels_last(each) for each in seen] == [True] * 6 + [False] * 6
-    assert all(each.is_contiguous() for each in seen[6:])

@@ -14,7 +14,7 @@ import schedulefree
 import torch
 from torch import nn
 
-from autotune.errors import ConfigError
+from autotune.errors import check_fractions
 from autotune.training.optimizers.groups import REFERENCE_SAMPLES, scaled_groups
 
 
@@ -70,8 +70,7 @@ def schedule_free_sgd(
 
 
 def _warmup_steps(warmup_fraction: float, total_steps: int) -> int:
-    if not 0 <= warmup_fraction <= 1:
-        raise ConfigError(f"optimizer.warmup_fraction: found {warmup_fraction}, accepted is 0 to 1")
+    check_fractions("optimizer", warmup_fraction=warmup_fraction)
     return round(warmup_fraction * total_steps)
 
 

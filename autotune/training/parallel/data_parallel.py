@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, global_norm, refuse_whole_weight_settings
 from autotune.training.parallel.tensor_parallel import check_plan, share_layers
@@ -109,14 +109,8 @@ class DDP(_DataParallel):
         super().__init__(num_workers=num_workers, backend=backend, tensor_size=tensor_size)
         if compression not in _COMPRESSIONS:
             raise ConfigError(f"parallelism.compression: found {compression!r}, accepted are null, bf16, fp16, powersgd")
-        for key, value, least in (
-            ("bucket_megabytes", bucket_megabytes, 1),
-            ("powersgd_rank", powersgd_rank, 1),
-            ("local_steps", local_steps, 1),
-            ("local_after", local_after, 0),
-        ):
-            if value is not None and value < least:
-                raise ConfigError(f"parallelism.{key}: found {value}, accepted is a whole number from {least}")
+        check_counts("parallelism", bucket_megabytes=bucket_megabytes, powersgd_rank=powersgd_rank, local_steps=local_steps)
+        check_counts("parallelism", 0, local_after=local_after)
         if local_steps > 1 and compression is not None:
             raise ConfigError(f"parallelism.local_steps: found {local_steps} beside compression={compression}, accepted beside it is 1")
         if compression == "powersgd" and static_graph:

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.parallel.strategy import Loss, SharedModel, Strategy, Views, refuse_whole_weight_settings
 from autotune.training.runtime import Precision
@@ -40,9 +40,7 @@ class Pipeline(Strategy):
     def __init__(self, *, num_workers: int, schedule: str, num_micro_batches: int, backend: str | None = None) -> None:
         if schedule not in _SCHEDULES:
             raise ConfigError(f"parallelism.schedule: found {schedule!r}, accepted are {', '.join(_SCHEDULES)}")
-        least = num_workers if schedule == "1f1b" else 1
-        if num_micro_batches < least:
-            raise ConfigError(f"parallelism.num_micro_batches: found {num_micro_batches}, accepted is a whole number from {least}")
+        check_counts("parallelism", num_workers if schedule == "1f1b" else 1, num_micro_batches=num_micro_batches)
         super().__init__(num_workers=num_workers, backend=backend)
         self._schedule, self._num_micro_batches = schedule, num_micro_batches
 

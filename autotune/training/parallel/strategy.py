@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_counts
 from autotune.training.parallel.ranks import Ranks
 from autotune.training.runtime import Precision
 
@@ -133,8 +133,7 @@ class Strategy:
     """
 
     def __init__(self, *, num_workers: int, backend: str | None = None) -> None:
-        if num_workers < 1:
-            raise ConfigError(f"parallelism.num_workers: found {num_workers}, accepted is a whole number from 1")
+        check_counts("parallelism", num_workers=num_workers)
         if backend not in BACKENDS:
             raise ConfigError(f"parallelism.backend: found {backend!r}, accepted are null, nccl, gloo")
         self.num_workers = num_workers

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from autotune.errors import ConfigError, DataError
+from autotune.errors import ConfigError, DataError, check_fractions
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.technique import Loss, Technique
 from autotune.training.techniques.transfer import checkpoint_path
@@ -52,8 +52,7 @@ class Distillation(Technique):
     ) -> None:
         if not temperature > 0:
             raise ConfigError(f"technique.temperature: found {temperature}, accepted is above 0")
-        if not 0 <= mix <= 1:
-            raise ConfigError(f"technique.mix: found {mix}, accepted is 0 to 1")
+        check_fractions("technique", mix=mix)
         path = checkpoint_path(checkpoint)
         _, metadata = read_weights_once(path)
         if not {"config", "input_shape", "num_classes"} <= set(metadata):

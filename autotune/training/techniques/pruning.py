@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.utils import prune
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_counts, check_fractions
 from autotune.training.techniques.technique import Technique, head_of, weighted_layers
 
 _log = logging.getLogger(__name__)
@@ -41,11 +41,10 @@ class Pruning(Technique):
     def __init__(self, *, structured: bool, sparsity: float, start_fraction: float, end_fraction: float, num_prunings: int) -> None:
         if not 0 < sparsity < 1:
             raise ConfigError(f"technique.sparsity: found {sparsity}, accepted is above 0 and below 1")
-        if not 0 <= start_fraction <= end_fraction <= 1:
-            found = f"{start_fraction} and {end_fraction}"
-            raise ConfigError(f"technique.start_fraction, technique.end_fraction: found {found}, accepted is 0 to 1, in this order")
-        if num_prunings < 1:
-            raise ConfigError(f"technique.num_prunings: found {num_prunings}, accepted is a whole number from 1")
+        check_fractions("technique", start_fraction=start_fraction, end_fraction=end_fraction)
+        if start_fraction > end_fraction:
+            raise ConfigError(f"technique.start_fraction: {start_fraction} is above technique.end_fraction; accepted is up to {end_fraction}")
+        check_counts("technique", num_prunings=num_prunings)
         self._structured = structured
         self._sparsity = sparsity
         self._start_fraction = start_fraction

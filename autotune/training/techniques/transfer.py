@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, check_fractions
 from autotune.remote import fetched
 from autotune.training.checkpoint import read_weights_once
 from autotune.training.techniques.technique import Technique, head_of
@@ -35,8 +35,7 @@ class Transfer(Technique):
     """
 
     def __init__(self, *, source: str | None, checkpoint: str | None, fresh_head: bool, unfreeze_at: float) -> None:
-        if not 0 <= unfreeze_at <= 1:
-            raise ConfigError(f"technique.unfreeze_at: found {unfreeze_at}, accepted is 0 to 1")
+        check_fractions("technique", unfreeze_at=unfreeze_at)
         self._path = checkpoint_path(checkpoint)
         self._fresh_head = fresh_head
         self._unfreeze_at = unfreeze_at

@@ -61,43 +61,12 @@ def test_adamw_goes_as_far_along_a_constant_gradient_whatever_batch_size_and_mom
     assert end == pytest.approx(3.0 + 4 * 2.0)
 
 
-@pytest.mark.parametrize("batch_size", [4, 8])
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_sgd_follows_the_same_path_on_a_quadratic(batch_size: int, momentum: float) -> None:
-    end = train(sgd, lambda weight: 0.5 * weight, 3.0, 4 * REFERENCE_SAMPLES, lr=0.8, momentum=momentum, batch_size=batch_size)
-    assert end == pytest.approx(3.0 * math.exp(-4 * 0.8 * 0.5), rel=0.05)
-
-
 @pytest.mark.parametrize("batch_size", [16, 64])
 @pytest.mark.parametrize("lr", [0.01, 1.0])
 @pytest.mark.parametrize(("make", "settings"), [(sgd, {"momentum": 0.0}), (sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})])
 def test_as_much_of_a_weight_decays_whatever_the_rate(make: Any, settings: dict[str, float], lr: float, batch_size: int) -> None:
     end = train(make, torch.zeros_like, 3.0, 4 * REFERENCE_SAMPLES, lr=lr, weight_decay=0.05, batch_size=batch_size, **settings)
     assert end == pytest.approx(3.0 * math.exp(-4 * 0.05), rel=0.005)
-
-
-def test_rate_times_decay_is_what_the_rate_does_not_change() -> None:
-    groups = [
-        sgd(Weight(1.0), **PLAIN | {"lr": lr, "weight_decay": 0.1, "momentum": 0.5}, batch_size=512).param_groups[0] for lr in (0.1, 3.0)
-    ]
-    assert [group["lr"] for group in groups] == pytest.approx([0.025, 0.75])
-    assert [group["lr"] * group["weight_decay"] for group in groups] == pytest.approx([0.025, 0.025])
-
-
-def test_sgd_is_nesterovs_and_plain_without_momentum() -> None:
-    for momentum, is_nesterov in ((0.9, True), (0.0, False)):
-        group = sgd(Weight(1.0), **PLAIN, lr=1.0, momentum=momentum, batch_size=1024).param_groups[0]
-        assert (group["nesterov"], group["momentum"]) == (is_nesterov, momentum)
-        assert group["lr"] == pytest.approx(1 - momentum)
-
-
-@pytest.mark.parametrize("kernels", [{"fused": True}, {"foreach": True}, {"foreach": False}])
-@pytest.mark.parametrize(("make", "settings"), [(sgd, {"momentum": 0.9}), (adamw, {"beta1": 0.9, "beta2": 0.99})])
-def test_every_kernel_computes_the_same(make: Any, settings: dict[str, float], kernels: dict[str, bool]) -> None:
-    given = settings | {"lr": 0.5, "weight_decay": 0.1, "batch_size": 64}
-    gradient = torch.sin
-    plain, other = (train(make, gradient, 3.0, REFERENCE_SAMPLES, **given | more) for more in ({}, kernels))
-    assert other == pytest.approx(plain)
 
 
 @pytest.mark.parametrize(

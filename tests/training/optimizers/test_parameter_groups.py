@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from torch import nn
-from torch.nn.utils import prune
 
 from autotune.errors import ConfigError
 from autotune.training.optimizers.groups import parameters_by_kind, scaled_groups
@@ -62,22 +61,6 @@ def test_embeddings_are_a_kind_of_their_own_and_a_tied_head_is_one_of_them(tied:
     }
 
 
-def test_frozen_parameters_are_in_their_group_since_they_may_be_unfrozen() -> None:
-    model = SmallLanguageModel(tied=False)
-    whole = names_by_kind(model)
-    for each in model.parameters():
-        each.requires_grad_(False)
-    assert names_by_kind(model) == whole
-
-
-def test_masked_weights_stay_of_their_kind() -> None:
-    model = SmallLanguageModel(tied=False)
-    for module in (model.hidden, model.head):
-        prune.identity(module, "weight")  # type: ignore[no-untyped-call]  # missing in torch's stubs
-    found = names_by_kind(model)
-    assert (found["filters"], found["head"]) == (["hidden.weight_orig"], ["head.weight_orig"])
-
-
 def test_a_model_says_its_groups_itself() -> None:
     groups = {"head": ["second.weight"], "biases": ["second.bias"], "whitening_bias": ["first.bias"], "filters": []}
     assert names_by_kind(Outspoken(**groups)) == {kind: names for kind, names in groups.items() if names}
@@ -117,12 +100,3 @@ def test_rates_are_scaled_by_kind_and_biases_decay_only_where_asked(decay_biases
         "embeddings": (2.0, 0.05),
         "biases": (8.0, 0.0125 if decay_biases else 0.0),
     }
-
-
-def test_a_rate_of_nothing_decays_nothing_and_one_below_is_refused() -> None:
-    model = SmallLanguageModel(tied=False)
-    found = {group["name"]: group["weight_decay"] for group in scaled_groups(model, **SETTINGS | {"head_lr_scale": 0.0})}
-    assert found["head"] == 0.0
-    for change, said in (({"lr": -1.0}, "lr of filters is -1.0"), ({"weight_decay": -0.5}, "weight_decay of filters is -0.5")):
-        with pytest.raises(ConfigError, match=f"optimizer: the {said}, accepted is 0 and above"):
-            scaled_groups(model, **SETTINGS | change)

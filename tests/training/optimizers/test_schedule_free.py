@@ -32,13 +32,6 @@ def test_sgd_evaluates_the_mean_of_the_points_that_plain_sgd_passes(batch_size: 
     assert evaluated_weight(optimizer, model.weight, 4) == pytest.approx(sum(passed) / 4)
 
 
-def test_adamw_evaluates_the_mean_of_points_a_rate_apart_whatever_the_gradient() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    optimizer = schedule_free_adamw(model, **PLAIN, batch_size=128, lr=2.0, beta1=0.9, beta2=0.99)
-    assert evaluated_weight(optimizer, model.weight, 4) == pytest.approx(-0.25 * (1 + 2 + 3 + 4) / 4)
-
-
 def test_the_warm_up_is_a_fraction_of_the_steps() -> None:
     optimizer = schedule_free_sgd(
         nn.Linear(1, 1), **PLAIN | {"warmup_fraction": 0.25, "total_steps": 40}, batch_size=1, lr=1.0, momentum=0.9

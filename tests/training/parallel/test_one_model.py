@@ -116,26 +116,6 @@ def test_scoring_leaves_what_ranks_train_by_themselves_as_it_is(ranks: Ranks, se
     assert never[0] != never[1], "ranks hold weights of their own between two averagings"
 
 
-def average_and_weights(overrides: list[str], ranks: Any) -> tuple[Numbers, Numbers]:
-    parts = stepped(overrides, ranks)[0].parts
-    return numbers(parts.evaluated_model), numbers(parts.model)
-
-
-def test_an_average_sees_the_weights_that_ranks_average(ranks: Ranks) -> None:
-    overrides = [*SHORT, "parallelism=ddp", "parallelism.local_steps=4", "averaging=ema", "averaging.decay=0.0"]
-    for found in ranks.call(2, average_and_weights, overrides):
-        assert isinstance(found, tuple), found
-        assert parameters(found[0]) == parameters(found[1])
-
-
-def test_what_is_kept_is_what_was_scored(ranks: Ranks, tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    overrides = [*SHORT, "parallelism=ddp", "parallelism.local_steps=4", "model.norm=batch", "target.value=0.9999"]
-    expected, _ = ranks.call(2, scored, overrides)
-    ranks.train(2, overrides, weights_path=path)
-    assert numbers_of(path) == expected
-
-
 class SmallSecondRank(nn.Module):
     """A model whose evaluations run out of memory above 20 samples, on the second rank only."""
 
@@ -167,19 +147,3 @@ def test_ranks_agree_on_an_evaluation_batch_that_all_of_them_hold(ranks: Ranks) 
     assert size == 16, "256, halved until the second rank holds it"
     whole, _ = ranks.call(2, evaluated, [*overrides, "evaluation_batch_size=20"])
     assert scores == pytest.approx(whole[0], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "size"),
-    [
-        (["parallelism=fsdp"], 16),
-        (["parallelism=fsdp", "runtime.micro_batch_size=4"], 4),
-        (["parallelism=pipeline", "parallelism.num_micro_batches=4"], 8),
-        (["parallelism=pipeline", "evaluation_batch_size=100"], 100),
-        (["parallelism=ddp"], 256),
-    ],
-)
-def test_ranks_that_exchange_tensors_in_the_model_evaluate_what_they_train_at_once(ranks: Ranks, settings: list[str], size: int) -> None:
-    first, second = ranks.call(2, evaluated, [*settings[:1], *SHORT, "model.norm=group", *settings[1:]])
-    assert first == second
-    assert first[1] == size

@@ -1,15 +1,9 @@
 """Every way of sharing the work gives the losses of one process, up to the order of its sums."""
 
-from contextlib import closing
 from functools import cache
-from typing import Any
 
 import pytest
-import torch
 
-from autotune.config.compose import Composer
-from autotune.measurement import PhaseClock
-from autotune.training.set_up import set_up
 from tests.support.ranks import Ranks, losses
 
 pytestmark = pytest.mark.slow
@@ -72,22 +66,3 @@ def test_weights_gathered_in_16_bit_give_the_losses_of_autocast(ranks: Ranks, mo
     first, _ = ranks.train(2, [*model, *COMMON, BFLOAT16, "parallelism=fsdp"])
     assert isinstance(first, list), first
     assert first[:NUM_STEPS] == pytest.approx(losses([*model, *COMMON, BFLOAT16])[:NUM_STEPS], rel=0.3 if batch_norm else 2e-3)
-
-
-def dtypes(overrides: list[str], ranks: Any) -> tuple[set[torch.dtype], set[torch.dtype], set[torch.dtype]]:
-    """Dtypes of the matrices that layers compute with, of the weights that are kept, and of the optimizer's state."""
-    run, step = set_up(Composer(overrides).compose().trial, torch.device("cpu"), PhaseClock(), 1, ranks)
-    computed: set[torch.dtype] = set()
-    for layer in step.parts.model.modules():
-        if isinstance(layer, torch.nn.Linear):
-            layer.register_forward_hook(lambda module, inputs, outputs: computed.add(module.weight.dtype))
-    with closing(run.batches(0)) as batches:
-        step.on_next(batches, 0)
-    states = step.parts.optimizer.state.values()
-    kept = {parameter.dtype for parameter in step.parts.model.parameters()}
-    return computed, kept, {value.dtype for state in states for value in state.values() if value.ndim}
-
-
-def test_weights_are_gathered_in_16_bit_and_kept_in_32(ranks: Ranks) -> None:
-    for found in ranks.call(2, dtypes, [*TRANSFORMER, *COMMON, BFLOAT16, "parallelism=fsdp"]):
-        assert found == ({torch.bfloat16}, {torch.float32}, {torch.float32}), found

@@ -15,11 +15,10 @@ from torch import nn
 
 from autotune.config.compose import Composer
 from autotune.errors import ConfigError
-from autotune.measurement import Phase, PhaseClock
+from autotune.measurement import PhaseClock
 from autotune.training.components import make_components
 from autotune.training.data import load_data
 from autotune.training.parallel import ranks as parallel_ranks
-from autotune.training.parallel.pipeline import _evenly
 from autotune.training.parallel.ranks import joined, open_store
 from autotune.training.parallel.rendezvous import RankFailedError, spawned
 from autotune.training.parallel.strategy import SharedModel
@@ -82,19 +81,6 @@ def test_what_cannot_be_shared_is_refused_before_a_device_is_taken(overrides: li
     assert "\n" not in str(refused.value)
 
 
-def test_a_training_without_its_other_workers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^parallelism.num_workers: found 2, and this training has 1; accepted is as many$"):
-        losses([*SHORT, "parallelism=ddp"])
-
-
-@pytest.mark.parametrize(("sizes", "number", "expected"), [([1, 1, 1, 1], 2, [2, 2]), ([9, 1, 1], 3, [1, 1, 1]), ([1, 1, 8], 2, [2, 1])])
-def test_layers_are_shared_out_evenly(sizes: list[int], number: int, expected: list[int]) -> None:
-    layers = [nn.Linear(size, 1, bias=False) for size in sizes]
-    stages = _evenly(layers, number)
-    assert [len(each) for each in stages] == expected
-    assert [layer for stage in stages for layer in stage] == layers
-
-
 @pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
 def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
     config = Composer([f"experiment={model}", "device=cpu", "model.dropout=0"][: 3 if model != "cnn" else 2]).compose().trial
@@ -102,18 +88,6 @@ def test_a_models_layers_in_order_are_its_forward_pass(model: str) -> None:
     net: Any = make_components(config, data, torch.device("cpu"), 1).model.eval()
     inputs = data.transform(data.train.inputs[:4])
     assert torch.equal(nn.Sequential(*net.pipeline_layers())(inputs), net(inputs))
-
-
-def test_a_rank_takes_its_gpu_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.append(torch.cuda._utils._get_device_index(device)))
-    for name in ("init_process_group", "destroy_process_group"):
-        monkeypatch.setattr(torch.distributed, name, lambda *arguments, **settings: None)
-    for device in (torch.device("cuda"), torch.device("cuda", 1)):
-        with joined(torch.distributed.HashStore(), rank=0, size=1, device=device):
-            pass
-    assert taken == [3, 1]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -140,50 +114,6 @@ def test_one_rank_trains_by_each_strategy(device: str, experiment: str, parallel
         assert sys.excepthook is excepthook, "else each group that a kept worker joins puts [rank0]: before its tracebacks once more"
         found = losses(shared, ranks=ranks)
     assert found == pytest.approx(losses(common), rel=1e-5 if device == "cpu" else 1e-3)
-
-
-def groups_made(overrides: list[str], ranks: Any) -> list[str]:
-    """The process groups and meshes that setting up and warming up a training makes, by the clock's phase."""
-    from torch.distributed import device_mesh, distributed_c10d
-
-    made: list[str] = []
-    clock = PhaseClock()
-
-    def noted(name: str, make: Any) -> Any:
-        def making(*arguments: Any, **settings: Any) -> Any:
-            made.append(f"{name} in {clock.phase.name}")
-            return make(*arguments, **settings)
-
-        return making
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (device_mesh, distributed_c10d, torch.distributed):
-            patch.setattr(module, "new_group", noted("new_group", module.new_group))
-        mesh = device_mesh.DeviceMesh
-        patch.setattr(mesh, "_init_process_groups", staticmethod(noted("mesh", mesh._init_process_groups)))
-        clock.enter(Phase.BUILD)  # as the loop does before it asks for a device
-        set_up(Composer(overrides).compose().trial, torch.device("cpu"), clock, 1, ranks)
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "parallelism"),
-    [(2, ["ddp"]), (2, ["ddp", "parallelism.local_steps=2"]), (2, ["fsdp"]), (2, ["tensor"]), (4, ["fsdp", "parallelism.tensor_size=2"])],
-)
-def test_a_trainings_groups_are_made_once_and_in_its_build_phase(ranks: Ranks, size: int, parallelism: list[str]) -> None:
-    overrides = [
-        "experiment=mlp",
-        *SHORT[1:],
-        "model.norm=none",
-        f"parallelism={parallelism[0]}",
-        f"parallelism.num_workers={size}",
-        *parallelism[1:],
-    ]
-    for found in ranks.call(size, groups_made, overrides):
-        assert isinstance(found, list), found
-        assert found.count("mesh in BUILD") == 1
-        assert {each.rpartition(" ")[2] for each in found} == {"BUILD"}
 
 
 @pytest.mark.slow
@@ -232,30 +162,11 @@ def test_the_weights_that_are_kept_are_whole(ranks: Ranks, tmp_path: Path, exper
 
 
 @pytest.mark.slow
-def test_gradients_that_are_not_exchanged_every_step_are_other_ones(ranks: Ranks) -> None:
-    often, seldom = (ranks.train(2, [*SHORT, "parallelism=ddp", f"parallelism.local_steps={steps}"])[0] for steps in (1, 5))
-    assert often == pytest.approx(losses(SHORT), rel=1e-5)
-    assert seldom != pytest.approx(often, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_micro_batches_are_exchanged_once(ranks: Ranks) -> None:
-    assert ranks.train(2, [*SHORT, "parallelism=ddp", "runtime.micro_batch_size=4"])[0] == pytest.approx(losses(SHORT), rel=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp", "pipeline"])
 def test_ranks_end_together_when_time_is_over(ranks: Ranks, parallelism: str) -> None:
     long = [each for each in SHORT if not each.startswith(("epochs", "target.max"))]
     found = ranks.train(2, [*long, f"parallelism={parallelism}", "epochs=10000", "target.max_train_seconds=0.5"])
     assert isinstance(found[0], list), found[0]
-    assert found[1] == []
-
-
-@pytest.mark.slow
-def test_ranks_end_together_when_the_cap_is_reached(ranks: Ranks) -> None:
-    found = ranks.train(2, [*SHORT, "parallelism=ddp"], cap_seconds=1e-6)
-    assert len(found[0]) == 1
     assert found[1] == []
 
 

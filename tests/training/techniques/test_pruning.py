@@ -1,7 +1,5 @@
 """Pruning: what is masked, when, that it stays masked, and what is left at the end."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -63,33 +61,6 @@ def test_the_weights_of_least_magnitude_in_all_layers_together_are_taken() -> No
     assert torch.equal(after[after != 0], before[after != 0])
 
 
-def test_a_pruned_weight_gets_no_gradient_and_does_not_come_back() -> None:
-    net, pruning = make_net(), make_pruning(start=0.0, end=0.0, num=1, sparsity=0.5)
-    pruning.start(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-    for _ in range(2):  # momentum goes on pushing what is masked
-        train_step(net, optimizer)
-    pruning.before_step(net, 0, TOTAL_STEPS)
-    gone = net[3].weight_mask == 0
-    for step in range(1, 5):
-        pruning.before_step(net, step, TOTAL_STEPS)
-        train_step(net, optimizer)
-        assert net[3].weight_orig.grad[gone].abs().max() == 0
-        assert net[3].weight_orig.grad[~gone].abs().max() > 0
-        assert net[3].weight[gone].abs().max() == 0
-    pruning.prune(net, 0.7)
-    assert (net[3].weight_mask[gone] == 0).all()
-
-
-def test_masks_are_renewed_in_place() -> None:
-    net, pruning = make_net(), make_pruning()
-    pruning.start(net)
-    places = [buffer.data_ptr() for buffer in net.buffers()]
-    pruning.prune(net, 0.3)
-    pruning.prune(net, 0.6)
-    assert [buffer.data_ptr() for buffer in net.buffers()] == places
-
-
 def test_structured_pruning_takes_whole_filters_of_least_norm_and_leaves_the_last_layer() -> None:
     net, pruning = make_net(), make_pruning(structured=True)
     norms = net[3].weight.detach().abs().sum((1, 2, 3))
@@ -106,13 +77,6 @@ def test_structured_pruning_takes_whole_filters_of_least_norm_and_leaves_the_las
     assert (net[3].bias[is_gone] == 0).all()
 
 
-def test_a_layer_keeps_one_filter_at_least() -> None:
-    net, pruning = make_net(), make_pruning(structured=True, sparsity=0.99)
-    pruning.start(net)
-    pruning.prune(net, 0.99)
-    assert net[0].weight_mask.flatten(1).amax(1).sum() == 1
-
-
 @pytest.mark.parametrize("structured", [False, True])
 def test_an_evaluation_counts_only_after_the_last_pruning(structured: bool) -> None:
     for start, end, first in ((0.2, 0.6, 13), (1.0, 1.0, TOTAL_STEPS)):
@@ -123,58 +87,6 @@ def test_an_evaluation_counts_only_after_the_last_pruning(structured: bool) -> N
             pruning.before_step(net, step, TOTAL_STEPS)
             found.append(pruning.counts(net, step + 1, TOTAL_STEPS))
         assert found == [step >= first for step in range(1, TOTAL_STEPS + 1)]
-
-
-@pytest.mark.parametrize("structured", [False, True])
-def test_a_model_that_is_scored_counts_by_its_own_sparsity(structured: bool) -> None:
-    net, pruning = make_net(), make_pruning(structured=structured)
-    pruning.start(net)
-    dense = copy.deepcopy(net, {id(m.weight): m.weight.detach().clone() for m in (net[0], net[3], net[6])})  # as an average may still be
-    for step in range(TOTAL_STEPS):
-        pruning.before_step(net, step, TOTAL_STEPS)
-    assert pruning.counts(net, TOTAL_STEPS, TOTAL_STEPS)
-    assert not pruning.counts(dense, TOTAL_STEPS, TOTAL_STEPS)
-
-
-def test_what_is_finished_is_a_plain_model_that_computes_the_same() -> None:
-    net, pruning = make_net(), make_pruning()
-    names = list(net.state_dict())
-    pruning.start(net)
-    pruning.prune(net, 0.8)
-    inputs = torch.randn(2, 1, 8, 8)
-    wanted, sparsity = net.eval()(inputs), sparsity_of(net)
-    averaged = copy.deepcopy(net, {id(m.weight): m.weight.detach().clone() for m in (net[0], net[3], net[6])})
-    for each in (net, averaged):
-        pruning.finish(each)
-        assert sorted(each.state_dict()) == sorted(names)
-        assert torch.equal(each(inputs), wanted)
-        assert sparsity_of(each) == sparsity == pytest.approx(0.8, abs=1e-3)
-        assert not any(module._forward_pre_hooks for module in each.modules())
-        make_net().load_state_dict(each.state_dict())
-
-
-def test_a_pruned_training_goes_on_from_its_state() -> None:
-    net, pruning = make_net(), make_pruning()
-    pruning.start(net)
-    pruning.prune(net, 0.4)
-    again = make_net()
-    make_pruning().start(again)
-    again.load_state_dict(net.state_dict())
-    assert sparsity_of(again) == sparsity_of(net)
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.middle, self.head = nn.Embedding(10, 6), nn.Linear(6, 6), nn.Linear(6, 10)
-        self.head.weight = self.tokens.weight
-        self.stem = nn.Linear(3, 6).requires_grad_(False)
-
-
-def test_tied_and_untrained_layers_stay_whole() -> None:
-    net = Tied()
-    make_pruning().start(net)
-    assert [name for name, _ in net.named_buffers()] == ["middle.weight_mask"]
 
 
 def test_a_model_with_nothing_to_prune_is_refused() -> None:
@@ -195,28 +107,3 @@ def test_a_model_with_nothing_to_prune_is_refused() -> None:
 def test_values_out_of_range_are_refused(values: dict[str, float], key: str) -> None:
     with pytest.raises(ConfigError, match=f"technique.*{key}.*accepted is"):
         make_pruning(**values)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_not_compiled_again_when_it_is_pruned() -> None:
-    torch.compiler.reset()
-    net, pruning = make_net(), make_pruning(num=3)
-    pruning.start(net)
-    num_graphs = 0
-
-    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        nonlocal num_graphs
-        num_graphs += 1
-        return graph.forward
-
-    compiled = torch.compile(lambda inputs: net(inputs).square().mean(), backend=count)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    graphs_after_steps = []
-    for step in range(TOTAL_STEPS):
-        pruning.before_step(net, step, TOTAL_STEPS)
-        optimizer.zero_grad()
-        compiled(torch.randn(4, 1, 8, 8)).backward()
-        optimizer.step()
-        graphs_after_steps.append(num_graphs)
-    assert graphs_after_steps[2] == graphs_after_steps[-1] == 1
-    assert sparsity_of(net) == pytest.approx(0.8, abs=1e-3)

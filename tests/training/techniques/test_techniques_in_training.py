@@ -8,17 +8,14 @@ import pytest
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target
 from autotune.outcome import Outcome
 from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
-from autotune.training.run import check_training
 from tests.conftest import MakeTrialConfig
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 16
 TECHNIQUES = "autotune.training.techniques"
 PRUNING = {
     "_target_": f"{TECHNIQUES}.pruning.Pruning", "structured": False, "sparsity": 0.75, "start_fraction": 0.2, "end_fraction": 0.6,
@@ -104,13 +101,6 @@ def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(toy: Toy, 
     assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
 
 
-def test_a_target_is_not_reached_before_the_last_pruning(toy: Toy) -> None:
-    easy = Target(metric="accuracy", value=0.0, mode="max", max_train_seconds=1000)
-    ended = toy.train(toy.config(technique=PRUNING, target=easy))
-    assert [(each.step, each.outcome) for each in ended][-2:] == [(10, None), (12, Outcome.REACHED)]
-    assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
-
-
 def test_an_average_reaches_a_target_only_once_it_is_pruned_itself(toy: Toy) -> None:
     easy = Target(metric="accuracy", value=0.0, mode="max", max_train_seconds=1000)
     averaging = {"_target_": "autotune.training.averaging.ema", "decay": 0.5, "every_steps": 6, "start_fraction": 0.0}
@@ -143,21 +133,6 @@ def test_a_distilled_training_learns_from_both(toy: Toy, source: Path) -> None:
     taught = toy.train(toy.config(technique=distillation(source)))[-1]
     assert taught.loss != plain.loss
     assert taught.metric > 0.8
-
-
-def test_a_teacher_for_other_data_is_refused_before_anything_is_trained(toy: Toy, source: Path) -> None:
-    data = {"_target_": f"{__name__}.bright_images", "num_classes": 3}
-    with pytest.raises(ConfigError, match=r"and 2 classes, and the data has inputs of .* and 3 classes"):
-        check_training(toy.config(technique=distillation(source), data=data))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch, in what its compiler imports
-def test_a_compiled_training_is_the_same(toy: Toy, source: Path) -> None:
-    for technique in (transfer(source, 0.5), distillation(source)):  # pruning: in test_pruning.py
-        plain = toy.train(toy.config(technique=technique))[-1]
-        compiled = toy.train(toy.config("runtime.compile=default", technique=technique))[-1]
-        assert compiled.loss == pytest.approx(plain.loss, rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -84,40 +84,6 @@ def test_what_is_frozen_does_not_move_and_all_moves_once_it_is_let_go(source: tu
     assert net[1].training
 
 
-@pytest.mark.parametrize(("unfreeze_at", "moves"), [(0.0, True), (1.0, False)])
-def test_the_ends_of_the_range_freeze_nothing_and_to_the_end(source: tuple[Path, nn.Sequential], unfreeze_at: float, moves: bool) -> None:
-    path, trained = source
-    net, technique = make_net(), make_transfer(path, unfreeze_at)
-    technique.start(net)
-    train(net, technique, range(TOTAL_STEPS))
-    assert ("0.weight" in differing(net, trained)) is moves
-
-
-def test_a_training_taken_up_again_past_that_point_is_let_go(source: tuple[Path, nn.Sequential]) -> None:
-    path, _ = source
-    net, technique = make_net(), make_transfer(path, unfreeze_at=0.5)
-    technique.start(net)
-    technique.before_step(net, 7, TOTAL_STEPS)
-    assert all(each.requires_grad for each in net.parameters())
-
-
-def test_what_the_model_itself_freezes_stays_frozen(source: tuple[Path, nn.Sequential]) -> None:
-    path, _ = source
-    net, technique = make_net(), make_transfer(path)
-    net[0].weight.requires_grad_(False)
-    technique.start(net)
-    technique.before_step(net, TOTAL_STEPS - 1, TOTAL_STEPS)
-    assert [name for name, each in net.named_parameters() if not each.requires_grad] == ["0.weight"]
-
-
-def test_what_is_taken_and_fresh_is_said_once(source: tuple[Path, nn.Sequential], caplog: pytest.LogCaptureFixture) -> None:
-    path = source[0].rename(source[0].with_name("said.safetensors"))
-    with caplog.at_level("INFO"):
-        make_transfer(path).start(make_net())
-        make_transfer(path).start(make_net())
-    assert caplog.messages == ["said.safetensors: 2 layers taken; fresh: 4"]
-
-
 def test_what_cannot_be_is_one_line(source: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
     path, _ = source
     with pytest.raises(ConfigError, match=r"technique\.unfreeze_at: found 1\.5, accepted is 0 to 1"):
