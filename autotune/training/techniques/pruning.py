@@ -43,7 +43,7 @@ class Pruning(Technique):
             raise ConfigError(f"technique.sparsity: found {sparsity}, accepted is above 0 and below 1")
         check_fractions("technique", start_fraction=start_fraction, end_fraction=end_fraction)
         if start_fraction > end_fraction:
-            raise ConfigError(f"technique.start_fraction: {start_fraction} is above technique.end_fraction; accepted is up to {end_fraction}")
+            raise ConfigError(f"technique.start_fraction: found {start_fraction}, accepted is up to end_fraction = {end_fraction}")
         check_counts("technique", num_prunings=num_prunings)
         self._structured = structured
         self._sparsity = sparsity
