@@ -249,7 +249,5 @@ def test_a_training_that_is_paused_at_every_epoch_is_as_if_it_were_not(
 
 @pytest.mark.parametrize("settings", [{"devices": 2}, {"devices": 1, "strategy": "ddp_spawn"}, {"devices": 1, "num_nodes": 2}])
 def test_a_trainer_of_several_processes_is_refused_before_they_are_started(own: MakeConfig, settings: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"found a Trainer with devices=.*accepted in a trial is one that trains in the trial's"
-    ):
+    with pytest.raises(ConfigError, match=r"found a Trainer with devices=.*accepted in a trial is one that trains in the trial's"):
         list(start_training(own(lr=0.01, **settings)))
