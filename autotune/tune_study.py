@@ -88,9 +88,9 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)
-        from autotune.execution.cluster import Connection, capabilities_of  # noqa: PLC0415  # after --help and --cfg
+        from autotune.execution.cluster import RayConnection, capabilities_of  # noqa: PLC0415  # after --help and --cfg
 
-        connection = stack.enter_context(contextlib.closing(Connection(cluster)))
+        connection = stack.enter_context(contextlib.closing(RayConnection(cluster)))
         if cluster.is_local and trains and not is_dry_run and not is_ended:  # it has trials to run, unless there is a mistake
             connection.start()
         from autotune.execution.plan import check_plan, describe_plan, plan_study  # noqa: PLC0415  # after --help and --cfg

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autotune.collector import spare_imports
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.remote import user_path
 
@@ -173,7 +172,6 @@ def run_main(command: Callable[[Sequence[str]], int]) -> NoReturn:
             signal.signal(number, end)
     if hasattr(signal, "pthread_kill"):  # Windows has none
         sys.unraisablehook = _interrupt_again
-    spare_imports()
     sys.exit(run_command(command, sys.argv[1:]))
 
 

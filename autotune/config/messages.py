@@ -55,7 +55,10 @@ def composing_message(
     return value_message(error)
 
 
-_GONE = {"notify": "send the message from what starts the study, by its exit code and the study's summary.json"}
+_GONE = {
+    "cluster.keep_cpus_awake": "no process keeps CPUs awake",
+    "notify": "send the message from what starts the study, by its exit code and the study's summary.json",
+}
 """Keys of the version before, and what took their place."""
 
 

@@ -88,7 +88,6 @@ class ClusterConfig:
     num_gpus: int | None = MISSING
     accelerator_type: str | None = MISSING
     placement: str = MISSING
-    keep_cpus_awake: bool = MISSING
     connect_timeout_seconds: float = MISSING
     price_per_hour: dict[str, float] | None = MISSING
     currency: str = MISSING

@@ -6,27 +6,29 @@ thread that it can leave, and another thread looks whether Ray is there.
 
 import atexit
 import contextlib
-import ctypes
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
 
 from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
-from autotune.execution.awake import kept_awake
 from autotune.execution.fork_server import ForkServer, capabilities_in_this_process
-from autotune.execution.local_ray import LocalRay
 from autotune.execution.task_run import ACCELERATOR, TrialTask
 from autotune.training.capabilities import Capabilities, num_visible_slices, together, visible_devices_environment
 
@@ -93,7 +95,7 @@ def check_can_start(what: str, size: ClusterSize, cluster: ClusterConfig, num_wo
     raise ClusterError(f"cluster: {what} cannot start: {shortage}{advice}")
 
 
-class Room:
+class FreeResources:
     """Whether the cluster has room for another trial beside those that are being trained.
 
     Args:
@@ -136,18 +138,12 @@ class Room:
 
 _ASK_AGAIN_SECONDS = 2.0
 _POLL_SECONDS = 0.2
-_SIGACTION_BYTES = 512
-"""Room for C's ``struct sigaction``, which takes 152 bytes on Linux."""
-_START_PATIENCE_SECONDS = 8.0
-"""Seconds that an interrupted driver waits for a Ray that is still starting."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks whether Ray is there."""
 _LEAVE_SECONDS = 3.0
 """Seconds that work with Ray may take to end once it is interrupted at once, or Ray is gone; then it is left where it hangs."""
 _SHUTDOWN_SECONDS = 10.0
 """Seconds that Ray may take to end its part of this process."""
-_RESTORE_SECONDS = 0.02
-"""Seconds for which a signal may end this process at once meanwhile, because Ray has taken its handler away."""
 _HEAD_SECONDS = 10.0
 """Seconds for which the head of a running cluster may not answer before it counts as gone."""
 _ANSWER_SECONDS = 5.0
@@ -207,130 +203,77 @@ def take_assigned_devices() -> None:
 
 @contextlib.contextmanager
 def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
-    """Connect to Ray while the context lasts. A local Ray is shut down at the end, and if it has no GPU the CPUs are kept awake meanwhile.
+    """Connect to Ray while the context lasts; a Ray of this process's own is shut down at the end.
 
     Raises:
         ClusterError: the cluster does not answer, has no machine of the kind asked for, or cannot hold even one worker.
     """
-    with _linked(config) as (size, _):
-        yield size
-
-
-class _Ray(Protocol):
-    """The Ray that this process is connected to."""
-
-    def lost(self) -> str | None:
-        """Why Ray counts as gone; None if it is there."""
-        ...
-
-    def end(self) -> None:
-        """End what this process has started of it."""
-        ...
-
-
-@contextlib.contextmanager
-def _linked(config: ClusterConfig) -> Iterator[tuple[ClusterSize, _Ray]]:
-    """Connect to Ray as ``connected`` does, and also yield the Ray itself."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    address = None if config.address == "local" else config.address
-    if address is not None:
-        _check_answers(address, config.connect_timeout_seconds)
-    import ray  # noqa: PLC0415  # after the environment is set, and only when trials run
-
-    _log_to_autotune("ray")
-    options = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     with contextlib.ExitStack() as stack:
-        running: _Ray
-        stack.enter_context(_errors_logged())
+        options: dict[str, Any] = {}
+        if config.is_local:
+            os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets timed workers wait for all other processes
+            os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # Ray Tune's workers have another environment
+            num_gpus = (num_visible_slices() or None) if config.num_gpus is None else config.num_gpus
+            folder = stack.enter_context(_folder_for_ray())
+            options = {"num_cpus": config.num_cpus, "num_gpus": num_gpus, "include_dashboard": False, "_temp_dir": folder}
+        else:
+            _check_answers(str(config.address), config.connect_timeout_seconds)
+        import ray  # noqa: PLC0415  # after the environment is set, and only when trials run
+
+        _log_to_autotune("ray")
+        for name in ("authentication", "worker"):  # mute: Ray's own processes want a token, and its SIGTERM handler is not installed
+            logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
+        stack.callback(ray.shutdown)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Ray's processes inherit it: a closed terminal is for the driver
         try:
-            with _kept_handler(signal.SIGTERM):
-                if address is None:
-                    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets timed workers wait for all other processes
-                    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # Ray Tune's workers have an environment of their own
-                    for name in ("authentication", "worker"):  # mute: our own Ray wants a token, and its SIGTERM handler is not installed
-                        logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
-                    running = local = LocalRay()
-                    stack.callback(local.end)
-                    stack.callback(_shut_down, local)
-                    num_gpus = (num_visible_slices() or None) if config.num_gpus is None else config.num_gpus
-                    local.start(num_cpus=config.num_cpus, num_gpus=num_gpus, **options)
-                else:
-                    stack.callback(_shut_down, None)
-                    ray.init(address=address, **options)
-                    running = _RunningCluster()
-        except ClusterError:
-            raise
+            ray.init(
+                address=config.address or "local", logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **options
+            )
         except (Exception, SystemExit) as error:  # Ray raises both where it does not start
-            raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{_advice(error, address)}") from error
+            advice = _advice(error) if config.is_local else ""
+            raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}") from error
         _check_has(config.accelerator_type)
         size = _size_of(_machines(config.accelerator_type))
         if size.num_cpus < (config.cpus_per_worker or 1):
-            raise ClusterError(
-                f"cluster.cpus_per_worker: found {config.cpus_per_worker or 1}, accepted is at most the {size.num_cpus} CPUs of the cluster"
-            )
-        if config.keep_cpus_awake and address is None and not size.num_gpus:
-            stack.enter_context(kept_awake())
-        yield size, running
+            raise ClusterError(f"cluster.cpus_per_worker: found {config.cpus_per_worker or 1}; the cluster has {size.num_cpus} CPUs")
+        yield size
 
 
 @contextlib.contextmanager
-def _errors_logged() -> Iterator[None]:
-    """Send to the log what Ray would print of errors on its machines, such as the last lines of a raylet's log."""
-    from ray._private import worker  # noqa: PLC0415  # only after connected() has set the environment
-
-    def to_log(data: Mapping[str, Sequence[str]], **named: object) -> None:
-        logging.getLogger("ray").warning("%s", "\n".join(data["lines"]))
-
-    of_ray, worker.print_to_stdstream = worker.print_to_stdstream, to_log
+def _folder_for_ray() -> Iterator[str]:
+    """Yield a new folder for Ray's files that no other user may open; its path is short, since Ray makes sockets in it."""
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
-        yield
+        Path(parent).mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="autotune-ray-", dir=parent)
+    except OSError as error:
+        raise ClusterError(
+            f"cluster.address: local: {parent} takes no files ({error.strerror}); set RAY_TMPDIR to a writable folder of a short path"
+        ) from error
+    try:
+        yield str(Path(folder, "r"))  # Ray makes it and all in it writable by all
     finally:
-        worker.print_to_stdstream = of_ray
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _shut_down(local: LocalRay | None) -> None:
-    """Disconnect from Ray, which may hang if it is gone; its processes on this machine are then ended first.
-
-    Ray takes away the handler of SIGTERM early in its shutdown, and the study has yet to be concluded.
-    """
-    import ray  # noqa: PLC0415  # only after connected() has set the environment
-
-    is_lost = local is not None and local.lost() is not None
-    if local is not None and is_lost:
-        local.end()
-    thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
-    seconds = _LEAVE_SECONDS if is_lost else _SHUTDOWN_SECONDS
-    until = time.monotonic() + seconds
-    with _kept_handler(signal.SIGTERM) as restore:
-        thread.start()
-        while thread.is_alive() and time.monotonic() < until:
-            thread.join(_RESTORE_SECONDS)
-            restore()
-    if thread.is_alive():
-        if not is_lost:
-            logger.warning("Ray did not end its part of this process in %g s", seconds)
-        atexit.unregister(ray.shutdown)  # it would wait for the thread
-
-
-class _RunningCluster:
-    """A cluster of others that this process has joined."""
+class _Heartbeat:
+    """Tells when the Ray that this process is connected to is gone: its processes here have ended, or its head does not answer."""
 
     def __init__(self) -> None:
         import ray  # noqa: PLC0415  # only after connected() has set the environment
 
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self._head = (host.strip("[]"), int(port))
-        self._raylet: str = ray._private.worker._global_node.raylet_socket_name  # noqa: SLF001  # nothing public has it
+        self._own = [child for child in psutil.Process().children() if child.name() in _NEEDED]
         self._answered_at = time.monotonic()
 
     def lost(self) -> str | None:
-        """Why the cluster counts as gone: the raylet of this machine has ended, or the head has not answered for a while."""
-        try:
-            with socket.socket(socket.AF_UNIX) as raylet:
-                raylet.connect(self._raylet)
-        except OSError:
-            return "the raylet of this machine has ended"
+        """Why Ray counts as gone; None if it is there."""
+        for process in self._own:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return f"its {_NEEDED[process.name()]} has ended"
         try:
             socket.create_connection(self._head, timeout=_ANSWER_SECONDS).close()
         except OSError as error:
@@ -340,22 +283,23 @@ class _RunningCluster:
             self._answered_at = time.monotonic()
         return None
 
-    def end(self) -> None:
-        """End nothing: it is the cluster of others."""
+
+_NEEDED = {"gcs_server": "control service (gcs_server)", "raylet": "raylet"}
+"""The processes without which a local Ray is gone."""
 
 
-class Connection:
+class RayConnection:
     """A connection to Ray that is made in a thread of its own, so that the driver does not wait while Ray starts.
 
-    The thread lives as long as Ray does: otherwise the kernel would end the processes that it started together with the thread.
+    The thread lives as long as Ray does: the kernel ends the processes that it started together with it.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._size: Future[ClusterSize] = Future()
-        self._ray: _Ray | None = None
+        self._heartbeat: _Heartbeat | None = None
         self._lost: Future[str] = Future()
-        self._losing = threading.Lock()
+        self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -384,8 +328,7 @@ class Connection:
             if interrupt.is_set():
                 raise KeyboardInterrupt
         size = self._size.result()
-        if threading.current_thread() is threading.main_thread():  # Ray's own handler, in C++, has replaced Python's
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        _restore_handler()
         return size
 
     def run(self, work: Callable[[], Result], interrupt: threading.Event) -> Result:
@@ -396,23 +339,19 @@ class Connection:
 
         Raises:
             ClusterError: Ray is gone.
-            KeyboardInterrupt: raised in this thread meanwhile; it is then raised in ``work``, too.
         """
         done: Future[Result] = Future()
         thread = threading.Thread(target=call, args=(work, done), name="with-ray", daemon=True)
         thread.start()
+        either: list[Future[Any]] = [done, self._lost]
         try:
-            either: list[Future[Any]] = [done, self._lost]
             while not wait(either, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 pass  # handlers run between waits, also of a signal that reached another thread, as after SIGSTOP
-        except KeyboardInterrupt:
-            interrupt.set()
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
-            thread.join(_LEAVE_SECONDS)
-            raise
-        if self.is_lost or (done.exception() is not None and self._is_gone()):
-            interrupt.set()
-            thread.join(_LEAVE_SECONDS)
+        finally:
+            if not done.done():  # Ray is gone, or a second Ctrl-C came
+                interrupt.set()
+                thread.join(_LEAVE_SECONDS)
+        if self.is_lost or done.exception() is not None:
             self.check()
         return done.result()
 
@@ -426,36 +365,42 @@ class Connection:
             raise ClusterError(f"cluster.address: {self._config.address or 'local'}: Ray is gone: {self._lost.result()}")
 
     def _is_gone(self) -> bool:
-        with self._losing:
-            reason = None if self._lost.done() or self._ray is None else self._ray.lost()
+        with self._lock:
+            reason = None if self._lost.done() or self._heartbeat is None else self._heartbeat.lost()
             if reason is not None:
                 self._lost.set_result(reason)
             return self._lost.done()
 
     def close(self) -> None:
-        """Disconnect and wait until that is done: Ray ends a process that frees a Ray object meanwhile.
-
-        A Ray that is still starting is waited for some seconds only; the kernel ends its processes together with this one.
-        """
+        """Disconnect, and wait until that is done; a Ray that is gone, or still starting, is waited for some seconds only."""
         self._is_over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join(None if self._size.done() else _START_PATIENCE_SECONDS)
+            thread.join(_SHUTDOWN_SECONDS)
+            if thread.is_alive():
+                import ray  # noqa: PLC0415  # only after connected() has set the environment
+
+                atexit.unregister(ray.shutdown)  # it would wait for the thread
+            _restore_handler()
 
     def _hold(self) -> None:
         try:
-            with _linked(self._config) as (size, running):
-                self._ray = running
+            with connected(self._config) as size:
+                self._heartbeat = _Heartbeat()
                 self._size.set_result(size)
                 while not self._is_over.wait(_WATCH_SECONDS):
-                    if self._is_gone():
-                        running.end()
-                        self._is_over.wait()
+                    self._is_gone()
         except BaseException as error:  # raised again in size()
             if self._size.done():
                 logger.exception("Ray did not end as it should")
             else:
                 self._size.set_exception(error)
+
+
+def _restore_handler() -> None:
+    """Install Python's handler of SIGTERM again: ``ray.init`` and ``ray.shutdown`` put others in its place, below Python."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def call(work: Callable[[], Result], done: "Future[Result]") -> None:
@@ -464,27 +409,6 @@ def call(work: Callable[[], Result], done: "Future[Result]") -> None:
         done.set_result(work())
     except BaseException as error:  # noqa: BLE001  # raised again by who asks for the result
         done.set_exception(error)
-
-
-@contextlib.contextmanager
-def _kept_handler(number: signal.Signals) -> Iterator[Callable[[], None]]:
-    """Restore a signal's handler after the context, and whenever the function that it yields is called.
-
-    ``ray.init`` installs handlers that end the process at once, and ``ray.shutdown`` leaves the default ones, which do so, too.
-    """
-    handler, libc, action = signal.getsignal(number), ctypes.CDLL(None), ctypes.create_string_buffer(_SIGACTION_BYTES)
-    libc.sigaction(number, None, action)
-
-    def restore() -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(number, handler)
-        else:  # Python sets handlers in the main thread only
-            libc.sigaction(number, action, None)
-
-    try:
-        yield restore
-    finally:
-        restore()
 
 
 def _machines(accelerator_type: str | None) -> list[Mapping[str, float]]:
@@ -529,7 +453,7 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -541,8 +465,8 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "5",
 }
 """Environment variables that keep Ray quiet, make it keep no state of its own and leave the working folder alone: a study resumes from
-its storage, a worker's death is its trial's outcome, and Ray does not end this process a minute after it is gone itself. Ray may start any
-number of workers at once: ``Room`` limits their number."""
+its storage, a worker's death is its trial's outcome. Half a minute after a Ray is gone, what is left of it ends itself. Ray may start any
+number of workers at once: ``FreeResources`` limits their number."""
 
 
 def _check_answers(address: str, timeout_seconds: float) -> None:
@@ -588,12 +512,12 @@ def _check_listens(address: str, timeout_seconds: float) -> None:
         raise ClusterError(f"cluster.address: {address} does not answer ({reason}); {_ACCEPTED}") from error
 
 
-def _advice(error: BaseException, address: str | None) -> str:
-    """What to do where Ray did not start, as the end of a message; empty where a setting is wrong, or a running cluster's answer."""
-    if address is not None or isinstance(error, ValueError):
+def _advice(error: BaseException) -> str:
+    """What to do where a local Ray did not start, as the end of a message; empty where a setting is wrong."""
+    if isinstance(error, ValueError):
         return ""
     if isinstance(error, OSError):
-        return "; RAY_TMPDIR says in which folder Ray's files are: it has to have room, and a short path"
+        return "; set RAY_TMPDIR to a folder for Ray's files that has room and a short path"
     return "; try again when this machine is less busy, or start Ray with `ray start --head` and add cluster.address=auto"
 
 

@@ -23,7 +23,7 @@ from autotune.config.schema import Config, TrialConfig
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
 from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
-from autotune.execution.cluster import Connection, capabilities_of, check_can_start
+from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
 from autotune.execution.fork_server import ForkServer, check_in_this_process
 from autotune.execution.interrupt import interruptible
 from autotune.execution.paired_runs import Lanes, PairedRun, run_in_turns
@@ -352,7 +352,7 @@ def _make_runs(
     fork_server: ForkServer | None,
 ) -> None:
     """Make the runs of all sides in turns, and add each to the comparison as soon as it has ended."""
-    connection = Connection(plan.config.cluster)
+    connection = RayConnection(plan.config.cluster)
     with contextlib.closing(connection), contextlib.ExitStack() as stack:
         with console.status("starting Ray"):
             size = connection.size(interrupt)

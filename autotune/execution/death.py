@@ -13,7 +13,6 @@ from autotune.outcome import Outcome
 
 HANG_FILES = "hang-*.txt"
 """Pattern of the files that watchdogs write stack traces to, ``*`` being the run's name; deleted when the run ends."""
-PAST_DEADLINE = "it was still at work past its deadline"
 NOT_ENDED = "not ended at its deadline"
 """How the reason of a death says that another process ended one that hung."""
 LOW_ON_MEMORY = ", while this machine was low on memory"
@@ -50,7 +49,7 @@ def death_of(run: str, hang_folder: str, *, is_past_deadline: bool, reason: str)
     with contextlib.suppress(OSError):  # there is no hang file, such as from the watchdog of another machine
         stack_traces = hang_file.read_text(encoding="utf-8")
         hang_file.unlink()
-    if PAST_DEADLINE in reason or stack_traces or (is_past_deadline and _SIGKILL not in reason):
+    if stack_traces or (is_past_deadline and _SIGKILL not in reason):
         return Death(Outcome.TIMED_OUT, f"{NOT_ENDED}; the worker was ended\n{stack_traces}".rstrip(), 0)
     if any(words in reason for words in _RAY_OUT_OF_MEMORY):  # Ray's own watch of the memory, or the kernel
         return Death(Outcome.OUT_OF_MEMORY, reason, 1)
@@ -108,15 +107,3 @@ def _count(path: Path) -> int | None:
             if name == "oom_kill":
                 return int(number)
     return None
-
-
-def is_low_on_memory() -> bool:
-    """Whether less than a twentieth of this machine's memory is available, which is when programs that watch it kill others."""
-    with contextlib.suppress(OSError, ValueError, KeyError, ZeroDivisionError):
-        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[:5])
-        memory = {fields[0]: int(fields[1]) for fields in lines}
-        return memory["MemAvailable:"] / memory["MemTotal:"] < _LOW_FRACTION
-    return False
-
-
-_LOW_FRACTION = 0.05

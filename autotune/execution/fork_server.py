@@ -15,8 +15,6 @@ next one: that one then need not.
 import contextlib
 import ctypes
 import json
-import math
-import mmap
 import multiprocessing
 import os
 import secrets
@@ -24,7 +22,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -39,9 +36,9 @@ from typing import Any, cast
 
 from autotune.config.schema import ClusterConfig, TrialConfig
 from autotune.errors import ConfigError
-from autotune.execution.death import LOW_ON_MEMORY, PAST_DEADLINE, SERVER_ENDED, is_low_on_memory, num_killed_for_memory
+from autotune.execution.death import LOW_ON_MEMORY, SERVER_ENDED, num_killed_for_memory
 from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, report_of_death
-from autotune.execution.watch import TRACES_SIGNAL, is_left, is_stopped
+from autotune.execution.watch import is_left
 from autotune.files import replace_file
 from autotune.training.capabilities import Capabilities, visible_devices, visible_devices_environment
 from autotune.training.preload import fork_fault, imported_libraries, one_blas_thread, preload, usual_blas_threads
@@ -59,11 +56,6 @@ serve(Connection(int(sys.argv[1])), sys.argv[2])
 """
 _NOTES = "libraries-*.json"
 """Files beside the fork server's socket with the names of libraries that trainings imported."""
-_LOOK_EVERY_SECONDS = 1.0
-_OVERDUE_LOOKS = 10
-"""Number of looks for which a process may be at work past its deadline: it ends itself at once, unless something keeps Python's lock."""
-_TRACES_SECONDS = 0.5
-"""Time for a process that hangs to write its stack traces."""
 _IMPORT_SECONDS = 120.0
 """Longest wait for a process that tries to import them."""
 CAN_FORK = sys.platform == "linux"
@@ -370,33 +362,8 @@ class _Child:
     connection: Connection
     gone: int
     """A pidfd: a file descriptor that becomes readable when the process has ended."""
-    deadline: "_Deadline"
     num_killed: int = field(default_factory=num_killed_for_memory)
     """Number of processes that the kernel had killed for memory before this one was forked."""
-    num_overdue: int = 0
-    """Number of looks in a row at which the process was at work past its deadline."""
-    reason: str | None = None
-    """Why the fork server ended the process; None if it did not."""
-
-
-class _Deadline:
-    """When a forked process has to be ended, which it says itself, in memory that it shares with the fork server."""
-
-    def __init__(self) -> None:
-        self._shared = mmap.mmap(-1, _DEADLINE.size)
-        self.set(math.inf)
-
-    def set(self, at: float) -> None:
-        """Set the deadline, by the monotonic clock, which is the same in all processes."""
-        _DEADLINE.pack_into(self._shared, 0, at)
-
-    @property
-    def is_past(self) -> bool:
-        """Whether it is later than the deadline."""
-        return time.monotonic() > float(_DEADLINE.unpack_from(self._shared)[0])
-
-
-_DEADLINE = struct.Struct("d")
 
 
 class _Children:
@@ -412,51 +379,23 @@ class _Children:
         self._poll = select.poll()
         self._poll.register(owner.fileno(), select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
-        self._looked_at = -math.inf
-        self._was_low = False
-        """Whether this machine was low on memory at one of the last two looks."""
-        self._is_low = False
 
     def serve(self) -> None:
         """Fork processes and clean up after them, until the owner is gone."""
         try:
             while True:
-                for fd, _ in self._poll.poll(_LOOK_EVERY_SECONDS * 1000 if self._children else None):
+                for fd, _ in self._poll.poll():
                     if fd == self._owner.fileno():
                         self._owner.recv()  # EOFError: it is gone
                     if fd == self._listener.fileno():
                         self._fork()
                     elif (child := self._children.get(fd)) is not None:
                         self._end(child, is_gone=fd == child.gone)
-                if time.monotonic() - self._looked_at >= _LOOK_EVERY_SECONDS:
-                    self._look()
         except (EOFError, OSError):
             pass  # the owner is gone
         finally:
             for child in set(self._children.values()):
                 _kill(child.process)
-
-    def _look(self) -> None:
-        """End the processes that are at work long past their deadlines: what keeps Python's lock for ever ends by nothing else.
-
-        Looks are counted, not seconds, and a stopped process is given time when it goes on: it moves its deadline then.
-        """
-        self._looked_at = time.monotonic()
-        self._was_low, self._is_low = self._is_low, is_low_on_memory()
-        for child in set(self._children.values()):
-            assert child.process.pid, "it was started"
-            is_overdue = child.deadline.is_past and not is_stopped(child.process.pid)
-            child.num_overdue = child.num_overdue + 1 if is_overdue else 0
-            if child.num_overdue > _OVERDUE_LOOKS:
-                child.reason = f"the worker died: {PAST_DEADLINE}"
-                self._tell_where(child.process.pid)
-                _kill(child.process)
-
-    def _tell_where(self, process: int) -> None:
-        """Have a process that hangs write the stack traces of its threads to its hang file, which it does without Python's lock."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, TRACES_SIGNAL)
-            time.sleep(_TRACES_SECONDS)
 
     def _import_libraries(self) -> None:
         """Import what trainings have noted, unless a process that tries it could then not be forked: libraries may start threads."""
@@ -479,13 +418,12 @@ class _Children:
         self._import_libraries()
         connection = Connection(self._listener.accept()[0].detach())
         others = [self._owner, self._listener, *(child.connection for child in self._children.values())]
-        deadline = _Deadline()
-        arguments = (connection, others, os.getpid(), self._notes, deadline)
+        arguments = (connection, others, os.getpid(), self._notes)
         process = multiprocessing.get_context("fork").Process(target=_serve_trainings, args=arguments)
         process.start()
         assert process.pid is not None, "it was started"
         _lead_a_group(process.pid)
-        child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid), deadline=deadline)
+        child = _Child(process=process, connection=connection, gone=os.pidfd_open(process.pid))
         self._children |= {connection.fileno(): child, child.gone: child}
         self._poll.register(connection.fileno(), select.POLLRDHUP)  # only its end: messages there are for the child
         self._poll.register(child.gone, select.POLLIN)
@@ -497,9 +435,8 @@ class _Children:
             self._poll.unregister(child.connection.fileno())
             return
         child.process.join()
-        was_low = self._is_low or self._was_low or num_killed_for_memory() > child.num_killed
-        memory_note = LOW_ON_MEMORY if was_low and child.process.exitcode == -signal.SIGKILL else ""
-        reason = child.reason or f"the worker died: it {_ended_by(child.process.exitcode)}{memory_note}"
+        is_for_memory = child.process.exitcode == -signal.SIGKILL and num_killed_for_memory() > child.num_killed
+        reason = f"the worker died: it {_ended_by(child.process.exitcode)}{LOW_ON_MEMORY if is_for_memory else ''}"
         with contextlib.suppress(OSError):
             child.connection.send(Died(reason=reason))
         for fd in (child.connection.fileno(), child.gone):
@@ -518,9 +455,7 @@ def _try_to_import(names: Sequence[str], parent: int) -> None:
     os._exit(0 if fork_fault() is None else 1)
 
 
-def _serve_trainings(
-    connection: Connection, others: list[Connection | socket.socket], parent: int, notes: Path, deadline: _Deadline
-) -> None:
+def _serve_trainings(connection: Connection, others: list[Connection | socket.socket], parent: int, notes: Path) -> None:
     """Carry out the requests on a connection; runs in the process that was forked for that connection."""
     _lead_a_group(0)
     _die_with(parent)
@@ -529,7 +464,7 @@ def _serve_trainings(
     share: Mapping[str, str] = connection.recv()
     os.environ.update(share)
     usual_blas_threads()
-    trials = _Trials(notes, deadline)
+    trials = _Trials(notes)
     with contextlib.suppress(EOFError, OSError):
         while True:
             method, *arguments = connection.recv()
@@ -571,8 +506,7 @@ def check_in_this_process(config: TrialConfig) -> None:
 class _Trials:
     """The trainings of a forked process, one after another; its methods are called by ``ForkedProcess.call``."""
 
-    def __init__(self, notes: Path, deadline: _Deadline) -> None:
-        self._deadline = deadline
+    def __init__(self, notes: Path) -> None:
         self._run: TaskRun | None = None
         self._note: Path | None = notes / _NOTES.replace("*", str(os.getpid()))
         """File for the names of the libraries that a training function imports; None once it is written."""
@@ -591,7 +525,7 @@ class _Trials:
 
     def begin(self, task: TrialTask) -> None:
         self._is_own = task.config.training is not None
-        self._run = TaskRun(task, on_deadline=self._deadline.set)
+        self._run = TaskRun(task)
 
     def next_report(self) -> WorkerReport:
         assert self._run is not None, "it was begun"

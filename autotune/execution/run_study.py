@@ -20,7 +20,7 @@ from autotune.config.schema import TrialConfig
 from autotune.errors import ClusterError
 from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.best_weights import import_for_best_model, keep_first, run_path
-from autotune.execution.cluster import ClusterSize, Connection, Room, check_can_start
+from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
 from autotune.execution.fork_server import ForkServer, machine_in_this_process
@@ -47,7 +47,7 @@ def run_study(
     command: Sequence[str],
     code_folders: Sequence[str],
     console: Console,
-    connection: Connection,
+    connection: RayConnection,
     tracker_process: TrackerProcess,
     fork_server: ForkServer | None = None,
     trains: bool = True,
@@ -120,7 +120,7 @@ def _push(live: LiveStudy) -> int:
 
 
 def _search_and_confirm(
-    live: LiveStudy, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None
+    live: LiveStudy, interrupt: threading.Event, connection: RayConnection, fork_server: ForkServer | None
 ) -> Confirmation | None:
     """Search while there is budget, then confirm; return early, with None, once ``interrupt`` is set."""
     plan, policy = live.plan, live.policy
@@ -156,7 +156,9 @@ def _search_and_confirm(
     return _conclude_stored(live)
 
 
-def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None) -> None:
+def _search(
+    live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: RayConnection, fork_server: ForkServer | None
+) -> None:
     from autotune.execution.search import run_search  # noqa: PLC0415  # imports ray
     from autotune.execution.trial_manager import TrialManager  # noqa: PLC0415  # only a search needs it
 
@@ -172,7 +174,7 @@ def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, conn
         if live.needs_confirmation:  # confirmation runs come next, and they are timed
             live.tracker.hold()
 
-    room = Room(
+    room = FreeResources(
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         accelerator_type=plan.config.cluster.accelerator_type,
@@ -225,7 +227,7 @@ def _search(live: LiveStudy, size: ClusterSize, interrupt: threading.Event, conn
 
 
 def _confirm(
-    live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: Connection, fork_server: ForkServer | None
+    live: LiveStudy, size: ClusterSize, interrupt: threading.Event, connection: RayConnection, fork_server: ForkServer | None
 ) -> None:
     """Make the confirmation runs that the study still lacks."""
     plan, race = live.plan, live.planned_race()

@@ -3,7 +3,6 @@
 Ray's own experiment state, loggers and signal handling are off: a study resumes from its storage.
 """
 
-import importlib
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ from ray.tune.stopper import Stopper
 from autotune.execution.trial_manager import TrialManager
 from autotune.execution.worker import TrialWorker
 from autotune.files import make_folder, replace_file
-from autotune.imports import absent
 from autotune.search.stopping import Decision
 
 
@@ -34,9 +32,6 @@ def run_search(trial_manager: TrialManager, *, folder: Path, interrupt: threadin
         check_ray: raises if Ray is gone; called before the death of a worker is held against its trial.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    for library in ("mlflow", "wandb"):  # Ray imports its integrations to count callbacks, and with them what takes seconds
-        with absent(library):
-            importlib.import_module(f"ray.air.integrations.{library}")
     try:
         tune.run(
             TrialWorker,

@@ -121,22 +121,18 @@ class TaskRun:
 
     Args:
         meet: starts the task's other workers, and returns where this process, the first worker, meets them; None if there are no others.
-        on_deadline: called with the time of the monotonic clock at which another process may end this one.
     """
 
     def __init__(
         self,
         task: TrialTask,
         meet: Callable[[TrialTask], "Rendezvous | None"] = lambda task: None,
-        on_deadline: Callable[[float], None] = lambda deadline: None,
     ) -> None:
         global _num_trainings  # noqa: PLW0603  # counts what this process did
         _num_trainings += 1
         self._is_first = _num_trainings == 1
         self._task = task
-        self._watch = Watch(
-            deadline_seconds=task.deadline_seconds, driver=task.driver, hang_file=self._open_hang_file, on_deadline=on_deadline
-        )
+        self._watch = Watch(deadline_seconds=task.deadline_seconds, driver=task.driver, hang_file=self._open_hang_file)
         self._num_killed = num_killed_for_memory()
         self._training: Generator[Evaluation, Path | None, float | None] | None = None
         self._fingerprint: Mapping[str, Any] = {}

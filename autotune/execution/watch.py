@@ -7,8 +7,7 @@ second it looks whether a process that the training has started is stopped: one 
 whole machine was suspended is told by the clock that goes on meanwhile.
 
 The watchdog ends a hung process, with the stack of every thread in its hang file. If even the watchdog cannot run, since compiled code
-keeps Python's lock for ever, another process has to: the fork server ends what it has forked, by the deadline that both see. A worker that
-trains by itself is ended by ``faulthandler``'s own timer, some time later.
+keeps Python's lock for ever, ``faulthandler``'s own timer ends the process, some time later.
 """
 
 import contextlib
@@ -17,7 +16,6 @@ import math
 import os
 import platform
 import select
-import signal
 import sys
 import threading
 import time
@@ -29,7 +27,6 @@ from typing import NamedTuple, TextIO
 import psutil
 
 from autotune.contention import MAX_STOPPED_SECONDS, Contention
-from autotune.execution.awake import has_idle_priority
 
 _BEAT_SECONDS = 0.1
 _LOCK_SHARE = 1.25
@@ -39,12 +36,8 @@ _LOOK_EVERY_SECONDS = 0.5
 _CATCH_UP_SECONDS = 10.0
 """Longest wait for the watchdog thread after its process was stopped."""
 _SAMPLE_EVERY_SECONDS = 0.5
-_BACKSTOP_SECONDS = 60.0
+_BACKSTOP_SECONDS = 20.0
 """Least seconds past the deadline after which ``faulthandler`` ends a hung process in which the watchdog thread cannot run."""
-
-
-TRACES_SIGNAL: int = getattr(signal, "SIGUSR2", 0)
-"""Signal at which a training's process writes its stack traces to its hang file, unless the trained code uses that signal itself."""
 
 
 class Watch:
@@ -55,7 +48,6 @@ class Watch:
             is free.
         driver: host and process id of the driver; all processes that the driver has started belong to the study.
         hang_file: opens the file that the stack traces of a hung process are written to.
-        on_deadline: called with the deadline on the monotonic clock when it changes; infinite while nothing is trained.
         on_stopped: called with the seconds that the training has been stopped in all, when these have grown.
     """
 
@@ -65,13 +57,11 @@ class Watch:
         deadline_seconds: float,
         driver: tuple[str, int],
         hang_file: Callable[[], TextIO],
-        on_deadline: Callable[[float], None] = lambda deadline: None,
         on_stopped: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._deadline = time.monotonic() + deadline_seconds
         self._driver = driver
         self._hang_file = hang_file
-        self._on_deadline = on_deadline
         self._on_stopped = on_stopped
         self._changed = threading.Condition()
         self._is_on = False
@@ -96,8 +86,6 @@ class Watch:
             self._first = _sample(self._driver)
         with self._changed:
             if self._thread is None:
-                if TRACES_SIGNAL:
-                    faulthandler.register(TRACES_SIGNAL, file=self._hang_file(), all_threads=True)
                 self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
                 self._thread.start()
             self._switch(is_on=True)
@@ -125,8 +113,6 @@ class Watch:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        if self._thread is not None and TRACES_SIGNAL:
-            faulthandler.unregister(TRACES_SIGNAL)
 
     def contention(self, *, is_last: bool) -> Contention | None:
         """What else used the machine so far, measured anew now and then and at the training's end; None before the first measurement."""
@@ -141,7 +127,7 @@ class Watch:
         first, seconds = self._first, self._on_seconds
         fraction = min(1.0, seconds / max(now.at - first.at, 1e-9))  # share of the time since the first sample that was trained in
         used = {pid: max(0.0, cpu - first.study_cpu.get(pid, 0.0)) for pid, cpu in now.study_cpu.items()}  # of processes still alive
-        study = sum(cpu for pid, cpu in used.items() if pid != os.getpid() and not has_idle_priority(pid))
+        study = sum(cpu for pid, cpu in used.items() if pid != os.getpid())
         others = max(0.0, now.busy_cpu - first.busy_cpu - sum(used.values()))
         self._device = self._device or _device_fault(now.study_cpu)
         self._latest = Contention(
@@ -165,12 +151,10 @@ class Watch:
             self._arm()
         else:
             faulthandler.cancel_dump_traceback_later()
-            self._on_deadline(math.inf)
         self._changed.notify_all()
 
     def _arm(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
-        self._on_deadline(self._deadline)
         if math.isfinite(left):
             faulthandler.dump_traceback_later(2 * left + _BACKSTOP_SECONDS, exit=True, file=self._hang_file())
 

@@ -20,7 +20,6 @@ import torch
 from torch.autograd.profiler import DeviceType  # type: ignore[attr-defined]  # missing in torch's stubs
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.collector import collect_as_usual
 from autotune.config.build import build_partial
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError, ExecutionError
@@ -59,7 +58,6 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
     device = pick_device(config.device)
     if device.type in OTHER_DEVICES:
         raise ConfigError(f"device: found {device.type}, which torch's profiler does not see; a profile needs auto, cpu or cuda")
-    collect_as_usual()
     on_gpu = device.type == "cuda"
     num_needed = 2 * _NUM_WARM_UPS + 2 * num_profiled + _NUM_WATCHED
     data = load_data(config)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from autotune.collector import collect_as_usual
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation
@@ -44,7 +43,6 @@ def start_training(
     Raises:
         ConfigError: the training function is the user's own, and is to train with other ranks.
     """
-    collect_as_usual()
     if config.training is None:
         return train(config, cap_seconds=cap_seconds, num_threads=num_threads, score_test=score_test, ranks=ranks, **kept)
     name = config.training["_target_"]

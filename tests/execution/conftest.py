@@ -61,9 +61,7 @@ def commands() -> Commands:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterSize]:
     """Ray in this process, with three CPUs."""
-    with connected(
-        Composer(["experiment=cnn_smoke", "cluster.num_cpus=3", "cluster.keep_cpus_awake=false"]).compose().config.cluster
-    ) as size:
+    with connected(Composer(["experiment=cnn_smoke", "cluster.num_cpus=3"]).compose().config.cluster) as size:
         yield size
 
 

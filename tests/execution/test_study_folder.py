@@ -150,7 +150,7 @@ def test_ray_starts_at_once_for_a_study_that_goes_on_and_not_to_push_one(tmp_pat
 
     for name in STARTED:
         monkeypatch.setattr(name, lambda *_, is_wanted=True: contextlib.nullcontext(object() if is_wanted else None))
-    monkeypatch.setattr("autotune.execution.cluster.Connection.start", start)
+    monkeypatch.setattr("autotune.execution.cluster.RayConnection.start", start)
     monkeypatch.setattr("autotune.execution.run_study.run_study", lambda *_, **__: 0)
     (tmp_path / "study").mkdir()
     arguments = ["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"]
