@@ -453,7 +453,7 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -465,7 +465,7 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "5",
 }
 """Environment variables that keep Ray quiet, make it keep no state of its own and leave the working folder alone: a study resumes from
-its storage, a worker's death is its trial's outcome. Half a minute after a Ray is gone, what is left of it ends itself. Ray may start any
+its storage, a worker's death is its trial's outcome, and Ray does not end this process a minute after it is gone itself. Ray may start any
 number of workers at once: ``FreeResources`` limits their number."""
 
 

@@ -45,7 +45,7 @@ def test_a_ray_without_a_folder_is_told_in_one_line(kind: str, tmp_path: Path, m
     connection = _connection()
     with pytest.raises(
         ClusterError,
-        match=r"^cluster.address: local: .*(file|/proc/missing) takes no files \(.*\); set RAY_TMPDIR to a writable folder of a short path$",
+        match=r"^cluster.address: local: .*(file|/proc/missing) takes no files \(.*\); set RAY_TMPDIR to .* short path$",
     ) as caught:
         connection.size(threading.Event())
     assert "\n" not in str(caught.value)
