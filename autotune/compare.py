@@ -22,7 +22,6 @@ from autotune.config.experiments import experiments_help, require_experiment
 from autotune.config.own_keys import own_key, own_keys_help, read_own_keys
 
 if TYPE_CHECKING:
-    from autotune.execution.comparing import Side
     from autotune.reporting.compared import Comparison
 
 _PURPOSE = "Compare configurations by time to target and time of a step: in turns, in fresh processes."
@@ -69,7 +68,7 @@ def compare(
     config_dirs: Sequence[str] = (),
     console: Console | None = None,
     **sides: Sequence[str],
-) -> "Comparison":
+) -> "Comparison | None":
     """Compare configurations as ``autotune compare`` does.
 
     Args:
@@ -78,18 +77,48 @@ def compare(
         console: where progress is printed; None prints nothing.
         sides: overrides of each side only, such as ``a=["optimizer.lr=0.1"]``.
 
+    Returns:
+        The comparison; None after a dry run, which only prints the plan.
+
     Raises:
         AutotuneError: the comparison cannot be run; its message is one line.
     """
-    from autotune.execution.comparing import compose_sides  # noqa: PLC0415  # after --help
+    from autotune.execution.comparing import (  # noqa: PLC0415  # after --help
+        check_comparison,
+        compose_sides,
+        describe_comparison,
+        plan_comparison,
+        run_comparison,
+    )
+    from autotune.execution.fork_server import started_fork_server  # noqa: PLC0415  # after --help
 
-    overrides = [override for of_side in sides.values() for override in of_side]
-    code_folders = import_user_code_from(config_dirs, [*common, *overrides])
+    out = console or Console(quiet=True)
+
+    def say(line: str) -> None:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    given = [override for of_side in sides.values() for override in of_side]
+    code_folders = import_user_code_from(config_dirs, [*common, *given])
     composed = compose_sides(common, sides, config_dirs)
-    command = [*common, *(f"{name}={list(of_side)}" for name, of_side in sides.items()), f"num_seeds={num_seeds}"]
-    compared = _compare(composed, num_seeds, command, code_folders, console or Console(quiet=True))
-    assert compared is not None, "only a dry run compares nothing"
-    return compared
+    require_experiment(all(side.experiment for side in composed), config_dirs)
+    config = composed[0].composed.config
+    with started_fork_server(config.cluster, is_wanted=not config.dry_run) as fork_server:
+        with out.status("reading the configuration and checking all sides"):
+            plan = plan_comparison(composed, num_seeds=num_seeds, fork_server=fork_server)
+            if not (config.dry_run and plan.missing_sources):  # the check would train them first
+                check_comparison(plan, say, fork_server)
+        if config.dry_run:
+            for text in describe_comparison(plan):
+                say(text)
+            return None
+        shown = [f"{name}=[{','.join(of_side)}]" for name, of_side in sides.items()]
+        return run_comparison(
+            plan,
+            command=[*common, *shown, f"num_seeds={num_seeds}"],
+            code_folders=code_folders,
+            console=out,
+            fork_server=fork_server,
+        )
 
 
 def compare_command(arguments: Sequence[str]) -> int:
@@ -98,64 +127,29 @@ def compare_command(arguments: Sequence[str]) -> int:
     line = parse_command_line("autotune compare", _PURPOSE, epilog, arguments)
     own, common = read_own_keys(CompareKeys, line.overrides)
     from autotune.config.overrides import read_override_list  # noqa: PLC0415  # imports Hydra
-    from autotune.execution.comparing import compose_sides  # noqa: PLC0415  # after --help
     from autotune.reporting.terminal import output_console  # noqa: PLC0415  # after --help
 
     given = {"a": own.a, "b": own.b, "c": own.c, "d": own.d}
-    overrides = {name: read_override_list(text, name) for name, text in given.items() if text}
-    every = [override for of_side in overrides.values() for override in of_side]
-    code_folders = import_user_code_from(line.config_dirs, [*common, *every])
-    sides = compose_sides(common, overrides, line.config_dirs)
+    sides = {name: read_override_list(text, name) for name, text in given.items() if text}
     if line.cfg:
-        for side in sides:
+        from autotune.execution.comparing import compose_sides  # noqa: PLC0415  # after --help
+
+        for side in compose_sides(common, sides, line.config_dirs):
             text = side.composer.config_yaml(line.cfg, resolve=line.resolve)
             print(f"---\n# {side.name}: {' '.join(side.overrides)}\n{text}", end="")
         return 0
-    require_experiment(all(side.experiment for side in sides), line.config_dirs)
-    comparison = _compare(sides, own.num_seeds, arguments, code_folders, output_console())
+    comparison = compare(
+        common,
+        num_seeds=own.num_seeds,
+        config_dirs=line.config_dirs,
+        console=output_console(),
+        **sides,
+    )
     if comparison is None:
         return 0
     if not comparison.is_complete:
         return EXIT_INTERRUPTED
     return 0 if comparison.all_sides_reached else EXIT_NOT_REACHED
-
-
-def _compare(
-    sides: "tuple[Side, ...]",
-    num_seeds: int,
-    command: Sequence[str],
-    code_folders: Sequence[str],
-    console: Console,
-) -> "Comparison | None":
-    """Plan, check and run a comparison; None after a dry run, which only prints the plan."""
-    from autotune.execution.comparing import (  # noqa: PLC0415  # after --help
-        check_comparison,
-        describe_comparison,
-        plan_comparison,
-        run_comparison,
-    )
-    from autotune.execution.fork_server import started_fork_server  # noqa: PLC0415  # after --help
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    config = sides[0].composed.config
-    with started_fork_server(config.cluster, is_wanted=not config.dry_run) as fork_server:
-        with console.status("reading the configuration and checking all sides"):
-            plan = plan_comparison(sides, num_seeds=num_seeds, fork_server=fork_server)
-            if not (config.dry_run and plan.missing_sources):  # the check would train them first
-                check_comparison(plan, say, fork_server)
-        if config.dry_run:
-            for text in describe_comparison(plan):
-                say(text)
-            return None
-        return run_comparison(
-            plan,
-            command=command,
-            code_folders=code_folders,
-            console=console,
-            fork_server=fork_server,
-        )
 
 
 if __name__ == "__main__":

@@ -328,16 +328,13 @@ def run_comparison(
 
 def _metrics(comparison: Comparison) -> dict[str, float]:
     """The comparison's metrics for a tracker, such as ``b_time_to_target_ratio``."""
-    metrics = {}
-    for side in comparison.sides:
-        if (spent := side.arm.mean_spent) is not None:
-            metrics[f"{side.name}_mean_{'seconds' if side.arm.scale.is_time else 'score'}"] = spent
+    metrics: dict[str, float] = {}
     for side in comparison.sides[1:]:
         for name, ratio in comparison.ratios(side).items():
             if ratio is not None:
                 prefix = f"{side.name}_{name}_ratio"
-                metrics[prefix] = ratio.ratio
-                metrics |= {f"{prefix}_low": ratio.low, f"{prefix}_high": ratio.high}
+                metrics |= {prefix: ratio.ratio, f"{prefix}_low": ratio.low}
+                metrics |= {f"{prefix}_high": ratio.high}
     return metrics
 
 
@@ -361,7 +358,8 @@ def _make_runs(
                 resources = plan.resources(side.trial)
                 check_can_start(what, size, plan.config.cluster, workers, *resources)
             tracker.wait()
-        display = stack.enter_context(ComparisonDisplay(comparison, console))
+        display = ComparisonDisplay(comparison, console)
+        stack.enter_context(display.status)
         for line in plan.device_lines:
             console.print(f"  device: {line}", markup=False, highlight=False, soft_wrap=True)
         first_runs = [plan.run(index, 0, code_folders) for index in range(len(plan.sides))]

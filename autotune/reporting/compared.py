@@ -6,7 +6,6 @@ that these share also have the efficiency of the workers. Files are rewritten af
 a comparison that is killed keeps what it measured.
 """
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.comparison import Ratio, RunScore, ratio_of_expected_scores
-from autotune.files import replacing
 from autotune.measurement import Target, TrialResult
 from autotune.objective import Objective
 from autotune.reporting.scores import (
@@ -26,7 +24,13 @@ from autotune.reporting.scores import (
     run_score,
     score_format_of,
 )
-from autotune.reporting.study_files import arm_json, write_json
+from autotune.reporting.study_files import (
+    MEASURED,
+    arm_json,
+    measured_cells,
+    write_csv,
+    write_json,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,27 +208,13 @@ def write_comparison(folder: Path, comparison: Comparison, circumstances: Mappin
         "runs": [{"side": side.name, "pair": number, **run.as_dict()} for side, number, run in in_order],
     }
     write_json(folder / "compare.json", "comparison", content)
-    rows = [
-        {
-            "side": side.name,
-            "pair": number,
-            **(run.last.as_dict() if run.last else {}),
-            "seed": run.seed,
-            "outcome": run.outcome.value,
-            "score": side.scores[number].score if side.scores[number].reached else None,
-            "score_unit": comparison.scale.unit,
-            "time_to_target_seconds": run.time_to_target_seconds,
-            "step_seconds": step_seconds(run),
-            "test_metric": run.test_metric,
-            "error": run.error_line,
-        }
-        for side, number, run in in_order
-    ]
-    columns = dict.fromkeys(column for row in rows for column in row)
-    with replacing(folder / "runs.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(columns))
-        writer.writeheader()
-        writer.writerows(rows)
+    rows = []
+    for side, number, run in in_order:
+        score = side.scores[number].score if side.scores[number].reached else None
+        cells = measured_cells(run, score, comparison.scale.unit)
+        rows.append([side.name, number, *cells, step_seconds(run), run.test_metric])
+    header = ["side", "pair", *MEASURED, "step_seconds", "test_metric"]
+    write_csv(folder / "runs.csv", header, rows)
     return [folder / "compare.json", folder / "runs.csv"]
 
 

@@ -1,9 +1,7 @@
 """Terminal output of a comparison: a line for each run that ends, and the table of results."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from statistics import fmean
-from types import TracebackType
 
 from rich.console import Console
 from rich.table import Table
@@ -15,44 +13,31 @@ from autotune.reporting.scores import format_expected, format_seconds, measured_
 from autotune.reporting.terminal import format_metric, printable
 
 
-class ComparisonDisplay(AbstractContextManager["ComparisonDisplay"]):
-    """Context manager that shows a comparison while it runs; a terminal also has the current run."""
+class ComparisonDisplay:
+    """Shows a comparison while it runs: a line for each run that ends, the current one in ``status``."""
 
     def __init__(self, comparison: Comparison, console: Console) -> None:
         self._comparison = comparison
         self._num_runs = len(comparison.sides) * comparison.num_seeds
         self._console = console
-        self._status = console.status("starting new processes")
+        self.status = console.status("starting new processes")
         self._running = ""
-
-    def __enter__(self) -> "ComparisonDisplay":
-        comparison = self._comparison
         head = f"{comparison.experiment} · {comparison.name}: target {comparison.target}"
         self._print(f"{head}, {self._num_runs} runs", "bold")
         for side in comparison.sides:
             self._print(f"  {side.label}")
-        self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._status.stop()
 
     def run_started(self, side: ComparedSide, seed: int) -> None:
         """Show that a run of a side begins."""
         self._running = f"{side.name}, seed {seed}"
-        self._status.update(Text(self._running))
+        self.status.update(Text(self._running))
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Show the latest evaluation of the current run."""
         metric = f"{self._comparison.target.metric} {format_metric(evaluation.metric)}"
         spent = f"train {evaluation.train_seconds:.1f} s"
         text = f"{self._running} · epoch {evaluation.epoch:.1f}  {metric}  {spent}"
-        self._status.update(Text(printable(text)))
+        self.status.update(Text(printable(text)))
 
     def run_finished(self, side: ComparedSide, number: int) -> None:
         """Print the line of a run that ended, and was added to its side."""

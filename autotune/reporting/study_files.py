@@ -31,11 +31,12 @@ REPORT = "report.html"
 SUMMARY = "summary.json"
 """File of a study's folder with its result as plain data; ``best.json`` says the same, and is there only if something was confirmed."""
 
-_MEASURED = (
+MEASURED = (
     "outcome", "score", "score_unit", "time_to_target_seconds", "build_seconds", "prepare_seconds", "train_seconds", "evaluate_seconds",
     "num_evaluations", "metric", "loss", "epoch", "samples_per_second", "peak_memory_bytes", "num_workers", "device_kind",
     "energy_joules", "started_at", "stopped_at", "seed", "contention", "error",
 )  # fmt: skip
+"""Columns of what is measured of a training, in tables of trials and of runs."""
 COLUMNS = ("order", "trial", "worker", "started_seconds", "stopped_seconds", "from_train_seconds", "train_seconds", "outcome")
 """Columns of ``trace.csv``. ``started_seconds`` and ``stopped_seconds`` count from the start of the search; ``from_train_seconds`` and
 ``train_seconds`` are the trial's own seconds of prepare and train at the beginning and at the end of the stretch."""
@@ -49,14 +50,20 @@ def write_trials(
     Parameters stand there as in an override: ``null`` is the value null, an empty cell a parameter that the trial does not have.
     """
     ended = sorted(results, key=lambda result: result.stopped_at)
-    _write_csv(
+    write_csv(
         path,
-        ["trial", *_MEASURED, *space.keys],
+        ["trial", *MEASURED, *space.keys],
         [_trial_row(result, scores.get(result.trial), unit, space.keys) for result in ended],
     )
 
 
 def _trial_row(result: TrialResult, score: float | None, unit: str, parameters: Sequence[str]) -> list[Any]:
+    values = [override_text(result.values[key]) if key in result.values else "" for key in parameters]
+    return [result.trial, *measured_cells(result, score, unit), *values]
+
+
+def measured_cells(result: TrialResult, score: float | None, unit: str) -> list[Any]:
+    """What a table says of a training, in the order of ``MEASURED``."""
     measured = {
         **(result.last.as_dict() if result.last else {}),
         "outcome": result.outcome.value,
@@ -70,8 +77,7 @@ def _trial_row(result: TrialResult, score: float | None, unit: str, parameters: 
         "contention": result.contention,
         "error": result.error_line,
     }
-    values = [override_text(result.values[key]) if key in result.values else "" for key in parameters]
-    return [result.trial, *(_cell(measured.get(name)) for name in _MEASURED), *values]
+    return [_cell(measured.get(name)) for name in MEASURED]
 
 
 def _cell(value: Any) -> Any:
@@ -79,7 +85,8 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _write_csv(path: Path, header: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+def write_csv(path: Path, header: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+    """Write a table, replacing the file."""
     with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
 
@@ -169,7 +176,7 @@ class Front:
             ]
             for trial in self.members
         ]
-        _write_csv(path, ["trial", *names, "picked_by", "overrides"], rows)
+        write_csv(path, ["trial", *names, "picked_by", "overrides"], rows)
 
     def lines(self) -> list[str]:
         """Lines on the front's size and on the trial that each preference picks."""

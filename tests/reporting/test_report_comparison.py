@@ -187,7 +187,8 @@ def test_a_display_has_a_line_for_each_run_that_ended(monkeypatch: pytest.Monkey
     file = StringIO()
     console = Console(file=file, width=120, force_terminal=is_terminal, color_system=None)
     comparison = compared([], [], num_seeds=2)
-    with ComparisonDisplay(comparison, console) as shown:
+    shown = ComparisonDisplay(comparison, console)
+    with shown.status:
         for each, result in zip(comparison.sides, (run(4.0), CRASHED), strict=True):
             shown.run_started(each, 7)
             shown.evaluated(run(4.0).evaluations[0])
