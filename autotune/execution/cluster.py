@@ -30,7 +30,7 @@ from autotune.config.schema import ClusterConfig
 from autotune.errors import ClusterError
 from autotune.execution.fork_server import ForkServer, capabilities_in_this_process
 from autotune.execution.task_run import ACCELERATOR, TrialTask
-from autotune.training.capabilities import Capabilities, num_visible_slices, together, visible_devices_environment
+from autotune.training.capabilities import Capabilities, together, visible_devices_environment
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +215,8 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         if config.is_local:
             os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets timed workers wait for all other processes
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # Ray Tune's workers have another environment
-            num_gpus = (num_visible_slices() or None) if config.num_gpus is None else config.num_gpus
             folder = stack.enter_context(_folder_for_ray())
-            options = {"num_cpus": config.num_cpus, "num_gpus": num_gpus, "include_dashboard": False, "_temp_dir": folder}
+            options = {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus, "include_dashboard": False, "_temp_dir": folder}
         else:
             _check_answers(str(config.address), config.connect_timeout_seconds)
         import ray  # noqa: PLC0415  # after the environment is set, and only when trials run

@@ -21,9 +21,9 @@ class Capabilities:
 
     num_cpus: int
     num_gpus: int
-    """Number of GPUs, or of slices of them (MIG), that torch calls CUDA: NVIDIA's, or AMD's with ROCm."""
+    """Number of GPUs that torch calls CUDA: NVIDIA's, or AMD's with ROCm."""
     gpu_name: str | None
-    """Name of the GPUs; of several kinds that of the one which supports the fewest number formats."""
+    """Name of the GPUs; of several kinds, of the oldest."""
     compute_capability: tuple[int, int] | None
     """CUDA compute capability of that kind, such as (8, 0), which bfloat16 needs; None without a GPU of NVIDIA's."""
     has_compiler: bool
@@ -34,8 +34,6 @@ class Capabilities:
     """Name of the machine, for messages."""
     energy_faults: Mapping[str, str] = field(default_factory=dict)
     """Why energy cannot be read, by device type (``cpu``, ``cuda``); no entry for a type whose energy can be read."""
-    architecture: str | None = None
-    """Architecture of that kind of GPU, such as ``gfx942``; None without a GPU of AMD's."""
     gpu_kinds: tuple[str, ...] = ()
     """Names of all kinds of GPU; empty if there is one kind at most."""
     other_devices: Mapping[str, int] = field(default_factory=dict)
@@ -58,38 +56,15 @@ class Capabilities:
 OTHER_DEVICES = {"mps": "Apple's GPU", "xpu": "Intel's GPU"}
 """Device types of ``torch.accelerator`` that a training may ask for and ``device=auto`` does not take, with what they are."""
 
-MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
+_MIN_COMPUTE_CAPABILITY = {"float8": (8, 9), "bfloat16": (8, 0), "TensorFloat-32": (8, 0)}
 """Least CUDA compute capability of a GPU whose tensor cores support a number format, by the format's name."""
-AMD_ARCHITECTURES = {
-    "float8": ("gfx942", "gfx950", "gfx12"),
-    "bfloat16": ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12"),
-    "TensorFloat-32": ("gfx942",),
-}
-"""What the architectures of AMD's GPUs begin with whose matrix cores support a number format, by the format's name.
-
-Source: torch, aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm_allowed_device (float8); the table "Data types and precision support"
-of the ROCm documentation, https://rocm.docs.amd.com/en/latest/reference/precision-support.html (the others).
-"""
-
-
-def missing_for(number_format: str, compute_capability: tuple[int, int] | None, architecture: str | None) -> tuple[str, str] | None:
-    """What a GPU needs to compute fast in a number format, and what it has, in words; None if it has what it needs, or is no GPU."""
-    if architecture is not None and not architecture.startswith(accepted := AMD_ARCHITECTURES[number_format]):
-        return f"an AMD GPU of {', '.join(accepted)}", architecture
-    if compute_capability is not None and compute_capability < (least := MIN_COMPUTE_CAPABILITY[number_format]):
-        needed, available = (f"{major}.{minor}" for major, minor in (least, compute_capability))
-        return f"CUDA compute capability {needed}", available
-    return None
 
 
 def together(machines: Sequence[Capabilities]) -> Capabilities:
-    """The capabilities of machines of several kinds: those of the one whose GPUs support the fewest number formats, and all kinds."""
-
-    def num_formats(machine: Capabilities) -> int:
-        return sum(missing_for(name, machine.compute_capability, machine.architecture) is None for name in MIN_COMPUTE_CAPABILITY)
-
+    """The capabilities of machines of several kinds: those of the one whose GPUs are the oldest, and all kinds."""
     names = dict.fromkeys(name for machine in machines for name in (machine.gpu_kinds or (machine.gpu_name,)) if name is not None)
-    return replace(min(machines, key=num_formats), gpu_kinds=tuple(names) if len(names) > 1 else ())
+    oldest = min(machines, key=lambda machine: machine.compute_capability or (99, 0))
+    return replace(oldest, gpu_kinds=tuple(names) if len(names) > 1 else ())
 
 
 def describe_device(config: TrialConfig, capabilities: Capabilities) -> str:
@@ -151,10 +126,11 @@ def _unsupported_by_gpu(config: TrialConfig, capabilities: Capabilities) -> str 
         "bfloat16": "bfloat16" in (precision.autocast_dtype, precision.weights_dtype),
         "TensorFloat-32": _is_plain_tf32(config),
     }
+    found = capabilities.compute_capability
     for name, is_wanted in wanted.items():
-        if is_wanted and (missing := missing_for(name, capabilities.compute_capability, capabilities.architecture)) is not None:
-            needed, found = missing
-            return f"{name} needs {needed}, and {capabilities.gpu_name} has {found}"
+        if is_wanted and found is not None and found < (least := _MIN_COMPUTE_CAPABILITY[name]):
+            needed, available = (f"{major}.{minor}" for major, minor in (least, found))
+            return f"{name} needs CUDA compute capability {needed}, and {capabilities.gpu_name} has {available}"
     return None
 
 
@@ -255,11 +231,6 @@ def visible_devices_variable() -> str:
     """
     build = torch_build()
     return "HIP_VISIBLE_DEVICES" if "hip" in build else "ZE_AFFINITY_MASK" if "xpu" in build else "CUDA_VISIBLE_DEVICES"
-
-
-def num_visible_slices() -> int:
-    """Number of slices (MIG) that CUDA_VISIBLE_DEVICES lists: torch sees only the first one in a process, and Ray counts cards."""
-    return sum(device.startswith("MIG-") for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
 
 
 def visible_devices(num_gpus: int) -> list[str]:

@@ -27,7 +27,6 @@ from autotune.training.capabilities import (
     OTHER_DEVICES,
     Capabilities,
     num_available_cpus,
-    num_visible_slices,
     together,
     torch_build,
     visible_devices_variable,
@@ -38,12 +37,12 @@ from autotune.training.nvml import NvmlGpu, UntoldError, gpu_of, gpus_used_by
 
 def local_capabilities() -> Capabilities:
     """Capabilities of this machine, as this process sees it."""
-    gpus = [gpu_formats(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = [gpu_kind(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     modules = {kind: torch.get_device_module(kind) for kind in OTHER_DEVICES}
     others = {kind: module.device_count() for kind, module in modules.items() if module.is_available()}
     machine = Capabilities(
         num_cpus=num_available_cpus(),
-        num_gpus=max(len(gpus), num_visible_slices()) if gpus else 0,
+        num_gpus=len(gpus),
         gpu_name=None,
         compute_capability=None,
         has_compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++", "c++")),
@@ -53,43 +52,33 @@ def local_capabilities() -> Capabilities:
         other_devices=others,
         no_gpu_reason=None if gpus else no_gpu_reason(),
     )
-    each = [
-        replace(machine, gpu_name=name, compute_capability=capability, architecture=architecture) for name, capability, architecture in gpus
-    ]
-    return together(each or [machine])
+    return together([replace(machine, gpu_name=name, compute_capability=capability) for name, capability in gpus] or [machine])
 
 
-def gpu_formats(device: torch.device | int) -> tuple[str, tuple[int, int] | None, str | None]:
-    """Name of a GPU, and what says which number formats it supports: its compute capability, or AMD's architecture."""
+def gpu_kind(device: torch.device | int) -> tuple[str, tuple[int, int] | None]:
+    """Name of a GPU, and its CUDA compute capability; None for a GPU of AMD's, whose numbers mean something else."""
     properties = torch.cuda.get_device_properties(device)
-    if "hip" in torch_build():  # whose compute capability is the architecture's number
-        return properties.name, None, properties.gcnArchName.partition(":")[0]
-    return properties.name, (properties.major, properties.minor), None
+    return properties.name, None if "hip" in torch_build() else (properties.major, properties.minor)
 
 
 def no_gpu_reason() -> str | None:
-    """Why torch sees none of the GPUs that this machine seems to have, in words; None if it seems to have none."""
-    there = [(build, name) for build, (name, paths) in _DRIVERS.items() if any(map(os.path.exists, paths))]
-    if not there:
+    """Why torch sees none of the NVIDIA GPUs that this machine seems to have, in words; None if it seems to have none."""
+    if not any(map(os.path.exists, _DRIVER_FILES)):
         return None
-    names = " and ".join(name for _, name in there)
-    if not any(build in torch_build() for build, _ in there):
-        return f"torch {torch.__version__} is built for {next(iter(torch_build()), 'the CPU')}, and here is the driver of {names} GPUs"
+    if not torch_build():
+        return f"torch {torch.__version__} is built for the CPU, and here is the driver of NVIDIA GPUs"
     variable = visible_devices_variable()
     if os.environ.get(variable, "0") in ("", "-1", "NoDevFiles"):
-        return f"{variable}={os.environ[variable]} hides the {names} GPUs"
+        return f"{variable}={os.environ[variable]} hides the GPUs"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # missing in torch's stubs
     except (RuntimeError, AssertionError) as error:  # is_available() tells this once in a process, and as a warning only
         return str(error).partition("\n")[0].partition(". ")[0]
-    return f"torch {torch.__version__} does not say why it sees no {names} GPU"
+    return f"torch {torch.__version__} does not say why it sees no GPU"
 
 
-_DRIVERS = {
-    "cuda": ("NVIDIA", ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")),
-    "hip": ("AMD", ("/dev/kfd",)),
-}
-"""Vendors of GPUs by what torch has to be built for, each with files that are there where the driver of such GPUs is."""
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")
+"""Files that are there where the driver of NVIDIA GPUs is."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -103,7 +92,7 @@ def pick_device(name: str) -> torch.device:
     if name != "cpu" and not torch.get_device_module(name).is_available():
         reason = no_gpu_reason() if name == "cuda" else None
         why = "there is no GPU here" if name == "cuda" else f"torch sees no such device here ({OTHER_DEVICES[name]})"
-        raise ConfigError(f"device: found {name}, and {f'torch sees no GPU: {reason}' if reason else why}; accepted are auto, cpu")
+        raise ConfigError(f"device: found {name}, and {f'torch sees no GPU: {reason}' if reason else why}; use auto or cpu")
     return torch.device(name)
 
 
@@ -183,7 +172,10 @@ def _says_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
-    return any(words in text for words in _OUT_OF_MEMORY) or (any(words in text for words in _IF_NEARLY_FULL) and _is_nearly_full())
+    if "CUDNN_STATUS_INTERNAL_ERROR" in text or "_STATUS_NOT_INITIALIZED" in text:  # these have other causes, too
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (1, 1)  # type: ignore[no-untyped-call]
+        return free < 0.05 * total or "ALLOCATION_FAILED" in text
+    return any(words in text for words in _OUT_OF_MEMORY)
 
 
 _OUT_OF_MEMORY_TYPES = ("OutOfResources", "ResourceExhaustedError")
@@ -195,21 +187,6 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 """Words of RuntimeErrors by which torch and other libraries tell that memory ran out: of host and device, then of CUDA's libraries, of
 NCCL, of cuDNN (each algorithm lacked its workspace) and of Triton (a kernel needs more shared memory than the card has)."""
-_IF_NEARLY_FULL = ("CUDNN_STATUS_INTERNAL_ERROR", "CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED")
-"""Words of RuntimeErrors that have other causes as well as a full GPU."""
-_NEARLY_FULL_FRACTION = 0.05
-"""Share of a GPU's memory below which what is free may not hold a library's handles and workspaces."""
-
-
-def _is_nearly_full() -> bool:
-    """Whether hardly any memory of this process's GPU is free, the allocator's cache counted as used."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # missing in torch's stubs
-        return False
-    try:
-        free, total = torch.cuda.mem_get_info()
-    except RuntimeError:  # CUDA itself has failed
-        return False
-    return free < _NEARLY_FULL_FRACTION * total
 
 
 def seed_everything(seed: int) -> None:

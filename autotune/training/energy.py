@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import pynvml
 import torch
 
 from autotune.training.nvml import UntoldError, gpu_of
@@ -24,10 +23,6 @@ from autotune.training.parallel.ranks import Ranks
 POWERCAP = Path("/sys/class/powercap")
 _READ_EVERY_SECONDS = 30.0
 """Interval between readings of RAPL counters: the smallest, 65 kJ, wraps around within minutes at a package's highest power."""
-
-
-class UnreadableEnergyError(Exception):
-    """The energy of a device cannot be read; the message says why."""
 
 
 class RaplMeter:
@@ -39,7 +34,7 @@ class RaplMeter:
         folder: root of the kernel's powercap framework.
 
     Raises:
-        UnreadableEnergyError: there is no package, or this process may not read its counter.
+        UntoldError: there is no package, or this process may not read its counter.
     """
 
     def __init__(self, folder: Path = POWERCAP) -> None:
@@ -49,11 +44,11 @@ class RaplMeter:
             self._counters = [(zone / "energy_uj", int((zone / "max_energy_range_uj").read_text())) for zone in _packages(folder)]
             self._last = self._read()
         except OSError as error:
-            raise UnreadableEnergyError(f"{error.filename}: {error.strerror}") from error
+            raise UntoldError(f"{error.filename}: {error.strerror}") from error
         except ValueError as error:
-            raise UnreadableEnergyError(f"{folder}: {error}") from error
+            raise UntoldError(f"{folder}: {error}") from error
         if not self._counters:
-            raise UnreadableEnergyError(f"{folder} has no intel-rapl package")
+            raise UntoldError(f"{folder} has no intel-rapl package")
 
     def __call__(self) -> float:
         """Joules so far; NaN if a counter can no longer be read."""
@@ -83,52 +78,37 @@ def _text(path: Path) -> str:
         return ""
 
 
-class NvmlMeter:
-    """Energy meter of one GPU, in joules since the driver was loaded.
-
-    Args:
-        uuid: UUID of the GPU, as CUDA gives it.
-
-    Raises:
-        UnreadableEnergyError: the driver does not report the GPU's energy, as of a slice of one (MIG).
-    """
-
-    def __init__(self, uuid: str) -> None:
-        try:
-            self._gpu = gpu_of(uuid)
-        except UntoldError as error:
-            raise UnreadableEnergyError(str(error)) from error
-        try:
-            self._read()
-        except pynvml.NVMLError as error:
-            raise UnreadableEnergyError(f"NVML of {'GPU' if self._gpu.is_card else 'MIG slice'} {uuid}: {error}") from error
-
-    def __call__(self) -> float:
-        """Joules so far; NaN if the driver no longer reports them."""
-        try:
-            return self._read()
-        except pynvml.NVMLError:
-            return math.nan
-
-    def _read(self) -> float:
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu.handle)) * 1e-3
-
-
 def energy_meter(device: torch.device) -> Callable[[], float] | None:
     """Energy meter of a device, as a function that returns joules; None if the device's energy cannot be read."""
     try:
-        return _cpu_meter(os.getpid()) if device.type == "cpu" else _gpu_meter(_uuid(device))
-    except UnreadableEnergyError:
+        return _cpu_meter(os.getpid()) if device.type == "cpu" else _gpu_meter(device)
+    except UntoldError:
         return None
 
 
 def energy_fault(device_type: str) -> str | None:
     """Why the energy of this process's device of a type, such as ``cpu`` or ``cuda``, cannot be read; None if it can."""
     try:
-        RaplMeter() if device_type == "cpu" else _gpu_meter(_uuid(torch.device(device_type)))
-    except UnreadableEnergyError as error:
+        RaplMeter() if device_type == "cpu" else _gpu_meter(torch.device(device_type))
+    except UntoldError as error:
         return str(error)
     return None
+
+
+def _gpu_meter(device: torch.device) -> Callable[[], float]:
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    if uuid is None:
+        raise UntoldError(f"devices of type {device.type} have no meter here")
+    gpu = gpu_of(str(uuid))
+    gpu.joules()
+
+    def meter() -> float:
+        try:
+            return gpu.joules()
+        except UntoldError:
+            return math.nan
+
+    return meter
 
 
 def joules_of_all(
@@ -170,15 +150,3 @@ def _cpu_meter(process: int) -> RaplMeter:
 
     threading.Thread(target=keep_reading, name=f"energy of {process}", daemon=True).start()
     return meter
-
-
-_gpu_meter = cache(NvmlMeter)
-
-
-def _uuid(device: torch.device) -> str:
-    if device.type != "cuda":
-        raise UnreadableEnergyError(f"devices of type {device.type} have no meter here")
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    if uuid is None:
-        raise UnreadableEnergyError("the GPU has no UUID")
-    return str(uuid)

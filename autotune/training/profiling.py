@@ -28,7 +28,7 @@ from autotune.measurement import PhaseClock
 from autotune.step_profile import BETWEEN, IDLE, PARTS, WAITING, OperatorTime, StepProfile
 from autotune.training.capabilities import OTHER_DEVICES, cpu_name
 from autotune.training.data import fits_on, load_data
-from autotune.training.device import gpu_formats, peak_memory_bytes, pick_device, synchronizer
+from autotune.training.device import gpu_kind, peak_memory_bytes, pick_device, synchronizer
 from autotune.training.set_up import num_steps, set_up
 from autotune.training.step import labelled
 
@@ -92,7 +92,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         shutil.copyfile(made, part)
     signature = inspect.signature(build_partial(config.optimizer, config.allowed_targets, "optimizer").func)
     settings = asdict(config)
-    name, capability, _ = gpu_formats(device) if on_gpu else (cpu_name(), None, None)
+    name, capability = gpu_kind(device) if on_gpu else (cpu_name(), None)
     return StepProfile(
         **_times(profiler.key_averages(), seconds, num_profiled, on_gpu=on_gpu),
         num_steps=num_profiled,

@@ -10,9 +10,8 @@ import pytest
 import ray
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
-from autotune.config.compose import Composer
 from autotune.config.schema import ClusterConfig
-from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, connected
+from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection
 from autotune.execution.fork_server import resource_environment
 from autotune.execution.task_run import TrialTask
 from autotune.execution.worker import TrialWorker
@@ -137,10 +136,3 @@ def test_each_worker_and_what_is_forked_for_it_has_the_gpu_that_ray_gave_it(tria
     assert [env["CUDA_VISIBLE_DEVICES"] for env in of_forked[:2]] == [env["CUDA_VISIBLE_DEVICES"] for env in of_workers[:2]]
     assert [env["HIP_VISIBLE_DEVICES"] for env in of_forked[2:]] == [env["HIP_VISIBLE_DEVICES"] for env in of_workers[2:]]
     assert {*(next(iter(env.values())) for env in of_forked)} == {"4", "5", "GPU-a", "7"}
-
-
-@pytest.mark.slow
-def test_ray_has_as_many_gpus_as_slices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c")
-    with connected(Composer(["experiment=cnn_smoke", "cluster.num_cpus=3"]).compose().config.cluster) as size:
-        assert size.num_gpus == 3

@@ -10,17 +10,15 @@ import pytest
 
 @dataclass(eq=False)
 class Gpu:
-    """A card, or a slice of one; None stands for what the driver does not tell."""
+    """A card; None stands for what the driver does not tell."""
 
     uuid: str
     processes: dict[int, int] = field(default_factory=dict)
     """Percent of the GPU's time that each process took lately, by its id."""
-    slices: "list[Gpu]" = field(default_factory=list)
     reasons: int = 0
     millijoules: int | None = 0
     milliwatts: int = 700_000
     megahertz: int = 1980
-    card: "Gpu | None" = None
 
 
 def refuses(code: int) -> Any:
@@ -33,10 +31,6 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *cards: Gpu, missing: tuple[str, ...] = ()) -> None:
         self._cards = cards
         self._gpus = {f"GPU-{card.uuid}": card for card in cards}
-        for card in cards:
-            for part in card.slices:
-                part.card = card
-                self._gpus[f"MIG-{part.uuid}"] = part
         for name in (name for name in vars(Driver) if name.startswith("nvml")):
             monkeypatch.setattr(pynvml, name, getattr(self, name), raising=False)
         for name in missing:
@@ -55,40 +49,24 @@ class Driver:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
         return self._gpus.get(uuid) or refuses(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, gpu: Gpu) -> Gpu:  # noqa: N802
-        return gpu.card or refuses(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-    def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:  # noqa: N802
-        return [int(bool(gpu.slices))] * 2
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Gpu) -> int:  # noqa: N802
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Gpu, index: int) -> Gpu:  # noqa: N802
-        return gpu.slices[index] if index < len(gpu.slices) else refuses(pynvml.NVML_ERROR_NOT_FOUND)
-
     def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:  # noqa: N802
         return next(uuid for uuid, each in self._gpus.items() if each is gpu)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: Gpu) -> int:  # noqa: N802
-        return refuses(pynvml.NVML_ERROR_NOT_SUPPORTED) if gpu.millijoules is None or gpu.card else gpu.millijoules
+        return refuses(pynvml.NVML_ERROR_NOT_SUPPORTED) if gpu.millijoules is None else gpu.millijoules
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[Any]:  # noqa: N802
-        return refuses(pynvml.NVML_ERROR_NO_PERMISSION) if gpu.slices else [SimpleNamespace(pid=pid) for pid in gpu.processes]
+        return [SimpleNamespace(pid=pid) for pid in gpu.processes]
 
     def nvmlDeviceGetProcessUtilization(self, gpu: Gpu, since: int) -> list[Any]:  # noqa: N802
-        if gpu.card:
-            refuses(pynvml.NVML_ERROR_NOT_SUPPORTED)
         busy = [SimpleNamespace(pid=pid, smUtil=percent) for pid, percent in gpu.processes.items() if percent]
         return busy or refuses(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: Gpu) -> int:  # noqa: N802
-        return refuses(pynvml.NVML_ERROR_INVALID_ARGUMENT) if gpu.card else gpu.reasons
-
-    nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetCurrentClocksEventReasons  # noqa: N815
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: Gpu) -> int:  # noqa: N802
+        return gpu.reasons
 
     def nvmlDeviceGetPowerManagementLimit(self, gpu: Gpu) -> int:  # noqa: N802
-        return refuses(pynvml.NVML_ERROR_NOT_SUPPORTED) if gpu.card else gpu.milliwatts
+        return gpu.milliwatts
 
     def nvmlDeviceGetPowerManagementDefaultLimit(self, gpu: Gpu) -> int:  # noqa: N802
         return 700_000
