@@ -126,11 +126,7 @@ def train(
             progress.last = ranks.broadcast_from_first(_evaluate(run, parts, progress, clock, cap_seconds))
             if state_folder is not None:
                 _keep(state_folder, run, parts, progress)
-            if ranks.is_first:
-                with ranks.leading():
-                    while (pause_folder := (yield progress.evaluation)) is not None:
-                        _keep(pause_folder, run, parts, progress)
-            elif not ranks.goes_on():
+            if not (yield from _reported(run, parts, progress)):
                 return None
             if not progress.has_ended:
                 clock.enter(Phase.TRAIN)
@@ -150,6 +146,16 @@ def _resumed(paused_folder: Path | None, state_folder: Path | None, run: Run, pa
         clock.enter(None)
         return _resume(state_folder, run, parts, clock)
     return Progress()
+
+
+def _reported(run: Run, parts: Components, progress: Progress) -> Generator[Evaluation, Path | None, bool]:
+    """Yield the evaluation on the first rank, and save the state where its caller asks; return whether the training continues."""
+    if not run.ranks.is_first:
+        return run.ranks.goes_on()
+    with run.ranks.leading():
+        while (pause_folder := (yield progress.evaluation)) is not None:
+            _keep(pause_folder, run, parts, progress)
+    return True
 
 
 def _finish(parts: Components) -> None:

@@ -25,8 +25,6 @@ from autotune.training.techniques.technique import NoTechnique
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 2048, "mps": 2048, "xpu": 2048}
 """Batch size of evaluations where it fits, by device type: small enough for a CPU's cache, large enough to keep a GPU busy."""
-_NUM_PROBED_STEPS = 16
-"""Steps of the schedule that are probed for shapes to warm up, if the augmentation has no ``new_shapes_at``."""
 _NUM_BOUND_WARM_UPS = 3
 """Warm-up runs of compiled code, which warms up, records CUDA graphs and replays them."""
 
@@ -308,9 +306,7 @@ def num_steps(config: TrialConfig, data: LoadedData) -> int:
 
 def _steps_of_new_shapes(augment: Augmentation, total_steps: int) -> list[int]:
     """Steps at which the shape of batches may change, including the first step."""
-    starts = getattr(augment, "new_shapes_at", None)
-    if starts is None:
-        return [index * total_steps // _NUM_PROBED_STEPS for index in range(_NUM_PROBED_STEPS)]
+    starts = getattr(augment, "new_shapes_at", ())
     steps = range(total_steps)
     first_steps = (bisect.bisect_left(steps, start, key=lambda step: step / total_steps) for start in starts)
     return [0, *(step for step in first_steps if step < total_steps)]

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import random
 import resource
 import struct
 from collections.abc import Iterator
@@ -18,12 +17,10 @@ from hypothesis.extra import numpy as st_numpy
 
 from autotune.errors import DataError, StateError
 from autotune.training.checkpoint import (
-    random_state,
     read_state,
     read_weights,
     save_state,
     save_weights,
-    set_random_state,
     weights_metadata,
 )
 from autotune.training.state_files import STATE_FILE, WEIGHTS_FILE
@@ -77,46 +74,6 @@ def test_any_nested_state_comes_back_exactly(state: dict[Any, Any], tmp_path_fac
     folder = tmp_path_factory.getbasetemp() / "nested"
     save_state(folder, state)
     assert same(read_state(folder), state)
-
-
-def train_a_bit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> torch.Tensor:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 3, 8, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return loss.detach()
-
-
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
-def test_a_training_goes_on_from_its_state_as_if_nothing_had_been(optimizer_class: Any, tmp_path: Path) -> None:
-    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
-        model = model.to(memory_format=torch.channels_last)
-        optimizer = optimizer_class(model.parameters(), lr=0.1, **({"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}))
-        warm, decay = torch.optim.lr_scheduler.LinearLR(optimizer), torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
-        return model, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], [2])
-
-    cpu = torch.device("cpu")
-    model, optimizer, schedule = make()
-    train_a_bit(model, optimizer, schedule, 3)
-    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-    save_state(tmp_path, {**parts, "random": random_state(cpu), "step": 3})
-    wanted = train_a_bit(model, optimizer, schedule, 4)
-    draws = random.random(), float(np.random.rand())
-
-    torch.manual_seed(99)
-    model, optimizer, schedule = make()
-    state = read_state(tmp_path)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    schedule.load_state_dict(state["schedule"])
-    set_random_state(state["random"], cpu)
-    assert state["step"] == 3
-    assert optimizer.state[model[0].weight][next(iter(optimizer.state[model[0].weight]))] is not None
-    assert torch.equal(train_a_bit(model, optimizer, schedule, 4), wanted)
-    assert (random.random(), float(np.random.rand())) == draws
 
 
 def test_tied_weights_are_stored_once_and_read_under_both_names(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.equal_numbers import GPU_OPTIONS, OPTIONS, SLOW_OPTIONS, own_loss, plain_loss
+from benchmarks.equal_numbers import OPTIONS, SLOW_OPTIONS, own_loss, plain_loss
 
 OF_TORCH = "ignore:.torch.jit.script:DeprecationWarning"
 """What torch itself says as it imports its compiler."""
@@ -18,10 +18,3 @@ def test_an_option_trains_what_the_plain_loop_trains(option: str, tolerance: flo
 @pytest.mark.parametrize(("option", "tolerance"), SLOW_OPTIONS.items())
 def test_a_slow_option_trains_what_the_plain_loop_trains(option: str, tolerance: float) -> None:
     assert own_loss(option, "none", "cpu") == pytest.approx(plain_loss("none", "cpu"), rel=tolerance)
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings(OF_TORCH)
-@pytest.mark.parametrize(("option", "tolerance"), GPU_OPTIONS.items())
-def test_an_option_trains_on_a_gpu_what_the_plain_loop_trains(option: str, tolerance: float) -> None:
-    assert own_loss(option, "none", "cuda") == pytest.approx(plain_loss("none", "cuda"), rel=tolerance)

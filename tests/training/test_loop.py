@@ -99,18 +99,6 @@ def test_a_target_to_go_below_is_reached_from_above(toy: MakeConfig) -> None:
     assert ended.metric == pytest.approx(ended.loss)
 
 
-@pytest.mark.parametrize("batch_size", [8, 32, 48, 128])
-def test_evaluations_come_at_the_same_number_of_samples_whatever_the_batch_size(toy: MakeConfig, batch_size: int) -> None:
-    evaluations = run(toy(batch_size=batch_size, evaluate_every_samples=96))
-    every = [each.samples for each in evaluations]
-    total_samples = 2 * (NUM_TRAIN // batch_size) * batch_size
-    marks = range(96, total_samples + 1, 96)
-    expected = sorted({math.ceil(mark / batch_size) * batch_size for mark in marks} | {total_samples})
-    assert every == expected
-    assert [each.step * batch_size for each in evaluations] == every
-    assert [each.epoch for each in evaluations] == [samples / NUM_TRAIN for samples in every]
-
-
 def test_a_training_past_its_cap_is_capped_at_its_first_step(toy: MakeConfig) -> None:
     evaluations = run(toy(), cap_seconds=0)
     assert [(each.step, each.outcome) for each in evaluations] == [(1, Outcome.CAPPED)]

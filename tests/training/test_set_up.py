@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
 from autotune.measurement import PhaseClock
 from autotune.training.loop import train
 from autotune.training.set_up import set_up
@@ -120,26 +119,3 @@ def test_evaluations_take_the_largest_half_or_quarter_of_the_usual_batch_that_me
     assert in_parts == pytest.approx(replace(run, evaluation_batch_size=200).evaluate(step.parts, run.validation), rel=1e-6)
     assert all(module.training for module in step.parts.model.modules())
     assert [evaluation.step for evaluation in train(bounded(limit))] == [2, 4]
-
-
-def test_an_evaluation_batch_size_that_is_set_is_taken_as_it_is(bounded: MakeTrialConfig) -> None:
-    run, step = set_up(bounded(1000, evaluation_batch_size=70), torch.device("cpu"), PhaseClock(), 1)
-    _scored.clear()
-    assert run.evaluate(step.parts, run.validation)[0] == 0.5
-    assert _scored == [70, 70, 60]
-    with pytest.raises(torch.OutOfMemoryError):
-        set_up(bounded(60, evaluation_batch_size=70), torch.device("cpu"), PhaseClock(), 1)
-    with pytest.raises(ConfigError, match="evaluation_batch_size: found 0, accepted is a whole number from 1"):
-        bounded(1000, evaluation_batch_size=0)
-
-
-def test_an_evaluation_that_fails_leaves_model_and_optimizer_in_training(trial_config: MakeTrialConfig) -> None:
-    def failing(*_: torch.Tensor) -> torch.Tensor:
-        raise ZeroDivisionError
-
-    run, step = set_up(trial_config("optimizer=schedule_free_sgd"), torch.device("cpu"), PhaseClock(), 1)
-    step.parts = replace(step.parts, metric=failing)
-    with pytest.raises(ZeroDivisionError):
-        run.evaluate(step.parts, run.validation)
-    assert all(module.training for module in step.parts.model.modules())
-    assert all(group["train_mode"] for group in step.parts.optimizer.param_groups)

@@ -67,15 +67,19 @@ def muon_adamw(
         model, step_share, adamw_lr, weight_decay, bias_lr_scale=bias_lr_scale, head_lr_scale=head_lr_scale, decay_biases=decay_biases
     )
     other_groups = [group for group in groups if group["name"] != "filters"]
-    return _join(
-        _filter_group(model, lr=lr * step_share, decay_fraction=weight_decay * step_share),
-        other_groups,
-        lambda groups: torch.optim.AdamW(groups, betas=(beta1, beta2), fused=fused, foreach=foreach),
+    muon = _filter_muon(
+        model,
+        step_share,
+        lr=lr,
+        weight_decay=weight_decay,
+        rescale=rescale_filters,
         momentum=momentum,
         ns_steps=ns_steps,
         ns_coefficients=ns_coefficients,
-        rescale_filters=rescale_filters,
     )
+    if not other_groups:
+        return JoinedOptimizer([muon])
+    return JoinedOptimizer([muon, torch.optim.AdamW(other_groups, betas=(beta1, beta2), fused=fused, foreach=foreach)])
 
 
 def muon_sgd(
@@ -133,41 +137,40 @@ def muon_sgd(
             decay = sgd_weight_decay if decay_biases or kind not in BIAS_KINDS else 0.0
             schedule = {"schedule_fraction": whitening_bias_fraction} if kind == "whitening_bias" else {}
             other_groups.append(param_group(kind, parameters, lr=rates[kind] * sgd_share, decay_fraction=decay * sgd_share, **schedule))
-    step_share = batch_size / REFERENCE_SAMPLES
-    return _join(
-        _filter_group(model, lr=lr * step_share, decay_fraction=weight_decay * step_share),
-        other_groups,
-        lambda groups: torch.optim.SGD(groups, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach),
+    muon = _filter_muon(
+        model,
+        batch_size / REFERENCE_SAMPLES,
+        lr=lr,
+        weight_decay=weight_decay,
+        rescale=rescale_filters,
         momentum=momentum,
         ns_steps=ns_steps,
         ns_coefficients=ns_coefficients,
-        rescale_filters=rescale_filters,
     )
+    if not other_groups:
+        return JoinedOptimizer([muon])
+    sgd = torch.optim.SGD(other_groups, momentum=sgd_momentum, nesterov=sgd_momentum > 0, fused=fused, foreach=foreach)
+    return JoinedOptimizer([muon, sgd])
 
 
-def _filter_group(model: nn.Module, *, lr: float, decay_fraction: float) -> dict[str, Any]:
-    filters = parameters_by_kind(model).get("filters")
-    if not filters:
-        raise ConfigError("optimizer: the model has no matrices or filters but its head's and embeddings; accepted with muon is one with")
-    return param_group("filters", filters, lr=lr, decay_fraction=decay_fraction)
-
-
-def _join(
-    filter_group: dict[str, Any],
-    other_groups: list[dict[str, Any]],
-    make_other: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+def _filter_muon(
+    model: nn.Module,
+    step_share: float,
     *,
+    lr: float,
+    weight_decay: float,
+    rescale: bool,
     momentum: float,
     ns_steps: int,
     ns_coefficients: Sequence[float],
-    rescale_filters: bool,
-) -> "JoinedOptimizer":
+) -> "FilterMuon":
+    filters = parameters_by_kind(model).get("filters")
+    if not filters:
+        raise ConfigError("optimizer: muon needs a model with matrices or filters other than its head and embeddings")
     if len(ns_coefficients) != 3:
         raise ConfigError(f"optimizer.ns_coefficients: found {list(ns_coefficients)}, accepted are three numbers")
-    muon = FilterMuon(
-        [filter_group], rescale=rescale_filters, momentum=momentum, ns_steps=ns_steps, ns_coefficients=tuple(ns_coefficients), nesterov=True
-    )
-    return JoinedOptimizer([muon, make_other(other_groups)] if other_groups else [muon])
+    group = param_group("filters", filters, lr=lr * step_share, decay_fraction=weight_decay * step_share)
+    return FilterMuon([group], rescale=rescale, momentum=momentum, ns_steps=ns_steps, ns_coefficients=tuple(ns_coefficients), nesterov=True)
 
 
 class FilterMuon(torch.optim.Optimizer):

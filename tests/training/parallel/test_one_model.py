@@ -114,36 +114,3 @@ def test_scoring_leaves_what_ranks_train_by_themselves_as_it_is(ranks: Ranks, se
     for found, expected in zip(often, never, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # a schedule-free optimizer rounds as it is scored
     assert never[0] != never[1], "ranks hold weights of their own between two averagings"
-
-
-class SmallSecondRank(nn.Module):
-    """A model whose evaluations run out of memory above 20 samples, on the second rank only."""
-
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if not self.training and len(images) > 20 and torch.distributed.get_rank() == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 400.00 GiB")
-        outputs: torch.Tensor = self.linear(images.flatten(1))
-        return outputs
-
-
-def evaluated(overrides: list[str], ranks: Any) -> tuple[tuple[float, float], int]:
-    """How a run scores the first weights, and its evaluation batch size."""
-    run, step = set_up(Composer(overrides).compose().trial, torch.device("cpu"), PhaseClock(), 1, ranks)
-    return run.evaluate(step.parts, run.validation), run.evaluation_batch_size
-
-
-def test_ranks_agree_on_an_evaluation_batch_that_all_of_them_hold(ranks: Ranks) -> None:
-    model = [f"model._target_={__name__}.SmallSecondRank", f"allowed_targets=[{__name__}]"]
-    common = ["experiment=cnn", "device=cpu", "runtime.num_threads=1", "batch_size=32"]
-    overrides = [*common, *model, "parallelism=ddp", "parallelism.num_workers=2"]
-    first, second = ranks.call(2, evaluated, overrides)
-    assert first == second
-    assert isinstance(first, tuple), first
-    scores, size = first
-    assert size == 16, "256, halved until the second rank holds it"
-    whole, _ = ranks.call(2, evaluated, [*overrides, "evaluation_batch_size=20"])
-    assert scores == pytest.approx(whole[0], rel=1e-6)

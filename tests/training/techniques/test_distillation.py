@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from autotune.errors import ConfigError, DataError
+from autotune.errors import ConfigError
 from autotune.training.checkpoint import save_weights, weights_metadata
 from autotune.training.techniques.distillation import Distillation, distillation_loss
 from tests.conftest import MakeTrialConfig
@@ -73,17 +73,6 @@ def test_the_loss_is_the_mix(make: MakeDistillation, teacher: tuple[Path, Wide])
         assert found.item() == pytest.approx(((1 - mix) * plain + mix * distance).item(), rel=1e-5)
 
 
-def test_the_teacher_learns_nothing_and_is_loaded_once(make: MakeDistillation, teacher: tuple[Path, Wide]) -> None:
-    first, second = make(), make(temperature=5.0)
-    assert first._teacher is second._teacher
-    assert not first._teacher.training
-    outputs = torch.randn(2, 3, requires_grad=True)
-    first.loss(functional.cross_entropy, outputs, torch.tensor([0, 1]), torch.randn(2, *INPUT_SHAPE)).backward()
-    assert outputs.grad is not None
-    assert all(each.grad is None and not each.requires_grad for each in first._teacher.parameters())
-    assert torch.equal(first._teacher.weight, teacher[1].weight)
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -98,14 +87,3 @@ def test_the_teacher_learns_nothing_and_is_loaded_once(make: MakeDistillation, t
 def test_what_cannot_be_is_one_line(make: MakeDistillation, values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(**values)
-
-
-def test_weights_of_another_model_or_of_none_are_one_line(make: MakeDistillation, tmp_path: Path, trial_config: MakeTrialConfig) -> None:
-    config = replace(trial_config(), model={"_target_": f"{__name__}.Wide"})
-    metadata = weights_metadata(config, input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES, evaluation=None, origin={})
-    save_weights(tmp_path / "other.safetensors", {"weight": torch.ones(2)}, metadata)
-    with pytest.raises(DataError, match=r"does not hold the weights of its own model, which has others"):
-        make(checkpoint=str(tmp_path / "other.safetensors"))
-    save_weights(tmp_path / "bare.safetensors", {"weight": torch.ones(2)}, {})
-    with pytest.raises(DataError, match="does not say what model its weights are of"):
-        make(checkpoint=str(tmp_path / "bare.safetensors"))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autotune.errors import ConfigError
-from autotune.training.techniques.pruning import Pruning, pruning_schedule, sparsity_of
+from autotune.training.techniques.pruning import Pruning, pruning_schedule
 
 TOTAL_STEPS = 20
 
@@ -19,12 +19,6 @@ def make_pruning(structured: bool = False, sparsity: float = 0.8, start: float =
     return Pruning(structured=structured, sparsity=sparsity, start_fraction=start, end_fraction=end, num_prunings=num)
 
 
-def train_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    net(torch.randn(4, 1, 8, 8)).square().mean().backward()
-    optimizer.step()
-
-
 @pytest.mark.parametrize(("total_steps", "num"), [(100, 4), (37, 10), (5, 8), (1, 3)])
 def test_sparsity_follows_the_cubic_schedule(total_steps: int, num: int) -> None:
     schedule = pruning_schedule(total_steps, 0.9, start=0.1, end=0.7, num_prunings=num)
@@ -35,19 +29,6 @@ def test_sparsity_follows_the_cubic_schedule(total_steps: int, num: int) -> None
     if (total_steps, num) == (100, 4):  # by hand: 0.9 * (1 - (1 - i/4)^3) before step 10 + 60 * i/4
         wanted = {25: 0.5203125, 40: 0.7875, 55: 0.8859375, 70: 0.9}
         assert schedule == {step: pytest.approx(sparsity) for step, sparsity in wanted.items()}
-
-
-def test_single_weights_are_as_sparse_as_scheduled_after_each_pruning() -> None:
-    net, pruning = make_net(), make_pruning()
-    pruning.start(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    schedule = pruning_schedule(TOTAL_STEPS, 0.8, start=0.2, end=0.6, num_prunings=4)
-    wanted, num_weights = 0.0, 8 * 9 + 10 * 72 + 480
-    for step in range(TOTAL_STEPS):
-        pruning.before_step(net, step, TOTAL_STEPS)
-        wanted = schedule.get(step, wanted)
-        train_step(net, optimizer)
-        assert sparsity_of(net) == pytest.approx(round(wanted * num_weights) / num_weights)
 
 
 def test_the_weights_of_least_magnitude_in_all_layers_together_are_taken() -> None:

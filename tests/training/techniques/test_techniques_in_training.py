@@ -88,10 +88,6 @@ def share_of_zeros(weights: Mapping[str, torch.Tensor]) -> float:
     return sum(int((each == 0).sum()) for each in matrices) / sum(each.numel() for each in matrices)
 
 
-def numbers(evaluations: list[Evaluation]) -> list[tuple[int, float, float]]:
-    return [(each.step, each.metric, each.loss) for each in evaluations]
-
-
 @pytest.mark.parametrize("overrides", [(), ("averaging=ema",), ("runtime.activation_checkpointing=true",), ("runtime.channels_last=true",)])
 def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(toy: Toy, overrides: tuple[str, ...]) -> None:
     toy.train(toy.config())
@@ -109,17 +105,6 @@ def test_an_average_reaches_a_target_only_once_it_is_pruned_itself(toy: Toy) -> 
     assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
 
 
-def test_a_pruned_training_that_was_broken_off_ends_as_if_it_had_not_been(toy: Toy, tmp_path: Path) -> None:
-    config = toy.config("averaging=ema", technique=PRUNING)
-    wanted, weights = numbers(toy.train(config)), toy.trained()
-    broken_off = train(config, state_folder=tmp_path / "state")
-    for _ in range(3):
-        next(broken_off)
-    broken_off.close()
-    assert numbers(toy.train(config, state_folder=tmp_path / "state")) == wanted[3:]
-    assert all(torch.equal(weights[name], found) for name, found in toy.trained().items())
-
-
 @pytest.mark.parametrize(("unfreeze_at", "moves"), [(1.0, False), (0.5, True)])
 def test_a_transferred_training_starts_from_the_source(toy: Toy, source: Path, unfreeze_at: float, moves: bool) -> None:
     toy.train(toy.config(technique=transfer(source, unfreeze_at)))
@@ -133,12 +118,3 @@ def test_a_distilled_training_learns_from_both(toy: Toy, source: Path) -> None:
     taught = toy.train(toy.config(technique=distillation(source)))[-1]
     assert taught.loss != plain.loss
     assert taught.metric > 0.8
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("override", ["runtime.cuda_graph=true", "runtime.compile=default", "runtime.compile=reduce-overhead"])
-def test_a_captured_training_on_a_gpu_is_the_same(toy: Toy, source: Path, override: str) -> None:
-    for technique in (PRUNING, transfer(source, 0.5), distillation(source)):
-        plain = toy.train(toy.config("device=cuda", technique=technique))[-1]
-        captured = toy.train(toy.config("device=cuda", override, technique=technique))[-1]
-        assert captured.loss == pytest.approx(plain.loss, rel=0.02)
