@@ -338,6 +338,7 @@ class RayConnection:
 
         Raises:
             ClusterError: Ray is gone.
+            KeyboardInterrupt: Ray is gone, too, after ``interrupt`` was set.
         """
         done: Future[Result] = Future()
         thread = threading.Thread(target=call, args=(work, done), name="with-ray", daemon=True)
@@ -347,10 +348,13 @@ class RayConnection:
             while not wait(either, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 pass  # handlers run between waits, also of a signal that reached another thread, as after SIGSTOP
         finally:
+            is_interrupted = interrupt.is_set()
             if not done.done():  # Ray is gone, or a second Ctrl-C came
                 interrupt.set()
                 thread.join(_LEAVE_SECONDS)
-        if self.is_lost or done.exception() is not None:
+        if self._is_gone() and (not done.done() or done.exception() is not None):
+            if is_interrupted:  # by a signal to the process group, which ended Ray as well
+                raise KeyboardInterrupt
             self.check()
         return done.result()
 
