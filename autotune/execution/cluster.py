@@ -224,8 +224,12 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         _log_to_autotune("ray")
         for name in ("authentication", "worker"):  # mute: Ray's own processes want a token, and its SIGTERM handler is not installed
             logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
+        handler = signal.getsignal(signal.SIGTERM)
+        stack.callback(_set_handler, handler)
         stack.callback(ray.shutdown)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Ray's processes inherit it: a closed terminal is for the driver
+        blocked = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGHUP}
+        )  # Ray's processes inherit it: a closed terminal is for the driver
         try:
             ray.init(
                 address=config.address or "local", logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **options
@@ -233,6 +237,9 @@ def connected(config: ClusterConfig) -> Iterator[ClusterSize]:
         except (Exception, SystemExit) as error:  # Ray raises both where it does not start
             advice = _advice(error) if config.is_local else ""
             raise ClusterError(f"cluster.address: {config.address or 'local'}: {_first_line(error)}{advice}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            _set_handler(handler)
         _check_has(config.accelerator_type)
         size = _size_of(_machines(config.accelerator_type))
         if size.num_cpus < (config.cpus_per_worker or 1):
@@ -327,7 +334,7 @@ class RayConnection:
             if interrupt.is_set():
                 raise KeyboardInterrupt
         size = self._size.result()
-        _restore_handler()
+        _set_handler(signal.getsignal(signal.SIGTERM))
         return size
 
     def run(self, work: Callable[[], Result], interrupt: threading.Event) -> Result:
@@ -384,7 +391,7 @@ class RayConnection:
                 import ray  # noqa: PLC0415  # only after connected() has set the environment
 
                 atexit.unregister(ray.shutdown)  # it would wait for the thread
-            _restore_handler()
+            _set_handler(signal.getsignal(signal.SIGTERM))
 
     def _hold(self) -> None:
         try:
@@ -400,10 +407,10 @@ class RayConnection:
                 self._size.set_exception(error)
 
 
-def _restore_handler() -> None:
-    """Install Python's handler of SIGTERM again: ``ray.init`` and ``ray.shutdown`` put others in its place, below Python."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+def _set_handler(handler: Any) -> None:
+    """Install a handler of SIGTERM: ``ray.init`` and ``ray.shutdown`` put others in its place, also below Python."""
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other
+        signal.signal(signal.SIGTERM, handler)
 
 
 def call(work: Callable[[], Result], done: "Future[Result]") -> None:
