@@ -1,6 +1,5 @@
 """What counts as too much else on a machine, by numbers; how it is counted is in tests/execution/test_watch.py."""
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -55,8 +54,3 @@ def test_stretches_of_a_paused_trial_are_judged_together() -> None:
     assert (contention() + short).reason is None
     assert (short + short).seconds == 2.0
     assert (contention() + contention(device="its GPU was slowed down by heat")).device is not None
-
-
-def test_a_record_comes_back_from_what_is_stored() -> None:
-    record = contention(waited_seconds=1.0, device="its GPU was slowed down by heat")
-    assert Contention.from_dict(asdict(record)) == record

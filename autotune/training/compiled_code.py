@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,7 @@ _log = logging.getLogger(__name__)
 
 _GRAPH_KEYS = ("model", "loss", "technique", "data", "batch_size", "precision", "runtime", "parallelism")
 """Keys of a configuration that compiled code and CUDA graphs depend on."""
-FOLDER_VARIABLE, _TRITON_VARIABLE = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-_THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
+FOLDER_VARIABLE, _THREADS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 class Cost(NamedTuple):
@@ -69,12 +68,12 @@ class CompiledCode:
     def first_passes(self, clock: PhaseClock) -> Iterator[None]:
         """Context of a training's first passes, which compile the code unless it is there; the clock's build phase is charged its cost."""
         before = _spent(clock)
-        with _Files(self._graph, self._num_threads) if self._graph and self._cost is None else contextlib.nullcontext() as files:
+        with _files(self._graph, self._num_threads) if self._graph and self._cost is None else contextlib.nullcontext() as cost_of:
             yield
             after = _spent(clock)
             joules = None if after.joules is None or before.joules is None else after.joules - before.joules
             spent = Cost(after.seconds - before.seconds, joules)
-            self._cost = self._cost or (spent if files is None else files.cost(spent))
+            self._cost = self._cost or (cost_of(spent) if cost_of else spent)
         if (seconds := self._cost.seconds - spent.seconds) > 0:
             clock.charge(seconds, None if self._cost.joules is None or joules is None else max(0.0, self._cost.joules - joules))
 
@@ -84,69 +83,63 @@ def _spent(clock: PhaseClock) -> Cost:
     return Cost(clock.seconds(Phase.BUILD), clock.joules(Phase.BUILD))
 
 
-class _Files(contextlib.AbstractContextManager["_Files"]):
+@contextlib.contextmanager
+def _files(graph: str, num_threads: int) -> Iterator[Callable[[Cost], Cost]]:
     """Context in which torch's compiler keeps its files in the graph's folder; new files become those of the graph if all went well.
 
     The record of a graph says which folder has its files and what compiling took. A graph without one is compiled in an empty folder, also
-    while another process does so: then the record that is written last counts.
+    while another process does so: then the record that is written last counts. Yields a function that turns what the passes in this context
+    took into what compiling took, now or by the record.
     """
+    from torch._dynamo.utils import counters  # noqa: PLC0415  # torch's compiler takes seconds to import
+    from torch._inductor import config  # noqa: PLC0415
 
-    def __init__(self, graph: str, num_threads: int) -> None:
-        self._graph = graph
-        self._num_threads = num_threads
-        self._stack = contextlib.ExitStack()
-        self._cost: Cost | None = None
-        self._record: Path | None = None
+    if _THREADS_VARIABLE not in os.environ:
+        config.compile_threads = num_threads  # before the import of what starts them
 
-    def __enter__(self) -> "_Files":
-        from torch._dynamo.utils import counters  # noqa: PLC0415  # torch's compiler takes seconds to import
-        from torch._inductor import config  # noqa: PLC0415
+    from torch._inductor.utils import clear_caches  # noqa: PLC0415
 
-        if _THREADS_VARIABLE not in os.environ:
-            config.compile_threads = self._num_threads  # before the import of what starts them
+    def counts() -> tuple[int, int]:
+        """Numbers of graphs that were compiled, and that were found compiled, in this process."""
+        count = counters["inductor"]
+        return count["fxgraph_cache_miss"] + count["fxgraph_cache_bypass"], count["fxgraph_cache_hit"]
 
-        from torch._inductor.utils import clear_caches  # noqa: PLC0415
+    num_compiled_before, num_found_before = counts()
+    root = _root()
+    digest = hashlib.sha256(json.dumps([graph, _machine()]).encode()).hexdigest()[:24]
+    record = None if root is None else root / f"{digest}.json"
+    known, name = _read(record)
+    folder = root / name if root is not None and known is not None else Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=root))
+    is_kept = known is not None
 
-        self._counters = counters["inductor"]
-        self._num_compiled, self._num_found = self._counts()
-        root = _root()
-        digest = hashlib.sha256(json.dumps([self._graph, _machine()]).encode()).hexdigest()[:24]
-        self._record = None if root is None else root / f"{digest}.json"
-        self._cost, name = _read(self._record)
-        if self._record is not None and self._cost is not None:
-            self._folder = self._record.with_name(name)
-        else:
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{digest}-", dir=root))
-        clear_caches()  # of the files that this process found elsewhere
-        self._stack.enter_context(_environment(self._folder))
-        return self
-
-    def cost(self, spent: Cost) -> Cost:
-        """What compiling took, now or by the record; ``spent`` is what the passes in this context took."""
-        num_compiled, num_found = self._counts()
-        is_found = num_found > self._num_found and num_compiled == self._num_compiled
-        if self._cost is not None and is_found:
-            return self._cost
-        if self._record is not None:
+    def cost_of(spent: Cost) -> Cost:
+        nonlocal is_kept
+        num_compiled, num_found = counts()
+        if known is not None and num_compiled == num_compiled_before and num_found > num_found_before:
+            return known
+        if record is not None:
             try:
-                replace_file(self._record, json.dumps({"folder": self._folder.name, **spent._asdict()}))
+                replace_file(record, json.dumps({"folder": folder.name, **spent._asdict()}))
+                is_kept = True
             except FileError as error:
                 _log.warning("compiled code is not kept: %s", error)
-            else:
-                self._cost = spent
         return spent
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        if self._cost is None:  # nothing names the folder
-            shutil.rmtree(self._folder, ignore_errors=True)
+    clear_caches()  # of the files that this process found elsewhere
+    # The compiler sets both variables itself, which later graphs are not to find.
+    before = {name: os.environ.get(name) for name in (FOLDER_VARIABLE, "TRITON_CACHE_DIR")}
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    try:
+        yield cost_of
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if not is_kept:  # nothing names the folder
+            shutil.rmtree(folder, ignore_errors=True)
         # Its processes would compute beside the training. The name is private to torch, which may rename it: then they stay, idle.
         getattr(sys.modules.get("torch._inductor.async_compile"), "shutdown_compile_workers", lambda: None)()
-
-    def _counts(self) -> tuple[int, int]:
-        """Number of graphs that were compiled, and that were found compiled, in this process."""
-        count = self._counters.__getitem__
-        return count("fxgraph_cache_miss") + count("fxgraph_cache_bypass"), count("fxgraph_cache_hit")
 
 
 def _root() -> Path | None:
@@ -159,16 +152,13 @@ def _root() -> Path | None:
     folder = Path(chosen) if chosen else cache_folder() / "compiled"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        status, fault = folder.stat(), None if os.access(folder, os.W_OK) else "cannot be written"
+        if not chosen and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+            fault = "others may write it, and files there are run"
     except OSError as error:
         fault = f"cannot be made: {error.strerror or error}"
-    else:
-        if not os.access(folder, os.W_OK):
-            fault = "cannot be written"
-        elif chosen or (status.st_uid == os.getuid() and not status.st_mode & 0o022):
-            return folder
-        else:
-            fault = "others may write it, and files there are run"
+    if fault is None:
+        return folder
     _log.warning("%s: %s; compiled code is not kept for later processes", folder, fault)
     return None
 
@@ -187,18 +177,3 @@ def _machine() -> list[Any]:
     """What compiled code depends on besides its graph: processor, GPU and versions."""
     kind = device_kind(torch.device("cuda")) if torch.cuda.is_available() else None
     return [cpu_name(), kind, *(versions()[name] for name in ("python", "torch", "cuda"))]
-
-
-@contextlib.contextmanager
-def _environment(folder: Path) -> Iterator[None]:
-    """Context in which torch's compiler uses a folder; it sets both variables itself, which later graphs are not to find."""
-    before = {name: os.environ.get(name) for name in (FOLDER_VARIABLE, _TRITON_VARIABLE)}
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -134,7 +134,7 @@ def _to_float8(model: torch.nn.Module, *, emulate: bool) -> torch.nn.Module:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # optional extra
         from torchao.float8.float8_linear import Float8Linear  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"precision.float8: needs torchao ({error}); accepted after pip install 'autotune[fp8]'") from error
+        raise ConfigError(f"precision.float8: needs torchao ({error}): pip install 'autotune[fp8]'") from error
 
     def fits(module: torch.nn.Module, _: str) -> bool:
         return isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0

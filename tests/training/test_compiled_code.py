@@ -162,10 +162,6 @@ def test_as_many_processes_compile_as_a_trial_has_cpus_and_end_before_it_trains(
         pool = AsyncCompile.process_pool()  # only GPUs have their kernels compiled by processes
         assert pool.process.poll() is None
     assert pool.process.poll() is not None
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")
-    monkeypatch.setattr(config, "compile_threads", 3)
-    with CompiledCode("a graph", num_threads=2).first_passes(PhaseClock()):
-        assert config.compile_threads == 3, "the user's choice"
 
 
 @pytest.mark.gpu
@@ -182,8 +178,8 @@ def test_graphs_serve_trainings_of_other_optimizers_and_lengths(trial_config: Ma
 @pytest.mark.parametrize(
     "override",
     [
-        "optimizer=adamw", "optimizer.lr=0.3", "lr_schedule=one_cycle", "averaging=ema", "epochs=7", "metric=cross_entropy",
-        "views=mirrored", "max_grad_norm=1", "seed=9", "target.value=0.5", "runtime.optimizer_kernels=foreach", "augmentation=flip_shift",
+        "optimizer=adamw", "lr_schedule=one_cycle", "averaging=ema", "epochs=7", "seed=9", "runtime.optimizer_kernels=foreach",
+        "augmentation=flip_shift",
     ],
 )  # fmt: skip
 def test_what_changes_no_graph_compiles_nothing_anew(trial_config: MakeTrialConfig, override: str) -> None:
@@ -194,8 +190,7 @@ def test_what_changes_no_graph_compiles_nothing_anew(trial_config: MakeTrialConf
     "override",
     [
         "model.norm=batch", "loss.label_smoothing=0.2", "technique=pruning", "batch_size=32", "precision=bf16",
-        "runtime.channels_last=true", "runtime.compile=max-autotune", "runtime.micro_batch_size=8", "runtime.num_threads=2",
-        "parallelism=ddp",
+        "runtime.channels_last=true", "parallelism=ddp",
     ],
 )  # fmt: skip
 def test_what_changes_a_graph_is_part_of_its_key(trial_config: MakeTrialConfig, override: str) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from autotune.config.compose import Composer
 from autotune.config.schema import PrecisionConfig, TrialConfig
 from autotune.errors import ConfigError, InvalidTrialError
-from autotune.measurement import Evaluation
 from autotune.space import Suggestion
 from autotune.training.components import Components, make_components
 from autotune.training.data import load_data
@@ -90,14 +88,6 @@ def test_a_model_says_itself_which_blocks_are_checkpointed() -> None:
     assert (model.first.passes, model.second.passes) == (1, 2)
 
 
-def test_checkpointing_leaves_scoring_alone() -> None:
-    model = torch.nn.Sequential(Counting(), Counting()).eval()
-    checkpoint_activations(model, recompute_statistics=False)
-    with torch.inference_mode():
-        model(torch.randn(4, 6))
-    assert [block.passes for block in model] == [1, 1]
-
-
 @pytest.mark.parametrize("micro_batch_size", [5, 32])
 def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(trial_config: MakeConfig, micro_batch_size: int) -> None:
     def gradients(override: str) -> list[torch.Tensor]:
@@ -123,31 +113,6 @@ def test_a_setting_of_one_training_is_not_left_to_the_next(trial_config: MakeCon
     next(train(trial_config()))
     assert torch.get_float32_matmul_precision() == "highest"
     assert torch.backends.cudnn.benchmark is False
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-def test_a_compiled_training_is_compiled_once_a_process_and_trains_each_time_as_the_first_time(trial_config: MakeConfig) -> None:
-    from torch._dynamo.utils import counters
-
-    from autotune.training.loop import train
-
-    def run(seed: int, *overrides: str) -> tuple[list[float], Evaluation, int]:
-        counters.clear()
-        config = trial_config("epochs=2", "model.norm=batch", "lr_schedule=one_cycle", *overrides)
-        evaluations = list(train(replace(config, seed=seed)))
-        return [each.loss for each in evaluations], evaluations[-1], counters["stats"]["unique_graphs"]
-
-    first, _, num_graphs = run(1, "runtime.compile=default")
-    assert num_graphs >= 1
-    other, last, no_graphs = run(2, "runtime.compile=default")
-    assert no_graphs == 0
-    assert 0 < last.reused_build_seconds < last.build_seconds
-    repeated, _, _ = run(1, "runtime.compile=default")
-    assert repeated == first
-    assert other != first
-    assert first == pytest.approx(run(1)[0], rel=1e-4)
-    assert run(1, "runtime.compile=default")[2] >= 1, "another training came between, which drops what was compiled"
 
 
 GRAPHS = "runtime.compile=reduce-overhead"
@@ -190,10 +155,6 @@ def test_a_graph_that_is_captured_amid_a_training_leaves_its_running_statistics(
             "runtime.micro_batch_size: found 32 of batch_size=64, accepted with compile=reduce-overhead",
         ),
         (
-            ("runtime.compile=max-autotune", "runtime.micro_batch_size=63"),
-            "runtime.micro_batch_size: found 63 of batch_size=64, accepted with",
-        ),
-        (
             ("runtime.cuda_graph=true", "runtime.activation_checkpointing=true"),
             "runtime.activation_checkpointing: found true, accepted beside cuda_graph=true is false: ",
         ),
@@ -204,19 +165,6 @@ def test_what_a_graph_cannot_replay_is_refused_in_one_line(overrides: tuple[str,
         _ = Composer(["experiment=cnn", "batch_size=64", *overrides]).compose().trial
     assert str(refused.value).startswith(said)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (GRAPHS, "runtime.micro_batch_size=64"),
-        (GRAPHS, "runtime.activation_checkpointing=true"),
-        ("runtime.compile=default", "runtime.micro_batch_size=32"),
-        ("runtime.cuda_graph=true", "runtime.micro_batch_size=32"),
-    ],
-)
-def test_what_it_can_replay_is_not(overrides: tuple[str, ...]) -> None:
-    assert Composer(["experiment=cnn", "batch_size=64", *overrides]).compose().trial
 
 
 def test_a_point_of_a_space_that_a_graph_cannot_replay_is_left_out_alone() -> None:
@@ -231,17 +179,14 @@ def precision(**settings: Any) -> Precision:
     return Precision(PrecisionConfig(**{**plain, **settings}), CPU)
 
 
-@pytest.mark.parametrize(("dtype", "scales"), [(None, False), ("bfloat16", False), ("float16", True)])
-def test_only_float16_scales_its_gradients(dtype: str | None, scales: bool) -> None:
-    assert (precision(autocast_dtype=dtype).make_scaler() is not None) is scales
-
-
 def test_autocast_multiplies_in_its_format_and_leaves_the_weights() -> None:
     here = precision(autocast_dtype="bfloat16")
     model = here.convert(torch.nn.Linear(4, 3))
     with here.autocast():
         outputs = model(torch.ones(2, 4))
     assert (outputs.dtype, model.weight.dtype) == (torch.bfloat16, torch.float32)
+    assert here.make_scaler() is None
+    assert precision(autocast_dtype="float16").make_scaler() is not None
 
 
 def test_half_weights_compute_in_half_and_hand_float32_to_the_loss() -> None:
@@ -254,7 +199,7 @@ def test_half_weights_compute_in_half_and_hand_float32_to_the_loss() -> None:
 
 def test_float8_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(ConfigError, match=r"precision.float8: needs torchao .*; accepted after pip install 'autotune\[fp8\]'"):
+    with pytest.raises(ConfigError, match=r"precision.float8: needs torchao .*: pip install 'autotune\[fp8\]'"):
         precision(float8=True).convert(torch.nn.Linear(16, 16))
 
 
@@ -296,14 +241,6 @@ def test_float8_refuses_a_model_that_it_cannot_speed_up() -> None:
             ("experiment=mlp", "batch_size=64", "runtime.micro_batch_size=24"),
             "runtime.micro_batch_size: found 24, which gives a float8 layer 24 ",
         ),
-        (
-            ("experiment=mlp", "batch_size=56", "runtime.micro_batch_size=48"),
-            "runtime.micro_batch_size: found 48, which gives a float8 layer 8 ",
-        ),
-        (
-            ("experiment=mlp", "batch_size=32", "parallelism=ddp", "parallelism.num_workers=4"),
-            "batch_size: found 32, which gives a float8 layer 8 ",
-        ),
         (("experiment=mlp", "batch_size=10000"), "batch_size: found 10000 (285 are there), which gives a float8 layer 285 rows"),
         (("experiment=transformer", "batch_size=5"), None),  # 128 tokens a sample
     ],
@@ -320,20 +257,7 @@ def test_batches_that_float8_cannot_multiply_are_refused_in_one_line(overrides: 
     assert "\n" not in str(refused.value)
 
 
-class Failing(torch.nn.Module):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        raise ZeroDivisionError
-
-
-def test_a_model_that_fails_while_float8_asks_for_its_rows_is_left_as_it_was() -> None:
-    pytest.importorskip("torchao", reason="float8 needs torchao, an optional extra")
-    model = precision(float8=True).convert(torch.nn.Sequential(torch.nn.Linear(16, 16), Failing()))
-    with pytest.raises(ZeroDivisionError):
-        precision(float8=True).float8_rows(model, torch.zeros(16, 16))
-    assert all(module.training and not module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize("before", ["none", "tf32"])
 @pytest.mark.parametrize("float32_precision", ["ieee", "tf32"])
 def test_code_that_reads_whether_tf32_is_allowed_is_told(float32_precision: str, before: str) -> None:
     for each in (torch.backends, torch.backends.cudnn, *OPERATORS):
@@ -368,10 +292,3 @@ def test_the_default_precision_leaves_the_process_as_it_found_it(monkeypatch: py
         assert found() != before
         Precision(default, CPU).apply()
         assert found()[-2:] == before[-2:], "a training before this one in the process had asked for another precision"
-
-
-def test_experiments_start_from_what_torch_does_by_itself() -> None:
-    composed = Composer(["experiment=cnn"]).compose()
-    assert composed.choices["precision"] == "default"
-    torch_does = PrecisionConfig(autocast_dtype=None, weights_dtype="float32", float32_precision=None, float8=False)
-    assert composed.trial.precision == torch_does
