@@ -1,7 +1,6 @@
 """The contract of ``data:``, with data sets good and bad, and which samples a step sees, whoever gathers them."""
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,12 +125,6 @@ def test_the_data_says_what_a_model_needs_to_know(load: Load) -> None:
     assert load(regression).num_classes is None
 
 
-def test_the_checksum_tells_data_apart(load: Load) -> None:
-    checksums = [load(tensors).checksum, load(tensors, scale=2.0).checksum, load(tensors, num_classes=2).checksum]
-    assert len(set(checksums)) == 3
-    assert load(arrays).checksum == checksums[0]
-
-
 def mapped(root: str) -> dict[str, Any]:
     """The splits of ``tensors``, their training inputs mapped from a file that may not be written."""
     splits = tensors()
@@ -200,19 +193,3 @@ def test_batches_hold_the_samples_of_the_order_in_its_order(source: str) -> None
     for batch in batches:
         assert torch.equal(batch.inputs, SPLIT.inputs[batch.samples])
         assert torch.equal(batch.targets, SPLIT.targets[batch.samples])
-
-
-def test_a_thread_gathers_no_more_than_it_is_told_ahead_and_ends_with_its_reader() -> None:
-    taken = []
-
-    def steps() -> Iterator[torch.Tensor]:
-        for step in range(1000):
-            taken.append(step)
-            yield torch.tensor([0])
-
-    before = set(threading.enumerate())
-    batches = host_batches(SPLIT, steps(), num_workers=0, prefetch_batches=3, device=CPU)
-    next(batches)
-    batches.close()
-    assert set(threading.enumerate()) <= before  # threads of other tests may end meanwhile
-    assert 1 <= len(taken) <= 1 + 3 + 2  # given, waiting, and the one in hand when the reader left

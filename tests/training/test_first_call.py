@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,14 +76,6 @@ def lazy(report: Callable[..., None], clock: TrainingClock, num_evaluations: int
         report(0.25)
 
 
-def importing_aside(report: Callable[..., None]) -> None:
-    """Imports in a thread of its own, as what loads data may."""
-    thread = threading.Thread(target=importlib.import_module, args=("library",))
-    thread.start()
-    thread.join()
-    report(0.25)
-
-
 @pytest.fixture
 def own(trial_config: MakeConfig) -> MakeConfig:
     """Makes configurations of a training function here that never reaches its target."""
@@ -124,16 +115,3 @@ def test_imports_of_installed_libraries_are_paid_by_no_training(own: MakeConfig,
     first, *others = (last(own(lazy)) for _ in range(3))
     assert [each.build_seconds for each in (first, *others)] == [0] * 3
     assert [each.train_seconds for each in (first, *others)] == [2 * STEPS + SET_UP, 2 * STEPS, 2 * STEPS]
-
-
-def test_imports_of_other_threads_are_not_told_apart(own: MakeConfig) -> None:
-    ended = last(own(importing_aside))
-    assert (ended.build_seconds, ended.train_seconds) == (0, 2 * IMPORT)
-
-
-@pytest.mark.parametrize("key", ["_reuse_process_", "_command_"])
-def test_who_may_share_a_process_says_so(own: MakeConfig, trial_config: MakeConfig, key: str) -> None:
-    assert own(lazy).needs_fresh_process
-    assert not own(lazy, **{key: True}).needs_fresh_process
-    assert not trial_config(training={"_target_": "autotune.script.run"}).needs_fresh_process
-    assert not trial_config().needs_fresh_process

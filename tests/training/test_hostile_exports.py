@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from autotune.config.compose import Composer
 from autotune.config.experiment_file import arguments_yaml
 from autotune.config.schema import TrialConfig
-from autotune.errors import AutotuneError, ConfigError, DataError
-from autotune.measurement import PhaseClock
+from autotune.errors import AutotuneError, ConfigError
 from autotune.outcome import Outcome
 from autotune.reporting.study_files import write_trials
 from autotune.space import SearchSpace
-from autotune.training.checkpoint import save_state, save_weights
-from autotune.training.loop import read_progress
+from autotune.training.checkpoint import save_weights
 from autotune.training.standalone import standalone_script
 from autotune.training.trained_model import trained_model
 from tests.support.fuzz import examples
@@ -92,14 +90,6 @@ STATES: list[dict[str, Any]] = [
     {"config": "all", "evaluation": []},
     {"config": "all", "evaluation": {"step": "x"}},
 ]
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_a_state_that_is_none_is_told_in_one_line(config: TrialConfig, state: dict[str, Any], tmp_path: Path) -> None:
-    save_state(tmp_path, {**state, **({"config": config.as_dict()} if state.get("config") == "all" else {})})
-    with pytest.raises(DataError) as refused:
-        read_progress(tmp_path, config, PhaseClock())
-    assert "\n" not in str(refused.value)
 
 
 MODELS: list[Any] = [

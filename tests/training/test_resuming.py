@@ -13,7 +13,6 @@ from autotune.errors import DataError
 from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
 from autotune.training.loop import train
-from autotune.training.state_files import STATE_FILE
 
 MakeConfig = Callable[..., TrialConfig]
 
@@ -110,10 +109,3 @@ def test_a_state_of_another_configuration_is_refused(short: MakeConfig, tmp_path
     list(train(short(), state_folder=tmp_path))
     with pytest.raises(DataError, match="holds a training with another batch_size, seed;"):
         list(train(replace(short(), batch_size=32, seed=8), state_folder=tmp_path))
-
-
-def test_a_damaged_state_is_refused_and_left_as_it_is(short: MakeConfig, tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_bytes(b"not a state")
-    with pytest.raises(DataError, match="is damaged"):
-        list(train(short(), state_folder=tmp_path))
-    assert (tmp_path / STATE_FILE).read_bytes() == b"not a state"

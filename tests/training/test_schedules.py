@@ -77,22 +77,3 @@ def test_a_group_with_a_schedule_fraction_has_its_schedule_in_that_part_of_the_s
     assert whole == pytest.approx(rates(schedule, 40, **settings))
     assert part[:12] == pytest.approx([6 * each for each in rates(schedule, 12, **settings)[:12]])
     assert part[12:] == [0.0] * 29
-
-
-@pytest.mark.parametrize("schedule", [one_cycle, linear])
-def test_a_schedule_goes_on_from_its_state(schedule: Any) -> None:
-    settings = SETTINGS[schedule] | {"warmup_fraction": 0.2}
-    first = optimizer_of({}, {"schedule_fraction": 0.5})
-    scheduler = schedule(first, 20, **settings)
-    for _ in range(8):
-        first.step()
-        scheduler.step()
-    second = optimizer_of({}, {"schedule_fraction": 0.5})
-    resumed = schedule(second, 20, **settings)
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(scheduler.state_dict())
-    for _ in range(12):
-        for optimizer, each in ((first, scheduler), (second, resumed)):
-            optimizer.step()
-            each.step()
-        assert [group["lr"] for group in first.param_groups] == [group["lr"] for group in second.param_groups]

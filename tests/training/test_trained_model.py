@@ -32,13 +32,6 @@ def test_a_model_comes_back_as_evaluations_score_it(tmp_path: Path, trial_config
     assert (example.shape, example.dtype) == ((2, *SHAPE), torch.float32)
 
 
-def test_models_that_take_tokens_are_given_integers(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
-    config = replace(trial_config(), model=NODE)
-    metadata = weights_metadata(config, input_shape=SHAPE, input_dtype=torch.int64, num_classes=3, evaluation=None, origin={})
-    save_weights(tmp_path / "best.safetensors", simple_cnn().state_dict(), metadata)
-    assert scored_model(tmp_path / "best.safetensors", ())[1].dtype == torch.int64
-
-
 def test_the_weights_of_a_training_function_say_that_they_name_no_model(tmp_path: Path, trial_config: MakeTrialConfig) -> None:
     config = replace(trial_config(), training={"_target_": "mine.train"})
     metadata = weights_metadata(config, input_shape=(), num_classes=None, evaluation=None, origin={})

@@ -113,40 +113,6 @@ def test_a_paused_training_goes_on_as_if_it_had_not_been(own: MakeConfig, tmp_pa
     assert seconds == sorted(seconds)
 
 
-class Ticking:
-    """A clock, in place of the ``time`` module, that goes on by one each time it is read."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-TICKING = Ticking()
-
-
-def setting_up(checkpoint: autotune.Checkpoint) -> None:
-    """Takes a long time to set up, and then a hundred seconds an epoch."""
-    with autotune.building():
-        TICKING.now += 1e6
-    TICKING.now += 1e4
-    for epoch in range(checkpoint.load().get("epoch", 0), 4):
-        TICKING.now += 100
-        checkpoint.save({"epoch": epoch + 1})
-        autotune.report(0.0)
-
-
-def test_setting_up_again_is_not_counted(own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.measurement.time", TICKING)
-    before = paused_after(own(setting_up), 2, tmp_path)
-    after = list(start_training(own(setting_up), paused_folder=tmp_path))
-    assert before[0].train_seconds == pytest.approx(10_100, abs=20)
-    assert after[-1].train_seconds == pytest.approx(10_400, abs=20)
-    assert after[-1].build_seconds == pytest.approx(before[0].build_seconds, abs=20)
-
-
 @pytest.mark.parametrize(("function", "fresh"), [(not_saving, [False, False]), (saving_once, [True, False])])
 def test_a_training_can_be_paused_at_a_report_that_it_saved_for(own: MakeConfig, function: Callable[..., Any], fresh: list[bool]) -> None:
     training = start_training(own(function))

@@ -215,15 +215,6 @@ def test_a_report_of_the_wrong_kind_is_refused_in_one_line(own: MakeConfig, valu
     assert f"{__name__}.saying" in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["d_loss", "loss1", "step1", "my_metric", "n_samples", "epochs", "Loss"])
-def test_only_the_exact_names_have_a_meaning(own: MakeConfig, name: str) -> None:
-    config = own(saying, value=3.0, key=name)
-    for at_most, outcome in ((3.0, Outcome.REACHED), (2.0, None)):
-        constrained = replace(config.target, constraints={name: {"at_most": at_most}})
-        (evaluation,) = run(replace(config, target=constrained))
-        assert (evaluation.metrics, evaluation.outcome) == ({name: 3.0}, outcome)
-
-
 @pytest.mark.parametrize("said", [{"score": 0.5, "f1": 0.1}, {"metric": 0.5, "f1": 0.1}])
 def test_the_metric_goes_by_its_own_name_too(own: MakeConfig, said: dict[str, float]) -> None:
     for function in (yielding, reporting_by_name, reporting_a_mapping):

@@ -108,28 +108,6 @@ def test_a_schedule_drives_every_group(make: MakeJoined) -> None:
     assert changed <= {"features.3.weight"}, "at rates of 0 only rescaling changes anything"
 
 
-@pytest.mark.parametrize("make", BOTH)
-def test_it_goes_on_from_its_state(make: MakeJoined) -> None:
-    ends = []
-    for is_interrupted in (False, True):
-        torch.manual_seed(0)
-        model = WhitenedCNN().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-        optimizer = make(model)
-        scheduler = linear(optimizer, 6, warmup_fraction=0.0, floor_fraction=0.0)
-        for step in range(6):
-            if is_interrupted and step == 3:
-                states = [copy.deepcopy(each.state_dict()) for each in (model, optimizer, scheduler)]
-                model = WhitenedCNN().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-                optimizer = make(model)
-                scheduler = linear(optimizer, 6, warmup_fraction=0.0, floor_fraction=0.0)
-                for each, state in zip((model, optimizer, scheduler), states, strict=True):
-                    each.load_state_dict(state)
-            train(model, optimizer, 1, first=step)
-            scheduler.step()
-        ends.append(model.state_dict())
-    assert all(torch.equal(each, ends[1][name]) for name, each in ends[0].items())
-
-
 def test_a_model_without_filters_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^optimizer: muon needs a model with matrices or filters"):
         muon_adamw(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), **WITH_ADAMW)

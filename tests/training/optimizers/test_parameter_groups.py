@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from torch import nn
 
-from autotune.errors import ConfigError
 from autotune.training.optimizers.groups import parameters_by_kind, scaled_groups
 from autotune.workloads.simple_cnn import SimpleCNN
 
@@ -64,25 +63,6 @@ def test_embeddings_are_a_kind_of_their_own_and_a_tied_head_is_one_of_them(tied:
 def test_a_model_says_its_groups_itself() -> None:
     groups = {"head": ["second.weight"], "biases": ["second.bias"], "whitening_bias": ["first.bias"], "filters": []}
     assert names_by_kind(Outspoken(**groups)) == {kind: names for kind, names in groups.items() if names}
-
-
-@pytest.mark.parametrize(
-    ("groups", "said"),
-    [
-        (
-            {"weights": ["first.weight"]},
-            "model: parameter_groups() has weights, accepted are filters, head, embeddings, biases, whitening_bias",
-        ),
-        (
-            {"biases": ["first.bias", "second.bias"]},
-            "model: parameter_groups() leaves out second.weight; accepted is every trained parameter once",
-        ),
-    ],
-)
-def test_groups_that_do_not_fit_are_refused(groups: dict[str, list[str]], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parameters_by_kind(Outspoken(**groups))
-    assert str(refused.value) == said
 
 
 SETTINGS: dict[str, Any] = {

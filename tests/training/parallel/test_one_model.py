@@ -103,14 +103,3 @@ def test_all_ranks_score_one_model(ranks: Ranks, settings: list[str]) -> None:
     assert isinstance(first, dict), first
     assert any("running_mean" in name for name in first)
     assert first == second
-
-
-@pytest.mark.parametrize("settings", [[], ["averaging=ema"], ["optimizer=schedule_free_sgd"]])
-def test_scoring_leaves_what_ranks_train_by_themselves_as_it_is(ranks: Ranks, settings: list[str]) -> None:
-    overrides = [*SHORT, "parallelism=ddp", "parallelism.local_steps=5", *settings]  # averaged after steps 1, 6, 11, 16
-    often = ranks.call(2, own, overrides, evaluate_after=(3, 7, 12, 17))
-    never = ranks.call(2, own, overrides)
-    assert isinstance(never[0], dict), never[0]
-    for found, expected in zip(often, never, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # a schedule-free optimizer rounds as it is scored
-    assert never[0] != never[1], "ranks hold weights of their own between two averagings"

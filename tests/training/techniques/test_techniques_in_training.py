@@ -9,7 +9,6 @@ import torch
 
 from autotune.config.schema import TrialConfig
 from autotune.measurement import Evaluation, Target
-from autotune.outcome import Outcome
 from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
 from tests.conftest import MakeTrialConfig
@@ -94,14 +93,6 @@ def test_a_pruned_training_keeps_plain_weights_of_the_wanted_sparsity(toy: Toy, 
     names = set(toy.trained())
     toy.train(toy.config(*overrides, technique=PRUNING))
     assert set(toy.trained()) == names
-    assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
-
-
-def test_an_average_reaches_a_target_only_once_it_is_pruned_itself(toy: Toy) -> None:
-    easy = Target(metric="accuracy", value=0.0, mode="max", max_train_seconds=1000)
-    averaging = {"_target_": "autotune.training.averaging.ema", "decay": 0.5, "every_steps": 6, "start_fraction": 0.0}
-    ended = toy.train(toy.config(technique=PRUNING, averaging=averaging, target=easy))  # pruned before step 10, averaged after 1, 7, 13
-    assert [(each.step, each.outcome) for each in ended][-3:] == [(10, None), (12, None), (14, Outcome.REACHED)]
     assert share_of_zeros(toy.trained()) == pytest.approx(0.75, abs=0.005)
 
 
