@@ -1,13 +1,10 @@
 """The Python interface: ``autotune.tune`` of a function and of an experiment, in a process that is no command."""
 
-import inspect
 import json
 import math
 import subprocess
 import sys
 import traceback
-import types
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -202,17 +199,6 @@ def test_a_target_has_one_direction(limits: dict[str, float]) -> None:
         autotune.target("loss", max_seconds=1, **limits)
 
 
-def test_a_function_that_has_changed_since_its_study_began_is_told(tmp_path: Path) -> None:
-    def write(training: Any) -> list[str]:
-        return api._write_function(tmp_path, training, "study_line", {"lr": [1, 2]}, TARGET, {"lr": 1})
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert write(fit) == write(fit) == ["experiment=fit", "--config-dir", str(tmp_path), "allowed_targets=[study_line]"]
-    changed = types.FunctionType(call.__code__, fit.__globals__, "fit")
-    changed.__signature__ = inspect.signature(fit)  # type: ignore[attr-defined]
-    with pytest.warns(UserWarning, match="the function has changed since this study began"):
-        write(changed)
 
 
 def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:

@@ -80,18 +80,6 @@ def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | N
         assert sum(clock.seconds(phase) for phase in Phase) + spent[None] == time.now - 1000.0 - 7
 
 
-def test_the_device_is_awaited_when_the_phase_changes_and_at_no_other_time(hand_set_time: HandSetTime) -> None:
-    def synchronize() -> None:
-        hand_set_time.now += 5.0
-
-    clock = PhaseClock()
-    clock.attach(synchronize)
-    clock.enter(Phase.TRAIN)
-    hand_set_time.now += 1.0
-    assert clock.seconds(Phase.TRAIN) == 1.0
-    clock.enter(Phase.EVALUATE)
-    assert clock.seconds(Phase.TRAIN) == 6.0, "what the device still had to do belongs to the phase that ends"
-    assert clock.seconds(Phase.EVALUATE) == 0.0
 
 
 def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_set_time: HandSetTime) -> None:
@@ -146,10 +134,6 @@ def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(
     assert Target(metric="accuracy", value=0.9, mode=mode, max_train_seconds=1.0).reached_by(metric) is reached
 
 
-@given(mode=st.sampled_from(["max", "min"]), value=st.floats(-1e6, 1e6), metric=st.floats(-1e6, 1e6))
-def test_shortfall_is_positive_exactly_while_short_of_the_target(mode: str, value: float, metric: float) -> None:
-    target = Target(metric="loss", value=value, mode=mode, max_train_seconds=1.0)
-    assert (target.shortfall(metric) > 0) is not target.reached_by(metric)
 
 
 @pytest.mark.parametrize(

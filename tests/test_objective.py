@@ -22,9 +22,6 @@ def result(outcome: Outcome, *evaluations: Evaluation) -> TrialResult:
     return make_result(3, outcome, *evaluations)
 
 
-@pytest.mark.parametrize(("num_trainings", "seconds"), [(1, 13.0), (4, 7.0), (10**9, 5.000000008)])
-def test_build_time_is_shared_among_the_trainings_of_a_process(num_trainings: int, seconds: float) -> None:
-    assert AmortisedTime(num_trainings=num_trainings).score(result(Outcome.REACHED, evaluation())) == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.REACHED])
@@ -33,12 +30,8 @@ def test_a_trial_that_did_not_reach_the_target_has_no_score(outcome: Outcome) ->
         AmortisedTime(num_trainings=1).score(result(outcome, evaluation()))
 
 
-def test_fewer_than_one_training_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^objective\.num_trainings: found 0, accepted is a whole number from 1$"):
-        AmortisedTime(num_trainings=0)
 
 
-CPU = Device(kind="cpu", where="here", energy_fault=None)
 H200 = Device(kind="NVIDIA H200", where="there", energy_fault=None)
 PRICES = {"cpu": 0.36, "NVIDIA H200": 3.6}
 
@@ -96,11 +89,6 @@ def pareto(**changes: object) -> Pareto:
     return Pareto(**{"objectives": OBJECTIVES, "preferences": PREFERENCES, "search_for": "quick", **changes})  # type: ignore[arg-type]
 
 
-def test_the_score_of_several_objectives_is_the_weighted_product_of_one_preference() -> None:
-    reached = evaluation(build_seconds=0.0, prepare_seconds=0.0, train_seconds=16.0, build_joules=0.0, energy_joules=81.0)
-    scores = {name: pareto(search_for=name).score(result(Outcome.REACHED, reached)) for name in PREFERENCES}
-    assert scores == {"balanced": pytest.approx(36.0), "quick": pytest.approx(8.0 * 3.0), "green": pytest.approx(81.0)}
-    assert pareto().quantity == "product time^0.75 x energy^0.25"
 
 
 def test_each_preference_picks_its_point() -> None:

@@ -129,15 +129,6 @@ def test_choice_opens_only_the_chosen_branch() -> None:
     }
 
 
-def test_one_study_holds_both_branches_with_their_own_ranges() -> None:
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    names: set[str] = set()
-    for _ in range(20):
-        trial = study.ask()
-        SPACE.suggest(trial)
-        study.tell(trial, 0.0)
-        names |= trial.params.keys()
-    assert names == {name.replace("batch_size", "log2(batch_size)") for name, _, _ in SPACE.items()}
 
 
 @pytest.mark.parametrize(
@@ -153,15 +144,6 @@ def test_the_highest_value_is_one_that_the_steps_meet(kind: str, low: float, hig
 # The tree as a whole.
 
 
-def test_probes_open_every_branch() -> None:
-    probed = {(name, override_text(value)) for name, value, _ in SPACE.probes() if name}
-    options = {
-        (name, override_text(value))
-        for name, _, parameter in SPACE.items()
-        if isinstance(parameter, Choice)
-        for value, _ in parameter.options
-    }
-    assert probed == options
 
 
 def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
@@ -172,10 +154,6 @@ def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
     }
 
 
-def test_without_the_last_option_there_is_nothing_to_search() -> None:
-    space = SearchSpace.from_mapping({"precision": ["bf16"]}, "runtime.yaml")
-    with pytest.raises(SearchSpaceError, match=r"^runtime\.yaml: precision: none of its choices can run on this machine$"):
-        space.without("precision", "bf16")
 
 
 @pytest.mark.parametrize(

@@ -174,24 +174,6 @@ def test_a_value_arrives_everywhere_as_it_was_given(num_examples: int, tmp_path:
     run()
 
 
-def test_numpys_values_become_pythons(tmp_path: Path) -> None:
-    given_options = [np.str_("a"), np.int64(3), np.float32(0.1), np.bool_(True), np.array([1, 2]), (1, "2")]
-    options = ["a", 3, 0.10000000149011612, True, [1, 2], [1, "2"]]
-    _, composed, space = written(tmp_path, given_options, {"x": np.str_("a")})
-    assert exactly([option for option, _ in space.parameters["training.x"].options]) == exactly(options)
-    assert exactly(composed.trial.training["x"]) == exactly("a")
-    for domain, plain in (
-        (autotune.integer(np.int64(1), np.int64(6), step=np.int64(5)), {"type": "int", "low": 1, "high": 6, "step": 5}),
-        (autotune.power_of_two(np.int32(2), np.uint8(8)), {"type": "power_of_two", "low": 2, "high": 8}),
-        (autotune.uniform(np.float32(0.5), np.float64(1)), {"type": "float", "low": 0.5, "high": 1.0}),
-        (autotune.log(np.float16(0.5), 1), {"type": "float", "low": 0.5, "high": 1.0, "log": True}),
-    ):
-        _, _, space = written(tmp_path, domain, {"x": plain["high"]})
-        assert exactly(space.as_mapping()["training.x"]) == exactly(plain)
-    assert api._as_overrides("search", {"num_trials": np.int64(3), "sampler": {"name": np.str_("no")}}) == [
-        "search.num_trials=3",
-        "search.sampler.name=no",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -224,71 +206,5 @@ def test_a_file_cannot_read_the_environment_as_plain_text(tmp_path: Path) -> Non
         compose_exported('defaults: [cnn, _self_]\nmodel: {x: "\\\\${oc.env:HOME}"}', [], ["a"])
 
 
-STUDY = """
-import json, os, sys
-from math import inf, nan
-from pathlib import Path
-
-import autotune
-
-OPTIONS = {options}
-CALLS = Path.cwd() / "calls"
-CALLS.mkdir(exist_ok=True)
 
 
-def fit(x, y, z, constant, seed):
-    (CALLS / f"{{seed}}-{{os.getpid()}}").write_text(repr(dict(x=x, y=y, z=z, constant=constant)), encoding="utf-8")
-    autotune.report(0.5, epoch=1)
-    autotune.report(1.0, epoch=2)
-
-
-if __name__ == "__main__":
-    name, trials, more = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-    result = autotune.tune(
-        fit,
-        space={{"x": OPTIONS, "y": OPTIONS[::-1], "z": [1, 1.0, True, "1", None, "None"]}},
-        target=autotune.target("accuracy", at_least=0.9, max_seconds=60),
-        baseline={{"x": "no", "y": "???", "z": True, "constant": {{"a": OPTIONS[:5], "b": "${{x}}"}}}},
-        trials=trials,
-        name=name,
-        search="random",
-        confirm={{"max_runs": 8}},
-        **more,
-    )
-    frame = result.trials_dataframe()
-    rows = zip(*(frame[key].tolist() for key in ("seed", "training.x", "training.y", "training.z")))
-    exported = result.export("exported.yaml").read_text(encoding="utf-8")
-    print(json.dumps({{"best": repr(result.best), "rows": [repr(row) for row in rows], "exported": exported}}))
-"""
-
-SHELL = """
-import json, os, sys
-from math import inf, nan
-from pathlib import Path
-
-import autotune
-
-OPTIONS = {options}
-
-if __name__ == "__main__":
-    result = autotune.tune(
-        autotune.command("python echo.py --x {{x}} --and={{x}}"),
-        space={{"x": OPTIONS}},
-        target=autotune.target("score", at_least=0.5, max_seconds=60),
-        baseline={{"x": OPTIONS[0]}},
-        trials=100,
-        name="shell",
-        search="random",
-        confirm="none",
-        tracking="none",
-        quiet=True,
-    )
-"""
-
-ECHO = """
-import json, os, sys
-from pathlib import Path
-
-Path(os.environ["AUTOTUNE_SEED"] + ".args").write_text(json.dumps(sys.argv[1:]))
-print('{"score": 1.0}')
-"""

@@ -4,9 +4,7 @@ Both are Optuna's own, so that its other tools read them. What fails there ends 
 """
 
 import json
-import mmap
 import os
-import stat
 import weakref
 from collections.abc import Generator
 from contextlib import suppress
@@ -27,8 +25,6 @@ JOURNAL = "study.log"
 STORAGE_ERRORS = (StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
 """What operations of a storage raise that cannot be read or written."""
 
-_LOCK_SECONDS = 3
-"""Seconds after which the journal's lock counts as that of a killed process: it is held for milliseconds."""
 _CONNECT_ARGUMENTS = {
     "psycopg": {"connect_timeout": 10, "tcp_user_timeout": 60_000},
     "psycopg2": {"connect_timeout": 10, "tcp_user_timeout": 60_000},
@@ -76,12 +72,10 @@ def _open_database(url: str) -> RDBStorage:
 
 
 def _open_journal(path: Path, *, is_owner: bool) -> JournalStorage:
-    if os.path.lexists(path):
-        _check_is_file(path)
     try:
         backend = _JournalFile(path)
     except OSError as error:
-        raise StudyError(f"{path}: cannot be made: {error.strerror}; accepted is a folder that takes files") from error
+        raise StudyError(f"{path}: cannot be made: {error.strerror}") from error
     try:
         if is_owner:
             backend.drop_unfinished_line()
@@ -89,7 +83,7 @@ def _open_journal(path: Path, *, is_owner: bool) -> JournalStorage:
     except StudyError:
         raise
     except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {error.strerror}; {_ACCEPTED}") from error
+        raise StudyError(f"{path}: cannot be read: {error.strerror}; {_RESTORE}") from error
     except Exception as error:  # JSON, but nothing that Optuna can replay
         raise StudyError(f"{path}: line {backend.num_read}: is no record of Optuna's; {_RESTORE}") from error
 
@@ -99,7 +93,8 @@ class _JournalFile(JournalFileBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        super().__init__(str(path), JournalFileSymlinkLock(str(path), grace_period=_LOCK_SECONDS))
+        # The lock is held for milliseconds: after three seconds it counts as that of a killed process.
+        super().__init__(str(path), JournalFileSymlinkLock(str(path), grace_period=3))
         self.num_read = 0
         """Number of the line that was read last, from 1."""
 
@@ -115,7 +110,7 @@ class _JournalFile(JournalFileBackend):
                 self.num_read += 1
                 yield record
         except OSError as error:
-            raise StudyError(f"{self._path}: cannot be read: {error.strerror}; {_ACCEPTED}") from error
+            raise StudyError(f"{self._path}: cannot be read: {error.strerror}; {_RESTORE}") from error
         except (ValueError, RecursionError) as error:
             raise StudyError(f"{self._path}: line {self.num_read + 1}: is not JSON; {_RESTORE}") from error
 
@@ -139,27 +134,16 @@ class _JournalFile(JournalFileBackend):
         Raises:
             StudyError: the last whole line is no JSON.
         """
-        if not (size := self._path.stat().st_size):
-            return
-        with self._path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-            num_bytes = content.rfind(b"\n") + 1
-            last, unfinished = content[content.rfind(b"\n", 0, max(0, num_bytes - 1)) + 1 : num_bytes], content[num_bytes:]
+        content = self._path.read_bytes()
+        num_bytes = content.rfind(b"\n") + 1
+        last = content[content.rfind(b"\n", 0, max(0, num_bytes - 1)) + 1 : num_bytes]
         try:
             json.loads(last or b"{}")
         except (ValueError, RecursionError) as error:
-            raise StudyError(f"{self._path}: its last line is not JSON: {last[:40]!r}; {_RESTORE}") from error
-        if unfinished:
-            logger.warning("%s: a last line that was not finished is dropped: %r", self._path, unfinished[:40])
+            raise StudyError(f"{self._path}: its last line is not JSON; {_RESTORE}") from error
+        if content[num_bytes:]:
+            logger.warning("%s: a last line that was not finished is dropped: %r", self._path, content[num_bytes:][:40])
             os.truncate(self._path, num_bytes)
 
 
-def _check_is_file(path: Path) -> None:
-    """Raise StudyError unless a path is a file's own, which is no link and can be opened without waiting for another program."""
-    mode = path.lstat().st_mode
-    if not stat.S_ISREG(mode):
-        raise StudyError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; {_ACCEPTED}")
-
-
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
-_ACCEPTED = "accepted is the file as autotune wrote it"
-_RESTORE = f"{_ACCEPTED}, restored from a backup, or another study.name"
+_RESTORE = "restore the file from a backup, or choose another study.name"

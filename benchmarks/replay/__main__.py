@@ -37,8 +37,6 @@ class ReplayKeys:
     repeats: str = own_key(
         "recorded", "points that the search may train again: those recorded again, or any, as in a study", choices=("recorded", "any")
     )
-    resume_seconds: float = own_key(0.0, "what taking up a paused trial takes, which the clock leaves out; told besides", least=0)
-    decision_seconds: float = own_key(0.0, "what a decision takes, which the clock leaves out; told besides", least=0)
     output: str = own_key("trace.csv", "where the trace goes")
 
 
@@ -82,9 +80,6 @@ def replay_command(arguments: Sequence[str]) -> int:
     write_trace(output, trace)
     num_trials = len({stretch.trial for stretch in trace.stretches})
     print(f"{Path(own.recording).name}: {num_trials} of {len(recording.trials)} trials, {trace.train_seconds:.4g} s of training")
-    if own.resume_seconds or own.decision_seconds:
-        charges = trace.charges(resume_seconds=own.resume_seconds, decision_seconds=own.decision_seconds)
-        print(f"resuming and deciding take {charges:.4g} device seconds besides, which are in no figure below")
     best = recording.best_seconds
     if best is None:
         print("no recorded trial reaches the target")

@@ -51,19 +51,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-def test_resuming_and_deciding_are_told_besides(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "trace.csv"
-    asked = [f"recording={folder}", "search=freeze_thaw", "within=null", f"output={output}"]
-    assert replay_command(asked) == 0
-    plain = capsys.readouterr().out
-    assert replay_command([*asked, "resume_seconds=10", "decision_seconds=1"]) == 0
-    told = capsys.readouterr().out
-    rows = rows_of(output)
-    charges = len(rows) + 10 * sum(float(row["from_train_seconds"]) > 0 for row in rows)
-    assert f"resuming and deciding take {charges} device seconds besides, which are in no figure below" in told
-    assert [line for line in told.splitlines() if "besides" not in line] == plain.splitlines()
-
-
 @pytest.mark.parametrize("search", ["random", "tpe", "freeze_thaw"])
 def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "trace.csv"

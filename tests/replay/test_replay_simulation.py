@@ -92,14 +92,6 @@ def test_a_trial_is_charged_up_to_the_target_its_cap_or_the_most_seconds() -> No
     ]
 
 
-def test_workers_are_asynchronous_and_waiting_ones_are_charged() -> None:
-    trace = replay(THREE, lambda place: policy(place, sampler=InOrder([0.5, 0.1, 0.9])), num_workers=2, within=0.1)
-    assert rows(trace) == [(10, 1, 0.0, 20.0, "REACHED"), (12, 1, 20.0, 28.0, "REACHED"), (11, 0, 0.0, 28.0, "STOPPED")]
-    assert trace.train_seconds == 56.0
-    assert trace.seconds_until(THREE, 0.1) == 56.0
-    assert trace.seconds_until(THREE, 2.0) == 40.0  # within three times the best, trial 10 is good enough
-
-
 def test_a_point_is_the_nearest_recorded_one_not_yet_used_and_the_sampler_is_told_that_one() -> None:
     study = None
 
@@ -127,23 +119,6 @@ def test_a_configuration_that_was_recorded_several_times_is_had_again_by_its_own
     assert RecordedPoints(SPACE, trials, repeats_any=True).can_repeat(Suggestion({"x": 0.3})), "as in a study"
     assert [taken(0.25), taken(0.25), taken(0.2)] == [0, 2, 1], "a neighbour gets another configuration, the point itself its next run"
     assert [taken(0.2), points.can_repeat(Suggestion({"x": 0.2}))] == [3, False]
-
-
-def test_categories_are_far_and_numbers_of_a_choice_go_by_rank() -> None:
-    space = SearchSpace.from_mapping(
-        {"kind": ["a", "b"], "size": [1, 10, 1000], "lr": {"type": "float", "low": 1e-4, "high": 1, "log": True}}, ""
-    )
-    values = [("a", 1, 1e-4), ("b", 10, 1e-2), ("b", 1000, 1e-2), ("b", 1, 1.0)]
-    trials = [
-        RecordedTrial(number=number, suggestion=Suggestion({"kind": kind, "size": size, "lr": lr}), steps=(), train_seconds=(), metrics=())
-        for number, (kind, size, lr) in enumerate(values)
-    ]
-    points = RecordedPoints(space, trials)
-    wanted = Suggestion({"kind": "b", "size": 1, "lr": 1e-3})
-    taken = []
-    while points(wanted) is not None:
-        taken.append(points.last.number)
-    assert taken == [1, 3, 2, 0]  # sqrt(.25 + .0625), 0.75, sqrt(1 + .0625), another category
 
 
 def test_a_paused_trial_goes_on_from_where_it_stood() -> None:

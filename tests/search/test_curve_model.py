@@ -36,16 +36,6 @@ def test_the_curve_of_a_point_not_seen_is_foretold_and_further_on_less_is_known(
     assert deviations[1] > 3 * deviations[0]
 
 
-def test_what_sets_a_trial_apart_lasts() -> None:
-    rng = np.random.default_rng(0)
-    points, log_steps, trials = np.repeat(rng.random((30, 1)), 2, axis=0), np.tile([0.0, 1.0], 30), np.repeat(np.arange(30.0), 2)
-    apart = rng.normal(size=30)
-    made = GaussianProcess(1, of_curves=True)
-    made.fit(rows(points, log_steps, trials), np.repeat(apart, 2) + log_steps, np.arange(60))
-    own, others = (made.predict(rows(points[::2], np.full(30, 1.2), of))[0] for of in (np.arange(30.0), np.full(30, NEW)))
-    assert np.corrcoef(own, apart)[0, 1] > max(0.9, np.corrcoef(others, apart)[0, 1])
-
-
 @pytest.mark.parametrize("num_points", [4, 30], ids=["many are the same", "few are"])
 def test_a_kernel_on_columns_is_to_the_last_bit_the_inner_kernel_of_these(num_points: int) -> None:
     rng = np.random.default_rng(0)

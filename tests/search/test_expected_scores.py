@@ -33,33 +33,12 @@ def test_repeats_tell_a_lucky_draw() -> None:
     assert after.noise > 2 * before.noise
 
 
-def test_the_more_runs_differ_the_more_a_single_one_is_drawn_to_what_others_needed() -> None:
-    quiet = reached(one=[1.0], two=[2.0], again=[3.0, 3.0, 3.0, 3.0])
-    noisy = reached(one=[1.0], two=[2.0], again=[1.5, 3.0, 6.0, 3.0])
-    assert noisy.by_key()["one",] > 1.15 * quiet.by_key()["one",]
-
-
 def test_runs_that_fall_short_make_a_configuration_dearer() -> None:
     sure = reached(one=[2.0, 2.0], other=[5.0])
     unsure = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.MISSED), ("one", 4.0, Outcome.MISSED), ("other", 5.0, None))
     assert unsure.by_key()["one",] > 1.8 * sure.by_key()["one",], "four seconds for nothing as often as two for something"
     stopped = told(("one", 2.0, None), ("one", 2.0, None), ("one", 4.0, Outcome.STOPPED), ("other", 5.0, None))
     assert stopped.by_key() == sure.by_key(), "what was stopped says nothing"
-
-
-def test_neighbours_bear_witness() -> None:
-    alone = told(("lucky", 1.0, None), ("a", 3.0, None), ("b", 3.2, None), ("a", 3.9, None), spread=9.0)
-    among = told(("lucky", 1.0, None), ("a", 3.0, None), ("b", 3.2, None), ("a", 3.9, None), spread=0.2)
-    assert among.by_key()[LUCKY] > 1.05 * alone.by_key()[LUCKY]
-
-
-def test_a_winning_draw_is_below_what_the_incumbent_is_expected_to_need() -> None:
-    made = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0])
-    assert made.first_run_to_win < made.incumbent
-    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.first_run_to_win * 0.9])
-    assert min(added.by_key(), key=lambda key: added.by_key()[key]) == ("new",)
-    added = reached(best=[1.0, 1.5, 1.2], worst=[4.0, 6.0], new=[made.first_run_to_win * 1.2])
-    assert min(added.by_key(), key=lambda key: added.by_key()[key]) == ("best",)
 
 
 def test_what_a_repeat_wins_falls_with_each_and_is_most_where_two_are_nearly_alike() -> None:

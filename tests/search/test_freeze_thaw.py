@@ -1,6 +1,5 @@
 """The freeze-thaw search over curves made by a formula, and its guards."""
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -138,56 +137,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
         sampler(**settings)
 
 
-def noisy(count: int, runs: int, *, deviation: float, seed: int = 1) -> Recording:
-    """Every configuration recorded several times, each with a speed of its own."""
-    rng, trials = np.random.default_rng(seed), []
-    for plain in recording(count).trials:
-        for run in range(runs):
-            factor = math.exp(deviation * rng.standard_normal())
-            seconds = tuple(each * factor for each in plain.train_seconds)
-            trials.append(replace(plain, number=plain.number * runs + run, train_seconds=seconds))
-    return Recording(target=TARGET, space=SPACE, trials=tuple(trials))
-
-
-def searched_again(deviation: float) -> SearchPolicy:
-    """The policy that has ended eighty trials, some of them repeats, where times vary by this."""
-    policies: list[SearchPolicy] = []
-    searched(noisy(100, 6, deviation=deviation), seed=0, within=None, num_trials=80, made=policies)
-    return policies[0]
-
-
-def num_repeats(policy: SearchPolicy) -> int:
-    keys = [Suggestion(result.values).key for _, result in sorted(policy.results.items())]
-    return len(keys) - len(set(keys))
-
-
-def test_where_times_vary_configurations_are_run_again_and_none_is_judged_by_its_luckiest_draw() -> None:
-    policy = searched_again(0.5)
-    assert num_repeats(policy) > num_repeats(searched_again(0.0))
-    scores, expected = policy.scores, policy.expected_scores
-    lucky = min(scores, key=lambda number: scores[number])
-    assert expected[lucky] > 1.3 * scores[lucky]
-    assert set(expected) == set(scores)
-    key_of = {number: Suggestion(policy.results[number].values).key for number in scores}
-    assert any(key_of[one] == key_of[other] for one, other in itertools.combinations(scores, 2))
-    for one, other in itertools.combinations(scores, 2):
-        assert key_of[one] != key_of[other] or expected[one] == expected[other]
-    assert policy._stopping.cap_seconds(max(policy.results) + 1) == pytest.approx(min(expected.values()), rel=0.1)
-
-
-def test_a_study_with_repeats_goes_on_as_if_it_had_not_been_left() -> None:
-    before = searched_again(0.5)
-    again = sampler(seed=0)
-    for number in sorted(before.results):
-        again.finish(before.results[number], before.scores.get(number))
-    assert again.expected_scores() == pytest.approx(before.expected_scores)
-    assert {number for number, trial in again._trials.items() if trial.is_repeat} >= {
-        number
-        for number, trial in before._scheduler._trials.items()
-        if trial.is_repeat  # type: ignore[union-attr]  # freeze-thaw's
-    }
-
-
 def ended(number: int, values: Mapping[str, Any], outcome: Outcome, *, step: int = 5) -> TrialResult:
     last = replace(replayed_evaluation(made_up(0, values), step), outcome=outcome)
     return make_result(number, outcome, last, values=values)
@@ -217,15 +166,6 @@ def test_the_incumbent_is_run_again_after_every_eight_trials_until_it_was_run_fo
         made.finish(ended(number, values, Outcome.REACHED if is_best else Outcome.MISSED), 6.0 if is_best else None)
         runs += [number] * is_best
     assert runs == [0, 1, 10, 19]
-
-
-def test_a_baseline_outside_the_space_is_an_incumbent() -> None:
-    made = sampler()
-    result = replace(ended(0, {"kind": "fast", "lr": 0.01, "size": 8}, Outcome.REACHED), values={})
-    made.finish(result, OBJECTIVE.score(result))
-    assert made.score_to_beat(1) == pytest.approx(6.0, rel=0.05)
-    assert made.expected_scores() == {0: pytest.approx(6.0, rel=0.05)}
-    assert made._history.repeat(0.0) is None, "it has no point"
 
 
 def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
@@ -261,21 +201,3 @@ def test_a_half_of_the_space_that_cannot_be_trained_is_kept_away_from() -> None:
             make_result(trial.number, outcome or Outcome.MISSED, *evaluations, values=values)
         )  # fmt: skip
     assert sum(at > 20 for at in failed) < 0.4 * 40, "of the space three quarters cannot be trained"
-
-
-def test_a_finite_space_is_searched_once_and_the_search_ends() -> None:
-    domains = {"kind": ["slow", "fast"], "lr": [0.001, 0.01, 0.1], "size": [8, 16]}
-    space = SearchSpace.from_mapping(domains, "space.yaml")
-    trials = tuple(
-        made_up(number, {"kind": kind, "lr": lr, "size": size})
-        for number, (kind, lr, size) in enumerate(itertools.product(*domains.values()))  # type: ignore[call-overload]  # lists of their own kinds
-        for _ in range(3)
-    )
-    trials = tuple(replace(each, number=number) for number, each in enumerate(trials))
-    recorded = Recording(target=TARGET, space=space, trials=trials)
-    policies: list[SearchPolicy] = []
-    searched(recorded, seed=0, within=None, space=space, made=policies)
-    keys = [Suggestion(each.values).key for each in policies[0].results.values()]
-    paused = {Suggestion(each.suggestion.values).key for each in policies[0]._running.values()}
-    assert set(keys) | paused == {each.suggestion.key for each in trials}, "every point was begun"
-    assert len(keys) + len(paused) < 2 * len(set(keys) | paused), "few were on purpose begun again"

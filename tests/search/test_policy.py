@@ -198,27 +198,6 @@ def test_a_study_taken_up_again_loses_and_repeats_nothing(tmp_path: Path, in_jou
     assert {each.number for each in done} < set(second.results)
 
 
-def test_two_searches_with_one_seed_suggest_the_same() -> None:
-    def searched() -> list[Suggestion]:
-        policy = policy_over(new_study())
-        return [end_next(policy).suggestion for _ in range(5)]
-
-    assert searched() == searched()
-
-
-@pytest.mark.parametrize("baseline", [BASELINE, None])
-def test_an_interrupted_baseline_is_still_the_baseline(baseline: Suggestion | None) -> None:
-    study = new_study()
-    policy = policy_over(study, baseline=baseline)
-    trial = suggested(policy)
-    policy.interrupt(trial.number)
-    assert policy.results == {}
-    retried = suggested(policy_over(study, baseline=baseline))
-    assert retried.is_baseline
-    assert retried.number != trial.number
-    assert retried.suggestion == trial.suggestion
-
-
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [
@@ -255,22 +234,6 @@ def test_errors_in_a_row_end_the_search_with_the_first_traceback() -> None:
     assert str(policy.error) == "2 trials in a row failed; the first was trial 0"
     assert policy.error.traceback_text == "the first"
     assert policy.suggest() is None
-
-
-def test_the_cap_of_a_trial_is_the_best_score_when_it_is_handed_out() -> None:
-    study = new_study()
-    policy = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
-    first = suggested(policy)
-    assert first.cap_seconds == math.inf
-    policy.finish(ended(first, seconds=10.0))
-    second = suggested(policy)
-    assert second.cap_seconds == 15.0
-    assert policy.observe(second.number, make_evaluation(15.0)) is Decision.CONTINUE
-    assert policy.observe(second.number, make_evaluation(15.1)) is Decision.CAP
-
-    taken_up = policy_over(study, stopping=CapAtIncumbent(objective=OBJECTIVE, cap_margin=1.5))
-    assert suggested(taken_up).cap_seconds == 15.0
-    assert suggested(policy_over(new_study())).cap_seconds == math.inf
 
 
 def test_trials_of_one_configuration_have_the_expected_score_of_its_runs() -> None:
@@ -388,9 +351,3 @@ def test_each_point_of_a_finite_space_is_tried_once(make: Any) -> None:
     assert policy.is_exhausted
     policy.finish(ended(last))
     assert policy.suggest() is None
-
-
-def test_points_are_repeated_where_that_is_asked_for() -> None:
-    policy = policy_over(new_study(), space=FINITE, baseline=None, may_repeat=True)
-    assert len([end_next(policy) for _ in range(12)]) == 12
-    assert not policy.is_exhausted

@@ -21,17 +21,6 @@ def result(outcome: Outcome, train_seconds: float, **values: float) -> TrialResu
     return make_result(0, outcome, evaluated(train_seconds), values=values)
 
 
-class Energy:
-    """An objective in kilowatt hours: bounded, and not in seconds."""
-
-    def score(self, result: TrialResult) -> float:
-        assert result.last is not None
-        return self.lower_bound(result.last)
-
-    def lower_bound(self, evaluation: Evaluation) -> float:
-        return evaluation.warm_seconds * 1e-4
-
-
 class FinalLoss:
     """An objective that says nothing before the end."""
 
@@ -56,14 +45,6 @@ def test_a_trial_is_capped_once_its_bound_is_past_the_best_score() -> None:
     assert rule.observe(1, evaluated(0.0, build_seconds=61.0)) is Decision.CAP
 
 
-def test_the_cap_is_the_best_score_times_the_margin() -> None:
-    assert capped_at(5.0).cap_seconds(1) == pytest.approx(1 + 1 + 5)
-    rule = capped_at(5.0, cap_margin=2.0)
-    assert rule.cap_seconds(1) == pytest.approx(14)
-    assert rule.observe(1, evaluated(11.9)) is Decision.CONTINUE
-    assert rule.observe(1, evaluated(12.1)) is Decision.CAP
-
-
 def test_a_repeat_of_the_incumbent_corrects_its_lucky_run() -> None:
     rule = capped_at(5.0)
     rule.finish(result(Outcome.REACHED, 15.0), 17.0)
@@ -81,14 +62,6 @@ def test_a_sampler_says_what_a_trial_must_beat() -> None:
     late = evaluated(15.0)
     assert rule.observe(3, late) is Decision.CONTINUE
     assert rule.observe(4, late) is Decision.CAP
-
-
-def test_an_objective_that_does_not_count_seconds_caps_at_evaluations_only() -> None:
-    rule = CapAtIncumbent(objective=Energy(), cap_margin=1)
-    rule.finish(result(Outcome.REACHED, 9.0), 1e-3)
-    assert rule.cap_seconds(1) == math.inf
-    assert rule.observe(1, evaluated(8.9)) is Decision.CONTINUE
-    assert rule.observe(1, evaluated(9.1)) is Decision.CAP
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])

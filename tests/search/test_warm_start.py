@@ -130,13 +130,3 @@ def test_a_study_that_the_rows_contradict_is_left_out() -> None:
     plain, right, wrong = (model.predict(points[20:], prior_means[20:] + step)[0] for step in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))
     assert (right - plain).mean() > 0.3  # what a step of the one that agrees is worth
     assert wrong == pytest.approx(plain)
-
-
-def test_prior_means_that_say_nothing_are_left_out() -> None:
-    rng = np.random.default_rng(0)
-    points, truth = np.column_stack([rng.random((40, 2)), np.zeros(40), np.arange(40.0)]), rng.normal(size=40)
-    for prior_means, is_used in ((truth + 0.1 * rng.normal(size=40), True), (rng.normal(size=40), False)):
-        model = GaussianProcess(2, of_curves=True)
-        for _ in range(2):
-            model.fit(points, truth, np.arange(40), prior_means[:, None])
-        assert model.uses_prior_means is is_used
