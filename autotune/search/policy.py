@@ -304,11 +304,7 @@ class SearchPolicy:
         return decision
 
     def finish(self, result: TrialResult) -> float | None:
-        """Record how a trial ended.
-
-        Returns:
-            The trial's score; None unless it REACHED the target.
-        """
+        """Record how a trial ended, and return its score; None unless it REACHED the target."""
         if not all(map(self._is_measured, result.evaluations)):
             self.interrupt(result.trial)
             return None
