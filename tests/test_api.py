@@ -199,8 +199,6 @@ def test_a_target_has_one_direction(limits: dict[str, float]) -> None:
         autotune.target("loss", max_seconds=1, **limits)
 
 
-
-
 def test_a_study_without_a_result_exports_nothing(tmp_path: Path) -> None:
     result = autotune.TuneResult("none", tmp_path)
     assert result.best is None

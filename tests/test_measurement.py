@@ -80,8 +80,6 @@ def test_phases_and_standstill_sum_to_the_wall_time(course: list[tuple[Phase | N
         assert sum(clock.seconds(phase) for phase in Phase) + spent[None] == time.now - 1000.0 - 7
 
 
-
-
 def test_joules_are_counted_into_phases_and_what_reading_takes_is_in_none(hand_set_time: HandSetTime) -> None:
     counter = 100.0
 
@@ -132,8 +130,6 @@ def test_a_record_of_another_version_is_read_by_the_fields_known_here() -> None:
 )
 def test_target_is_reached_at_or_past_its_value_and_never_by_what_is_not_finite(mode: str, metric: float, reached: bool) -> None:
     assert Target(metric="accuracy", value=0.9, mode=mode, max_train_seconds=1.0).reached_by(metric) is reached
-
-
 
 
 @pytest.mark.parametrize(

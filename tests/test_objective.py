@@ -22,14 +22,10 @@ def result(outcome: Outcome, *evaluations: Evaluation) -> TrialResult:
     return make_result(3, outcome, *evaluations)
 
 
-
-
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.REACHED])
 def test_a_trial_that_did_not_reach_the_target_has_no_score(outcome: Outcome) -> None:
     with pytest.raises(ValueError, match=f"trial 3 ended {outcome}: only a trial that REACHED has a time to target"):
         AmortisedTime(num_trainings=1).score(result(outcome, evaluation()))
-
-
 
 
 H200 = Device(kind="NVIDIA H200", where="there", energy_fault=None)
@@ -87,8 +83,6 @@ PREFERENCES = {"balanced": {"time": 1.0, "energy": 1.0}, "quick": {"time": 3.0, 
 
 def pareto(**changes: object) -> Pareto:
     return Pareto(**{"objectives": OBJECTIVES, "preferences": PREFERENCES, "search_for": "quick", **changes})  # type: ignore[arg-type]
-
-
 
 
 def test_each_preference_picks_its_point() -> None:

@@ -129,8 +129,6 @@ def test_choice_opens_only_the_chosen_branch() -> None:
     }
 
 
-
-
 @pytest.mark.parametrize(
     ("kind", "low", "high", "step", "highest"),
     [("float", 0.0, 1.0, 0.3, 0.9), ("float", 0.1, 0.3, 0.2, 0.3), ("float", 0.0, 1.0, 0.1, 1.0), ("int", 1, 10, 4, 9)],
@@ -144,16 +142,12 @@ def test_the_highest_value_is_one_that_the_steps_meet(kind: str, low: float, hig
 # The tree as a whole.
 
 
-
-
 def test_without_takes_one_option_out_and_leaves_the_rest() -> None:
     less = SPACE.without("optimizer=sgd/nesterov", True)
     assert ("optimizer=sgd/nesterov", "true") not in {(name, override_text(value)) for name, value, _ in less.probes()}
     assert {name for name, _, _ in SPACE.items()} - {name for name, _, _ in less.items()} == {
         "optimizer=sgd/nesterov=true/optimizer.momentum"
     }
-
-
 
 
 @pytest.mark.parametrize(

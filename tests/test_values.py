@@ -174,8 +174,6 @@ def test_a_value_arrives_everywhere_as_it_was_given(num_examples: int, tmp_path:
     run()
 
 
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -204,7 +202,3 @@ def test_a_file_cannot_read_the_environment_as_plain_text(tmp_path: Path) -> Non
             compose_exported(text, [], ["a"])
     with pytest.raises(ConfigError, match=r"model\.x: found \$\{ with more than a key"):
         compose_exported('defaults: [cnn, _self_]\nmodel: {x: "\\\\${oc.env:HOME}"}', [], ["a"])
-
-
-
-
