@@ -7,10 +7,9 @@ failed several times in a row.
 import contextlib
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.config.command_line import EXIT_BAD_INPUT, commands_help, composer_of, import_user_code_from, parse_command_line, print_config
 from autotune.config.experiments import experiments_help, require_experiment
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.config.schema import Config
-    from autotune.execution.background_tracker import TrackerProcess
 
 _PURPOSE = "Find the configuration that reaches a target quality in the least time, confirm it and export it."
 
@@ -84,7 +82,6 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
 
     with contextlib.ExitStack() as stack:
         fork_server = stack.enter_context(started_fork_server(cluster, is_wanted=trains and not is_dry_run))
-        tracker_process = None if is_dry_run else stack.enter_context(_tracker_process(composed.config.tracking))
         from autotune.execution.settings import check_settings  # noqa: PLC0415  # after --help and --cfg
 
         settings = check_settings(composer)
@@ -102,7 +99,7 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
                 train_missing_sources(composer, say)
             if trains and cluster.is_local and not composer.missing_sources:  # on a remote cluster, this machine need not have the data set
                 check_plan(plan, check_in_this_process if fork_server is None else fork_server.check)
-        if tracker_process is None:  # a dry run
+        if is_dry_run:
             for text in describe_plan(plan):
                 say(text)
             return 0
@@ -114,7 +111,6 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
             code_folders=code_folders,
             console=console,
             connection=connection,
-            tracker_process=tracker_process,
             fork_server=fork_server,
             trains=trains,
         )
@@ -123,13 +119,6 @@ def tune_command(arguments: Sequence[str], *, console: "Console | None" = None, 
 def push_command(arguments: Sequence[str]) -> int:
     """Run ``autotune record --push``: give the tracker of the study with these arguments what it lacks; return the exit code."""
     return tune_command(arguments, trains=False)
-
-
-def _tracker_process(node: Mapping[str, Any]) -> "AbstractContextManager[TrackerProcess]":
-    """Start the process in which the study's tracker will be opened; it imports MLflow while Ray starts."""
-    from autotune.execution.background_tracker import TrackerProcess  # noqa: PLC0415  # after --help and --cfg
-
-    return contextlib.closing(TrackerProcess(node))
 
 
 def _existing_folder(config: "Config") -> Path | None:

@@ -64,8 +64,6 @@ class Load:
     """From the study's command to the prompt."""
     driver_bytes: int = 0
     """Highest resident memory of the driver, in bytes."""
-    tracker_bytes: int = 0
-    """Highest resident memory of the tracker's process, in bytes."""
     missing_runs: int = 0
     figures: dict[str, float] = field(default_factory=dict)
     hundreds: list[float] = field(default_factory=list)
@@ -82,7 +80,6 @@ class Watch:
     def __init__(self, process: "subprocess.Popen[str]", store: Path) -> None:
         self._process, self._store = process, store
         self.driver: list[tuple[float, int]] = []
-        self.tracker_bytes = 0
         self.ended_runs: list[tuple[float, int]] = []
         """Unix times, and the number of ended runs of trials in the store then."""
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -91,7 +88,6 @@ class Watch:
     def _watch(self) -> None:
         while self._process.poll() is None:
             self.driver.append((time.time(), _resident_bytes(self._process.pid)))
-            self.tracker_bytes = max(self.tracker_bytes, *map(_resident_bytes, _trackers(self._process.pid)), 0)
             self.ended_runs.append((time.time(), num_ended(self._store)))
             time.sleep(0.5)
         self.ended_runs.append((time.time(), num_ended(self._store)))
@@ -103,14 +99,6 @@ def _resident_bytes(process: int) -> int:
             if line.startswith("VmRSS"):
                 return 1024 * int(line.split()[1])
     return 0
-
-
-def _trackers(parent: int) -> list[int]:
-    """Children of a process that are a tracker's."""
-    with suppress(OSError):
-        children = [int(child) for file in Path(f"/proc/{parent}/task").glob("*/children") for child in file.read_text().split()]
-        return [child for child in children if "background_tracker" in Path(f"/proc/{child}/cmdline").read_text()]
-    return []
 
 
 def num_ended(store: Path) -> int:
@@ -166,7 +154,6 @@ def measure(part: str, folder: Path, arguments: Sequence[str], num_trials: int) 
         num_trials=len(results),
         seconds=seconds,
         driver_bytes=max(resident for _, resident in watch.driver),
-        tracker_bytes=watch.tracker_bytes,
         missing_runs=len(results) - watch.ended_runs[-1][1],
         hundreds=[(ends[end] - ends[end - 100]) / 100 for end in range(100, len(ends), 100)],
         driver_bytes_at=watch.driver[:: max(1, len(watch.driver) // 200)],
@@ -302,7 +289,7 @@ def main() -> int:
         load = loads[-1]
         print(
             f"{load.part}: {load.num_trials} trials in {load.seconds:.0f} s, driver {load.driver_bytes / 1e6:.0f} MB, "
-            f"tracker {load.tracker_bytes / 1e6:.0f} MB, {load.missing_runs} runs missing"
+            f"{load.missing_runs} runs missing"
         )
         print("  ms a trial by hundreds:", " ".join(f"{1000 * s:.0f}" for s in load.hundreds))
         print("  MB of the driver:", " ".join(f"{b / 1e6:.0f}" for _, b in load.driver_bytes_at[::10]))

@@ -2,12 +2,11 @@
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-import yaml
 from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
@@ -15,11 +14,11 @@ from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, Target, TrialResult
 from autotune.outcome import Outcome
 from autotune.record import record_command
-from autotune.recording import read_recording, target_fields, write_recording
-from autotune.space import SearchSpace, Suggestion
+from autotune.recording import read_recording, write_recording
+from autotune.space import SearchSpace
 from autotune.tracking.earlier_recordings import earlier_recordings
 from autotune.tracking.mlflow_tracker import MlflowTracker
-from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 from tests.support.records import make_evaluation, make_result
 
 pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
@@ -84,29 +83,21 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> StudyInfo:
         folder=str(tmp_path_factory.mktemp("outputs") / "cnn-1"),
         settings={},
         tags={},
-        files={"study.yaml": {**target_fields(TARGET), "baseline": 0}, "space.yaml": SearchSpace.from_mapping(SPACE, "").as_mapping()},
     )
 
 
 @pytest.fixture(scope="module")
 def folder(info: StudyInfo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with ``mlflow.db``, in which a study of four trials is kept that was interrupted at a fifth."""
+    """A working folder with ``mlflow.db``, in which a study of four trials is kept that has ended, and one that was interrupted."""
     path = tmp_path_factory.mktemp("tracked")
-    tracker = MlflowTracker(info, uri=uri_of(path))
-    for each in RESULTS:
-        tracker.finish(tracked(each), each, None)
-    tracker.start(tracked(result(4, Outcome.STOPPED, {"optimizer": "sgd"})))
-    tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
-    other = MlflowTracker(StudyInfo(**{**vars(info), "name": "old", "files": {}}), uri=uri_of(path))
-    other.close(status="FINISHED", metrics={}, tags={}, artifacts=[])
-    write_recording(
-        path / "own",
-        results=RESULTS,
-        target=TARGET,
-        space=SearchSpace.from_mapping(SPACE, "").as_mapping(),
-        source="autotune study cnn-1",
-        baseline=0,
-    )
+    space = SearchSpace.from_mapping(SPACE, "").as_mapping()
+    write_recording(path / "own", results=RESULTS, target=TARGET, space=space, source="autotune study cnn-1", baseline=0)
+    shutil.copytree(path / "own", path / "recording")
+    for name, status, artifacts in (("cnn-1", "FINISHED", [path / "recording"]), ("old", "KILLED", [])):
+        tracker = MlflowTracker(replace(info, name=name), uri=uri_of(path))
+        for each in RESULTS:
+            tracker.finish(tracked(replace(each, trial=each.trial + 10 * len(name))), each, None)
+        tracker.close(StudyEnd(status=status, artifacts=artifacts))
     return path
 
 
@@ -117,7 +108,7 @@ def tracked(each: TrialResult) -> TrackedTrial:
         trial=each.trial,
         values=each.values,
         overrides=(),
-        config={},
+        make_config=dict,
         seed=each.seed,
         started_at=each.started_at,
     )
@@ -134,49 +125,14 @@ def run_named(path: Path, name: str) -> str:
     return str(found.info.run_id)
 
 
-def test_what_mlflow_kept_is_the_studys_own_recording(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "recording"
+def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "output"
     line = [f"mlflow_run={run_named(folder, 'cnn-1')}", f"tracking.uri={uri_of(folder)}", f"output={output}"]
     assert run_command(record_command, line) == 0
     said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out == f"wrote {output}: study cnn-1, 4 trials, 7 evaluations\n"
-    for name in ("study.yaml", "space.yaml"):
-        assert yaml.safe_load((output / name).read_text()) == yaml.safe_load((folder / "own" / name).read_text())
-    for name in ("trials.parquet", "curves.parquet"):
-        assert str(pq.read_table(output / name).to_pydict()) == str(pq.read_table(folder / "own" / name).to_pydict())  # NaN is NaN
-    assert read_recording(output).trials[0].suggestion == Suggestion({})  # a baseline outside the space
-
-
-def test_a_study_that_has_ended_keeps_its_recording_in_mlflow(info: StudyInfo, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "own", tmp_path / "recording")
-    ended = StudyInfo(**{**vars(info), "name": "ended"})
-    MlflowTracker(ended, uri=uri_of(folder)).close(status="FINISHED", metrics={}, tags={}, artifacts=[tmp_path / "recording"])
-    run, output = run_named(folder, "ended"), tmp_path / "output"
-    assert run_command(record_command, [f"mlflow_run={run}", f"tracking.uri={uri_of(folder)}", f"output={output}"]) == 0
-    assert {file.name: file.read_bytes() for file in output.iterdir()} == {
-        file.name: file.read_bytes() for file in (folder / "own").iterdir()
-    }
-    [(name, recording)] = earlier_recordings([run], tmp_path, uri_of(folder))
-    own = read_recording(folder / "own")
-    assert (name, recording.target, recording.space, str(recording.trials)) == ("ended", own.target, own.space, str(own.trials))
-
-
-def test_a_study_that_was_killed_when_it_went_on_has_the_trials_since_its_recording(info: StudyInfo, folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "mlflow.db", tmp_path)
-    uri, space = uri_of(tmp_path), SearchSpace.from_mapping(SPACE, "").as_mapping()
-    write_recording(tmp_path / "recording", results=RESULTS[:2], target=TARGET, space=space, source="a test", baseline=0)
-    resumed = StudyInfo(**{**vars(info), "name": "resumed"})
-    finished = [(tracked(trial), trial, None) for trial in RESULTS[:2]]
-    tracker = MlflowTracker(resumed, uri=uri)
-    for run in finished:
-        tracker.finish(*run)
-    tracker.close(status="FINISHED", metrics={}, tags={}, artifacts=[tmp_path / "recording"])
-    tracker = MlflowTracker(resumed, uri=uri, finished=finished)
-    tracker.finish(tracked(RESULTS[2]), RESULTS[2], None)
-    tracker.close(status="KILLED", metrics={}, tags={}, artifacts=[])
-    [(_, recording)] = earlier_recordings([run_named(tmp_path, "resumed")], tmp_path, uri)
-    assert [trial.number for trial in recording.trials] == [0, 1, 2]
+    assert (said.err, said.out) == ("", f"wrote {output}: study cnn-1, 4 trials, 7 evaluations\n")
+    written, own = ({file.name: file.read_bytes() for file in path.iterdir()} for path in (output, folder / "own"))
+    assert written == own
 
 
 def test_an_earlier_study_is_named_by_its_name_its_folder_or_its_run(folder: Path, tmp_path: Path) -> None:
@@ -198,7 +154,7 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         earlier_recordings(["other"], tmp_path, None)
     assert str(refused.value) == (
         f"warm_start: other: is no study that has a recording in {tmp_path} (there are mine), no folder with study.yaml, and no id of "
-        f"an MLflow run; accepted is one of these"
+        f"an MLflow run; give one of these"
     )
     with pytest.raises(ConfigError, match=r"^mlflow_run=0{32}: no such run in "):
         earlier_recordings(["0" * 32], tmp_path, uri_of(folder))
@@ -215,14 +171,14 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
         (["mlflow_run=x", "output={folder}/own"], "autotune: output={folder}/own: holds a recording already; accepted is another folder"),
         (["mlflow_run=x", "output=s3://x/y"], "autotune: output: found the URL s3://x/y, accepted is a folder of this machine"),
         (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; accepted is"),
-        (["mlflow_run=abc", "tracking.uri={uri}", "output={new}"], "autotune: mlflow_run=abc: no such run in {uri}; accepted is the id"),
+        (["mlflow_run=abc", "tracking.uri={uri}", "output={new}"], "autotune: mlflow_run=abc: no such run in {uri}; give the id"),
         (
             ["mlflow_run={child}", "tracking.uri={uri}", "output={new}"],
             "autotune: mlflow_run={child}: is a run of study cnn-1, whose own is",
         ),
         (
             ["mlflow_run={old}", "tracking.uri={uri}", "output={new}"],
-            "autotune: mlflow_run={old}: has no study.yaml; accepted is a run whose",
+            "autotune: mlflow_run={old}: study old has not ended; give its folder",
         ),
         (
             ["mlflow_run=x", "tracking.uri=sqlite:///{new}.db", "output={new}"],
@@ -239,7 +195,7 @@ def test_bad_input_is_one_line(line: list[str], message: str, folder: Path, tmp_
         "folder": folder,
         "new": tmp_path / "new",
         "uri": uri_of(folder),
-        "child": run_named(folder, "1: optimizer=sgd, momentum=0.333, batch_size=64, depth=2"),
+        "child": run_named(folder, "51: optimizer=sgd, momentum=0.333, batch_size=64, depth=2"),
         "old": run_named(folder, "old"),
     }
     assert run_command(record_command, [each.format(**names) for each in line]) == 2

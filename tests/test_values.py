@@ -34,8 +34,6 @@ from autotune.reporting.study_files import write_trials
 from autotune.search.encoding import UnitCube
 from autotune.search.stored_trials import create_trial_at
 from autotune.space import SearchSpace, Suggestion
-from autotune.tracking import earlier_recordings
-from autotune.tracking.mlflow_fields import param_text
 from autotune.yaml_files import load_yaml
 from tests.support.fuzz import examples
 from tests.support.records import make_result
@@ -116,16 +114,13 @@ def check_everywhere(folder: Path, options: list[Any], constant: Any) -> None:
 
 
 def check_files(folder: Path, space: SearchSpace, results: list[TrialResult], options: list[Any]) -> None:
-    """Check what trials.csv, the recording and MLflow's params give of results, one for each option."""
+    """Check what trials.csv and the recording give of results, one for each option."""
     write_trials(folder / "trials.csv", space, results, {})
     column = api.TuneResult("a", folder).trials_dataframe()["training.x"]
     assert exactly(column.tolist()) == exactly(options)
     write_recording(folder / "recording", results=results, target=METRIC, space=space.as_mapping(), source="")
     recorded = read_recording(folder / "recording")
     assert exactly([trial.suggestion.values["training.x"] for trial in recorded.trials]) == exactly(options)
-    params = [param_text(option) for option in options]
-    parameter = space.parameters["training.x"]
-    assert exactly([earlier_recordings._value(parameter, text, "") for text in params]) == exactly(options)
 
 
 TEXTS = st.text(max_size=12) | st.text(alphabet="ab'\"\\ ,$()[]{}=:\t\n1e5.-+~@/%?|*#&!<>_", max_size=12)

@@ -54,15 +54,8 @@ def keep_best(study_folder: Path, best_trial: int) -> None:
                 shutil.copyfile(kept, part)
 
 
-def import_for_best_model() -> None:
-    """Import what making and exporting ``best_model`` take, in seconds."""
-    from autotune.training.trained_model import import_for_export  # noqa: PLC0415  # imports torch
-
-    import_for_export()
-
-
 def best_model(study_folder: Path, allowed_targets: tuple[str, ...]) -> tuple[Any, Any]:
-    """The exported weights in their model, as ``autotune.training.trained_model.scored_model`` makes it; for a tracker's process.
+    """The exported weights in their model, as ``autotune.training.trained_model.scored_model`` makes it.
 
     Raises:
         ConfigError: the model cannot be made.

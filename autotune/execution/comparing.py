@@ -22,7 +22,6 @@ from autotune.config.compose import Composed, Composer, split_overrides
 from autotune.config.schema import Config, TrialConfig
 from autotune.config.sources import Source
 from autotune.errors import AutotuneError, ClusterError, ConfigError, WorkerError
-from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.cluster import RayConnection, capabilities_of, check_can_start
 from autotune.execution.fork_server import ForkServer, check_in_this_process
 from autotune.execution.interrupt import interruptible
@@ -44,10 +43,11 @@ from autotune.objective import Objective, check_measured
 from autotune.outcome import Outcome
 from autotune.reporting.compared import ComparedSide, Comparison, write_comparison
 from autotune.reporting.comparison_terminal import ComparisonDisplay, print_comparison
-from autotune.reporting.scores import score_format_of
+from autotune.reporting.scores import run_score, score_format_of
 from autotune.search.randomness import derived_seed
 from autotune.space import Suggestion
-from autotune.tracking.tracker import StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial
+from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import Capabilities, versions
 from autotune.training.sources import train_missing_sources
 
@@ -166,7 +166,7 @@ class ComparisonPlan:
                 trial=number,
                 values={"side": side.name, **groups, **values},
                 overrides=side.overrides,
-                config=config.as_dict(),
+                make_config=config.as_dict,
                 seed=seed,
                 started_at=0.0,
             ),
@@ -309,7 +309,7 @@ def run_comparison(
         device = next((run.fingerprint.get("device") for run in runs if run.fingerprint), None)
         return write_comparison(plan.folder, comparison, {**facts, "device": device})
 
-    with interruptible() as interrupt, _opened(plan, console) as tracker:
+    with interruptible() as interrupt, _opened(plan, comparison, console) as tracker:
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the runs at once
             _make_runs(plan, comparison, tracker, interrupt, write, code_folders, console, fork_server)
         from autotune.reporting.comparison_charts import comparison_charts  # noqa: PLC0415  # Plotly
@@ -341,7 +341,7 @@ def _metrics(comparison: Comparison) -> dict[str, float]:
 def _make_runs(
     plan: ComparisonPlan,
     comparison: Comparison,
-    tracker: BackgroundTracker,
+    tracker: TrackerWriter,
     interrupt: threading.Event,
     write: Callable[[], object],
     code_folders: Sequence[str],
@@ -424,13 +424,14 @@ def check_failures(side: ComparedSide, max_errors_in_a_row: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(plan: ComparisonPlan, console: Console) -> Iterator[BackgroundTracker]:
+def _opened(plan: ComparisonPlan, comparison: Comparison, console: Console) -> Iterator[TrackerWriter]:
     """Lock the plan's folder and open its tracker, which is closed if the context ends by an error."""
     with sole_user(plan.folder), log_file(plan.folder / "autotune.log"):
-        tracker = BackgroundTracker(
-            partial(_tracker_opening, plan),
-            TrackerProcess(plan.config.tracking),
-            spool_folder=plan.folder,
+        tracker = TrackerWriter(
+            plan.config.tracking,
+            plan.sides[0].trial.allowed_targets,
+            make_info=partial(_tracker_info, plan),
+            ended=partial(_ended_runs, plan, comparison),
             say=lambda line: console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True),
         )
         try:
@@ -440,10 +441,10 @@ def _opened(plan: ComparisonPlan, console: Console) -> Iterator[BackgroundTracke
             raise
 
 
-def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
+def _tracker_info(plan: ComparisonPlan) -> StudyInfo:
     first, experiment = plan.sides[0], plan.comparison().experiment
     target = first.trial.target
-    info = StudyInfo(
+    return StudyInfo(
         name=plan.name,
         kind="comparison",
         workload=workload_of(first.composed),
@@ -461,9 +462,13 @@ def _tracker_opening(plan: ComparisonPlan) -> TrackerOpening:
         },
         tags={"autotune.device": plan.capabilities.device_name},
     )
-    return TrackerOpening(
-        node=plan.config.tracking,
-        allowed_targets=tuple(first.trial.allowed_targets),
-        log_path=plan.folder / "autotune.log",
-        info=info,
-    )
+
+
+def _ended_runs(plan: ComparisonPlan, comparison: Comparison) -> list[FinishedRun]:
+    runs = []
+    for index, side in enumerate(comparison.sides):
+        for number, result in side.runs.items():
+            tracked = replace(plan.run(index, number, ()).tracked, started_at=result.started_at)
+            scored = run_score(result, plan.objective)
+            runs.append((tracked, result, scored.score if scored.reached else None))
+    return runs

@@ -39,7 +39,7 @@ from autotune.training.capabilities import versions
 
 logger = logging.getLogger(__name__)
 
-_KEPT = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "recording", REPORT)
+_KEPT = ("best.yaml", SCRIPT, ARGUMENTS, "best.json", SUMMARY, "trials.csv", "pareto_front.csv", "machine.yaml", "recording", REPORT)
 """What of a study's folder a tracker keeps, besides the figures."""
 _ADVICE = (
     "To find a faster one: more trials (search.num_trials), a wider search space, or a longer schedule where runs fell short of the "
@@ -58,15 +58,13 @@ def conclude_study(live: LiveStudy, confirmation: Confirmation | None) -> int:
         WorkerError: every trial failed in the code that it trains.
         StudyError: a file cannot be written, as on a full disk; names the command that writes the files once it can.
     """
-    plan, folder, best = live.plan, live.plan.folder, confirmation.best if confirmation else None
+    plan, folder = live.plan, live.plan.folder
     front = make_front(plan.objective, live.policy.results) if isinstance(plan.objective, Pareto) else None
     with _told_faults(live):
         no_script = _write_files(live, confirmation, front)
     try:
         return _print_result(live, confirmation, front, no_script)
     finally:
-        if best and plan.trial.training is None and (folder / BEST_WEIGHTS).is_file():
-            live.tracker.log_model(partial(best_model, folder, tuple(plan.composer.allowed_targets)))
         with _told_faults(live):
             if not (folder / REPORT).exists():
                 _draw(live)
@@ -133,7 +131,8 @@ def _draw(live: LiveStudy) -> None:
 
 
 def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts: Sequence[Path]) -> None:
-    results, metrics, tags = list(live.policy.results.values()), {}, {"autotune.description": "Not confirmed."}
+    plan, results, make_model = live.plan, list(live.policy.results.values()), None
+    metrics, tags = {}, {"autotune.description": "Not confirmed."}
     if confirmation is not None:
         arms = {"baseline": confirmation.arms[0], "best": confirmation.best}
         scores = {f"{name}_expected_score": confirmation.scores[arm.trial].expected_score for name, arm in arms.items() if arm}
@@ -141,11 +140,13 @@ def _close_tracker(live: LiveStudy, confirmation: Confirmation | None, artifacts
         tags["autotune.description"] = _description(live, confirmation)
         if confirmation.best is not None:
             tags["autotune.best_trial"] = str(confirmation.best.trial)
+            if plan.trial.training is None and (plan.folder / BEST_WEIGHTS).is_file():
+                make_model = partial(best_model, plan.folder, tuple(plan.composer.allowed_targets))
         speed_up = confirmation.speed_up
         if speed_up is not None and speed_up.is_gain and not confirmation.is_baseline_best:
             metrics |= {"speed_up": speed_up.ratio, "speed_up_low": speed_up.low, "speed_up_high": speed_up.high}
     metrics |= {"num_trials": len(results), "train_seconds_spent": _train_seconds(results)}
-    live.tracker.close(status="FINISHED", metrics=metrics, tags=tags, artifacts=artifacts)
+    live.tracker.close(status="FINISHED", metrics=metrics, tags=tags, artifacts=artifacts, make_model=make_model)
 
 
 def _print_result(live: LiveStudy, confirmation: Confirmation | None, front: Front | None, no_script: str | None) -> int:

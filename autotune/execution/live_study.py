@@ -13,7 +13,6 @@ import yaml
 from rich.console import Console
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.background_tracker import BackgroundTracker, TrackerOpening, TrackerProcess
 from autotune.execution.confirmation import PlannedRace, confirmation_seed, plan_race
 from autotune.execution.fork_server import machine_in_this_process
 from autotune.execution.plan import StudyPlan
@@ -25,7 +24,6 @@ from autotune.measurement import TrialResult
 from autotune.mlflow_logs import logs_folder
 from autotune.outcome import Outcome
 from autotune.race import RaceLimits
-from autotune.recording import target_fields
 from autotune.reporting.scores import score_format_of
 from autotune.reporting.terminal import StudyDisplay
 from autotune.search.earlier_trials import first_points
@@ -33,7 +31,8 @@ from autotune.search.policy import SearchPolicy
 from autotune.search.samplers import TrialScheduler
 from autotune.search.study import Study, confirmations, open_study, store_race, stored_race, told_storage_errors
 from autotune.space import Suggestion
-from autotune.tracking.tracker import FinishedRun, FinishedRuns, RunEnd, StudyInfo, TrackedTrial, confirmation_name, search_name
+from autotune.tracking.tracker import FinishedRun, StudyInfo, TrackedTrial, confirmation_name, search_name
+from autotune.tracking.writer import TrackerWriter
 from autotune.training.state_files import is_kept
 
 
@@ -44,7 +43,7 @@ class LiveStudy:
     plan: StudyPlan
     study: Study
     policy: SearchPolicy
-    tracker: BackgroundTracker
+    tracker: TrackerWriter
     display: StudyDisplay
     console: Console
     code_folders: tuple[str, ...]
@@ -181,7 +180,6 @@ def opened(
     command: Sequence[str],
     code_folders: Sequence[str],
     console: Console,
-    tracker_process: TrackerProcess,
     describe_machine: Callable[[], Mapping[str, object]] = machine_in_this_process,
 ) -> Iterator[LiveStudy]:
     """Open a study, and resume it if an earlier process has begun it; its tracker is closed however the context ends.
@@ -200,10 +198,12 @@ def opened(
         def say(line: str) -> None:
             console.print(without_secrets(line), markup=False, highlight=False, soft_wrap=True)
 
-        tracker = BackgroundTracker(
-            partial(_tracker_opening, plan, study, policy, push_command(command, plan.name), describe_machine),
-            tracker_process,
-            spool_folder=plan.folder,
+        tracker = TrackerWriter(
+            plan.config.tracking,
+            plan.trial.allowed_targets,
+            make_info=partial(_tracker_info, plan, describe_machine, is_resumed=bool(policy.results)),
+            ended=partial(_ended_runs, plan, study, policy),
+            rest_command=push_command(command, plan.name),
             say=say,
         )
         live = LiveStudy(
@@ -211,7 +211,7 @@ def opened(
             study=study,
             policy=policy,
             tracker=tracker,
-            display=_display(plan, policy, console, lambda: tracker.backlog),
+            display=_display(plan, policy, console),
             console=console,
             code_folders=tuple(code_folders),
             command=tuple(command),
@@ -226,15 +226,14 @@ def opened(
 
 def tracked_confirmation(plan: StudyPlan, trial: int, suggestion: Suggestion, number: int, *, started_at: float = 0.0) -> TrackedTrial:
     """The record by which a tracker knows one confirmation run; ``number`` is that of its round."""
-    config = confirmation_config(plan, suggestion, number)
     return TrackedTrial(
         name=confirmation_name(trial, number),
         phase="confirm",
         trial=trial,
         values=suggestion.values,
         overrides=tuple(suggestion.as_overrides()),
-        config=config.as_dict(),
-        seed=config.seed,
+        make_config=lambda: confirmation_config(plan, suggestion, number).as_dict(),
+        seed=confirmation_seed(plan.config.study.seed, number),
         started_at=started_at,
     )
 
@@ -286,33 +285,19 @@ def _policy(plan: StudyPlan, study: Study, scheduler: TrialScheduler | None) -> 
     )
 
 
-def _finished_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> FinishedRuns:
-    """The runs in a study's storage that have ended; a run's configuration is made when the tracker asks for the run."""
-
-    def end(name: str, phase: str, result: TrialResult) -> RunEnd:
-        score = plan.objective.score(result) if result.outcome is Outcome.REACHED else None
-        return RunEnd(name=name, phase=phase, stopped_at=result.stopped_at, score=score)
-
-    searched, confirmed = sorted(policy.results.items()), sorted(confirmations(study).items())
-    ends = [end(search_name(number), "search", result) for number, result in searched]
-    ends += [end(confirmation_name(*key), "confirm", result) for key, result in confirmed]
-
-    def run(place: int) -> FinishedRun:
-        if place < len(searched):
-            _, result = searched[place]
-            trial = _tracked_search(plan, result)
-        else:
-            (number, index), result = confirmed[place - len(searched)]
-            trial = tracked_confirmation(plan, number, Suggestion(result.values), index, started_at=result.started_at)
-        return trial, result, ends[place].score
-
-    return FinishedRuns(ends, run)
+def _ended_runs(plan: StudyPlan, study: Study, policy: SearchPolicy) -> list[FinishedRun]:
+    """The runs in a study's storage that have ended."""
+    runs = [(_tracked_search(plan, result), result) for _, result in sorted(policy.results.items())]
+    for (number, index), result in sorted(confirmations(study).items()):
+        runs.append((tracked_confirmation(plan, number, Suggestion(result.values), index, started_at=result.started_at), result))
+    return [(trial, result, plan.objective.score(result) if result.outcome is Outcome.REACHED else None) for trial, result in runs]
 
 
-def _tracker_opening(
-    plan: StudyPlan, study: Study, policy: SearchPolicy, push_command: str, describe_machine: Callable[[], Mapping[str, object]]
-) -> TrackerOpening:
-    info = StudyInfo(
+def _tracker_info(plan: StudyPlan, describe_machine: Callable[[], Mapping[str, object]], *, is_resumed: bool) -> StudyInfo:
+    """The facts on a study for its tracker; those about this machine are written to its folder, too."""
+    machine = {FORMAT_KEY: FORMATS["machine"], **describe_machine()}
+    replace_file(plan.folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
+    return StudyInfo(
         name=plan.name,
         kind="study",
         workload=plan.workload,
@@ -322,27 +307,8 @@ def _tracker_opening(
         tags={"autotune.device": plan.capabilities.device_name},
         parameters=plan.space.keys,
         baseline=plan.baseline.values if plan.baseline is not None else {},
-        files={
-            "study.yaml": {**target_fields(plan.trial.target), "baseline": policy.baseline_trial},
-            "space.yaml": plan.space.as_mapping(),
-            "machine.yaml": _kept_machine(plan.folder, describe_machine()),
-        },
+        is_resumed=is_resumed,
     )
-    return TrackerOpening(
-        node=plan.config.tracking,
-        allowed_targets=tuple(plan.trial.allowed_targets),
-        log_path=plan.folder / "autotune.log",
-        info=info,
-        finished=_finished_runs(plan, study, policy),
-        rest_command=push_command,
-    )
-
-
-def _kept_machine(folder: Path, described: Mapping[str, object]) -> Mapping[str, object]:
-    """Write the facts about this machine to ``machine.yaml`` in the study's folder."""
-    machine = {FORMAT_KEY: FORMATS["machine"], **described}
-    replace_file(folder / "machine.yaml", yaml.safe_dump(machine, sort_keys=False))
-    return machine
 
 
 def study_settings(plan: StudyPlan) -> Mapping[str, object]:
@@ -363,20 +329,22 @@ def study_settings(plan: StudyPlan) -> Mapping[str, object]:
 
 
 def _tracked_search(plan: StudyPlan, result: TrialResult) -> TrackedTrial:
-    config = plan.composer.compose_suggestion(Suggestion(result.values), seed=result.seed).trial
+    def make_config() -> Mapping[str, object]:
+        return plan.composer.compose_suggestion(Suggestion(result.values), seed=result.seed).trial.as_dict()
+
     return TrackedTrial(
         name=search_name(result.trial),
         phase="search",
         trial=result.trial,
         values=result.values,
         overrides=result.overrides,
-        config=config.as_dict(),
+        make_config=make_config,
         seed=result.seed,
         started_at=result.started_at,
     )
 
 
-def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, backlog: Callable[[], str]) -> StudyDisplay:
+def _display(plan: StudyPlan, policy: SearchPolicy, console: Console) -> StudyDisplay:
     scores = policy.scores
     best = min(scores, key=lambda number: scores[number], default=None)
     budget = plan.config.search.time_budget_seconds
@@ -393,5 +361,4 @@ def _display(plan: StudyPlan, policy: SearchPolicy, console: Console, backlog: C
         console=console,
         best=(best, scores[best]) if best is not None else None,
         scale=score_format_of(plan.objective),
-        backlog=backlog,
     )

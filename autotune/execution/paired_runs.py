@@ -25,10 +25,10 @@ from autotune.objective import Objective
 from autotune.outcome import Outcome
 from autotune.reporting.scores import run_score
 from autotune.tracking.tracker import TrackedTrial
+from autotune.tracking.writer import TrackerWriter
 from autotune.training.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from autotune.execution.background_tracker import BackgroundTracker
     from autotune.execution.fork_server import ForkServer
     from autotune.execution.fresh import FreshProcesses  # imports ray
 
@@ -74,7 +74,7 @@ def run_in_turns(
     *,
     lanes: Lanes,
     size: ClusterSize,
-    tracker: "BackgroundTracker",
+    tracker: TrackerWriter,
     objective: Objective,
     interrupt: threading.Event,
     max_retakes: int,
@@ -86,7 +86,7 @@ def run_in_turns(
 
     Args:
         batches: units of runs that may go side by side. The next batch is taken only after ``on_end`` has returned for all of the last one.
-        tracker: receives each run once all runs are over or a minute has passed: writing would take CPUs from runs that are timed.
+        tracker: receives each run; it waits while runs go on CPUs that writing would take from them.
         interrupt: is also set here where an error ends the runs of other lanes.
         max_retakes: how often a run is repeated if its times were spoilt by something else on the machine.
         check_ray: raises if Ray is gone; called before the death of a worker is held against its run.
@@ -103,6 +103,8 @@ def run_in_turns(
 
     def train(processes: "FreshProcesses", run: PairedRun) -> bool:
         """Make a run; return False if it was interrupted."""
+        if not run.task.num_gpus:
+            tracker.pause()
         made = _train(processes, replace(run, task=anew(run.task)), tracker, telling)
         if made is None:
             return False
@@ -122,7 +124,8 @@ def run_in_turns(
                 return
 
     at_work: list[Future[None]] = []
-    with tracker.held(), compiled_anew() as anew, contextlib.ExitStack() as stack:
+    with compiled_anew() as anew, contextlib.ExitStack() as stack:
+        stack.callback(tracker.go_on)
         processes = [
             stack.enter_context(
                 FreshProcesses(
@@ -151,12 +154,13 @@ def run_in_turns(
             raise
         finally:
             wait(at_work)
+            tracker.go_on()
 
 
 def _train(
     processes: "FreshProcesses",
     run: PairedRun,
-    tracker: "BackgroundTracker",
+    tracker: TrackerWriter,
     telling: threading.Lock,
 ) -> tuple[TrackedTrial, TrialResult] | None:
     """Make a run, and return it as the tracker knows it with its result; None if interrupted."""

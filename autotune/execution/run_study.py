@@ -18,8 +18,7 @@ from rich.console import Console
 from autotune.config.command_line import EXIT_INTERRUPTED, EXIT_WORKER_ERROR
 from autotune.config.schema import TrialConfig
 from autotune.errors import ClusterError
-from autotune.execution.background_tracker import TrackerProcess
-from autotune.execution.best_weights import import_for_best_model, keep_first, run_path
+from autotune.execution.best_weights import keep_first, run_path
 from autotune.execution.cluster import ClusterSize, FreeResources, RayConnection, check_can_start
 from autotune.execution.conclusion import conclude_study
 from autotune.execution.confirmation import Confirmation, conclude
@@ -48,7 +47,6 @@ def run_study(
     code_folders: Sequence[str],
     console: Console,
     connection: RayConnection,
-    tracker_process: TrackerProcess,
     fork_server: ForkServer | None = None,
     trains: bool = True,
 ) -> int:
@@ -58,7 +56,6 @@ def run_study(
         command: command-line arguments that started the study, from which the command that resumes it is made.
         code_folders: folders that may hold Python modules of the user's own.
         connection: connection to Ray; closed as soon as no worker is needed any more.
-        tracker_process: process that the tracker is opened in.
         fork_server: the driver's own fork server, for trials and confirmation runs on this machine.
         trains: whether anything is trained; if not, the tracker is only given what it lacks of the study.
 
@@ -77,7 +74,6 @@ def run_study(
             command=command,
             code_folders=code_folders,
             console=console,
-            tracker_process=tracker_process,
             describe_machine=machine_in_this_process if fork_server is None else fork_server.machine,
         ) as live,
     ):
@@ -147,8 +143,6 @@ def _search_and_confirm(
                 connection.run(lambda: _search(live, size, interrupt, connection, fork_server), interrupt)
             if interrupt.is_set() or policy.error is not None or not live.needs_confirmation:
                 return None
-            if plan.has_idle_cpu and plan.trial.training is None:
-                live.tracker.prepare_model(import_for_best_model)
             connection.run(lambda: _confirm(live, size, interrupt, connection, fork_server), interrupt)
     finally:
         if not connection.is_lost:  # otherwise it is closed last: what Ray does then is uncertain
@@ -171,8 +165,8 @@ def _search(
     address = fork_server.address if fork_server is not None and fault is None else None
 
     def hold_tracker() -> None:
-        if live.needs_confirmation:  # confirmation runs come next, and they are timed
-            live.tracker.hold()
+        if live.needs_confirmation and not plan.capabilities.num_gpus:  # confirmation runs come next, and they are timed
+            live.tracker.pause()
 
     room = FreeResources(
         num_cpus=num_cpus,

@@ -22,6 +22,7 @@ from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy, Trial
 from autotune.search.stopping import Decision
 from autotune.tracking.tracker import TrackedTrial, Tracker, search_name
+from autotune.tracking.writer import TrackerWriter
 from autotune.training.state_files import has_room
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class TrialManager:
         *,
         policy: SearchPolicy,
         composer: Composer,
-        tracker: Tracker,
+        tracker: Tracker | TrackerWriter,
         listeners: tuple[Listener, ...],
         make_task: Callable[[str, TrialConfig, float, float], TrialTask],
         has_room: Callable[[Sequence[TrialTask]], bool],
@@ -429,7 +430,7 @@ def _tracked(trial: Trial, composed: Composed) -> TrackedTrial:
         trial=trial.number,
         values=trial.suggestion.values,
         overrides=tuple(trial.suggestion.as_overrides()),
-        config=composed.trial.as_dict(),
+        make_config=composed.trial.as_dict,
         seed=trial.seed,
         started_at=time.time(),
         retry_of=trial.retry_of,

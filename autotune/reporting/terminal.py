@@ -41,7 +41,6 @@ class StudyDisplay:
         outcomes: number of trials that earlier processes ended, by outcome.
         paused: trials that earlier processes paused: for each its overrides and its last evaluation.
         best: number and score, in the unit of ``scale``, of the best of the earlier trials.
-        backlog: returns how far the tracker is behind, in words; empty if it keeps up.
 
     The methods are called from one thread; the live table is redrawn from another one.
     """
@@ -58,11 +57,10 @@ class StudyDisplay:
         console: Console | None = None,
         best: tuple[int, float] | None = None,
         scale: ScoreFormat = SECONDS,
-        backlog: Callable[[], str] = lambda: "",
     ) -> None:
         self._title, self._target, self._num_trials, self._seconds = title, target, num_trials, time_budget_seconds
         self._console = console or Console()
-        self._best, self._scale, self._backlog = best, scale, backlog
+        self._best, self._scale = best, scale
         self._running: dict[int, tuple[Sequence[str], Evaluation | None]] = {}
         self._paused = dict(paused)
         self._outcomes = Counter(outcomes)
@@ -205,7 +203,7 @@ class StudyDisplay:
             Text(f"and {len(running) - room} more running", "dim") if len(running) > room else None,
             Text(self._confirming) if self._confirming else None,
             Text(" · ").join(outcomes) if outcomes else Text("no trial has finished yet", "dim"),
-            Text(f"{self._best_so_far} · {', '.join(filter(None, [self._num_done, self._time_left, self._backlog()]))}"),
+            Text(f"{self._best_so_far} · {', '.join(filter(None, [self._num_done, self._time_left]))}"),
         ]
         return Group(head, table, *filter(None, lines))
 

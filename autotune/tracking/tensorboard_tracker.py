@@ -1,23 +1,19 @@
 """Writes a study as TensorBoard files: one run for each trial or confirmation run, with a learning curve and a row in the HPARAMS tab.
 
-``tensorboard --logdir outputs`` shows all studies of the folder. The files lie in ``tensorboard/`` in the study's own folder, so unlike the
-MLflow tracker this one need not outlive a failing server: only a full disk makes it fail.
+``tensorboard --logdir outputs`` shows all studies of the folder. The files lie in ``tensorboard/`` in the study's own folder.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.tracker import FinishedRun, FinishedRuns, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
-LOGGER = logging.getLogger("autotune.tracking")
 _SCALARS = ("metric", "loss", "train_seconds", "samples_per_second")
 """Fields of an evaluation that are written as scalars, by step."""
 
@@ -25,14 +21,11 @@ _SCALARS = ("metric", "loss", "train_seconds", "samples_per_second")
 class TensorBoardTracker:
     """Tracker that writes a study for TensorBoard.
 
-    Args:
-        finished: runs of this study that ended before it was resumed; files are written for those that have none.
-
     Raises:
         ConfigError: tensorboardX is not installed.
     """
 
-    def __init__(self, info: StudyInfo, *, finished: Sequence[FinishedRun] = ()) -> None:
+    def __init__(self, info: StudyInfo) -> None:
         try:
             import tensorboardX  # noqa: F401, PLC0415  # an extra of the package
         except ImportError as error:
@@ -41,14 +34,12 @@ class TensorBoardTracker:
         self._writers: dict[str, SummaryWriter] = {}
         self._steps: dict[str, set[int]] = {}
         """Steps whose evaluations are written, by name of the run."""
-        runs = FinishedRuns.of(finished)
-        for place in [place for place, end in enumerate(runs.ends) if not (self._folder / end.name).is_dir()]:
-            self.finish(*runs[place])
-        self.lacking: Sequence[int] = ()
-        """Places in ``finished`` of the runs that are not written."""
+        self.complete = {path.name for path in self._folder.glob("*")}
+        """Names of the runs that have files."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Open the run's file and write its overrides as text."""
+        self.complete.discard(trial.name)
         self._writer(trial.name).add_text("overrides", "  \n".join(trial.overrides) or "as the experiment states it")
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
@@ -78,15 +69,16 @@ class TensorBoardTracker:
         for key, value in known.items():
             writer.add_scalar(key, value)
         writer.close()
+        self.complete.add(trial.name)
 
-    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+    def close(self, end: StudyEnd) -> None:
         """Close every open file, and write the study's metrics, status and tags as a run of its own, named ``study``."""
         for writer in self._writers.values():
             writer.close()
         writer = self._writer("study")
-        for key, value in metrics.items():
+        for key, value in end.metrics.items():
             writer.add_scalar(key, value)
-        writer.add_text("study", "  \n".join(f"{key}: {value}" for key, value in {"status": status, **tags}.items()))
+        writer.add_text("study", "  \n".join(f"{key}: {value}" for key, value in {"status": end.status, **end.tags}.items()))
         writer.close()
 
     def _writer(self, name: str) -> "SummaryWriter":

@@ -1,20 +1,16 @@
 """The interface of an experiment tracker: a protocol of four methods, and the records that they take.
 
-A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. A
-tracker is made by ``tracker_class(info, finished=...)``, where ``finished`` holds the runs that ended before the study was resumed,
-so that it can fill in what it missed: ``FinishedRuns``, each of which is made when it is asked for. More functions are called
-where there are any: of the tracker's module ``check``, with the configuration's ``tracking`` node, before anything takes seconds, and
-``preload``, in the tracker's process, before all else there; and the tracker's ``log_model`` before ``close``, with a function that makes
-the trained model of the best configuration, and inputs, and ``prepare_model`` some time before that, with a function that imports what
-making the model takes.
+A tracker only receives data: nothing in a study depends on what it keeps, so the search is the same if it is slow or absent. It is
+made by ``tracker_class(info)``, and is called by one thread (``writer.py``), which tells it of the runs that it lacks, too.
 """
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self, overload
+from typing import Any, NamedTuple, Protocol
 
 from autotune.hiding import without_secrets, without_secrets_in
 from autotune.measurement import Evaluation, TrialResult
@@ -40,11 +36,11 @@ class StudyInfo:
     """Config keys of the search space; empty where nothing is searched."""
     baseline: Mapping[str, Any] = field(default_factory=dict)
     """Values of the baseline by config key, as ``TrackedTrial.values``; empty if the search space does not contain it."""
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Plain data to keep as YAML files, by file name: the content of a study's recording besides its trials."""
+    is_resumed: bool = False
+    """Whether runs of the study have ended before the tracker is made."""
 
     def __post_init__(self) -> None:
-        _hide_secrets(self, "settings", "tags", "baseline", "files")
+        _hide_secrets(self, "settings", "tags", "baseline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +56,8 @@ class TrackedTrial:
     values: Mapping[str, Any]
     """Value of each varied parameter, by config key."""
     overrides: tuple[str, ...]
-    config: Mapping[str, Any]
-    """The resolved configuration."""
+    make_config: Callable[[], Mapping[str, Any]]
+    """Composes the resolved configuration, which may take milliseconds."""
     seed: int
     started_at: float
     """Unix time at which the run started."""
@@ -69,7 +65,13 @@ class TrackedTrial:
     """Number of an earlier, lost or interrupted trial of the same configuration that this one repeats; else None."""
 
     def __post_init__(self) -> None:
-        _hide_secrets(self, "values", "overrides", "config")
+        _hide_secrets(self, "values", "overrides")
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The resolved configuration."""
+        config: Mapping[str, Any] = without_secrets_in(self.make_config())
+        return config
 
 
 def _hide_secrets(facts: StudyInfo | TrackedTrial, *names: str) -> None:
@@ -115,87 +117,59 @@ FinishedRun = tuple[TrackedTrial, TrialResult, float | None]
 """A run that has ended, its result, and its score; the score is None if the objective gives none."""
 
 
+class BestScore(NamedTuple):
+    """The best score of a search after a number of trials have ended."""
+
+    num_ended: int
+    score: float
+    at: float
+    """Unix time."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunEnd:
-    """What is told of a run that has ended without its configuration, which takes milliseconds to make."""
+class StudyEnd:
+    """What a tracker receives when a study has ended."""
 
-    name: str
-    phase: str
-    stopped_at: float
-    """Unix time of its end."""
-    score: float | None
-
-    @classmethod
-    def of(cls, run: FinishedRun) -> Self:
-        """The end of a run."""
-        trial, result, score = run
-        return cls(name=trial.name, phase=trial.phase, stopped_at=result.stopped_at, score=score)
-
-
-class FinishedRuns(Sequence[FinishedRun]):
-    """The runs that ended before a study was resumed, in order, each made when it is asked for.
-
-    A tracker reads ``ends``, and asks only for the runs that it lacks. It asks while it is made; runs that it asks for later stand at the
-    places in its attribute ``lacking`` then, or in all places if it has no such attribute.
-
-    Args:
-        ends: what is told of each run.
-        make: makes the run at a place.
-    """
-
-    def __init__(self, ends: Sequence[RunEnd] = (), make: Callable[[int], FinishedRun] | None = None) -> None:
-        self.ends, self._make = ends, make
-
-    @classmethod
-    def of(cls, runs: Sequence[FinishedRun]) -> "FinishedRuns":
-        """The runs as they are, if they are ``FinishedRuns`` already, or those of a list."""
-        return runs if isinstance(runs, cls) else cls([RunEnd.of(run) for run in runs], runs.__getitem__)
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @overload
-    def __getitem__(self, index: int) -> FinishedRun: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[FinishedRun]: ...
-
-    def __getitem__(self, index: int | slice) -> FinishedRun | Sequence[FinishedRun]:
-        places = range(len(self))[index]
-        if isinstance(places, range):
-            return [self[place] for place in places]
-        assert self._make is not None, "there are none"
-        return self._make(places)
+    status: str
+    """FINISHED, KILLED or FAILED."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Sequence[Path] = ()
+    """Files and folders of the study as a whole; some may not exist."""
+    best_scores: Sequence[BestScore] = ()
+    """One for each trial that improved on those before, and one for the last trial."""
+    make_model: Callable[[], tuple[Any, Any]] | None = None
+    """Makes the trained model of the best configuration, a ``torch.nn.Module``, and a batch of its inputs; None if there is none."""
 
 
 class Tracker(Protocol):
-    """Contract of ``tracking:`` in the configuration. They are called in the tracker's own process: no training waits."""
+    """Contract of ``tracking:`` in the configuration. Its methods may raise any error: the study goes on, and the run is told again."""
+
+    complete: Set[str]
+    """Names of the runs that the tracker holds as a whole; any other run that has ended is told again by ``finish`` alone."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Called when a run is handed to a worker."""
         ...
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        """Called after each evaluation of the started run ``name``."""
+        """Called after an evaluation of the run ``name``."""
         ...
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Called when a run has ended, even one for which ``start`` was not called in this process."""
+        """Called when a run has ended, even one for which ``start`` was not called, or not all evaluations were told."""
         ...
 
-    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """Called when the study has ended; returns when everything received is stored.
-
-        ``status`` is FINISHED, KILLED or FAILED; ``artifacts`` are files and folders of the study as a whole.
-        """
+    def close(self, end: StudyEnd) -> None:
+        """Called once, when the study has ended or was interrupted."""
         ...
 
 
 class NoTracker:
     """Tracker that keeps nothing."""
 
-    def __init__(self, info: StudyInfo, *, finished: Sequence[FinishedRun] = ()) -> None:
-        pass
+    def __init__(self, info: StudyInfo) -> None:
+        self.complete: set[str] = set()
 
     def start(self, trial: TrackedTrial) -> None:
         """Do nothing."""
@@ -204,9 +178,10 @@ class NoTracker:
         """Do nothing."""
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        """Do nothing."""
+        """Count the run as written."""
+        self.complete.add(trial.name)
 
-    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
+    def close(self, end: StudyEnd) -> None:
         """Do nothing."""
 
 

@@ -1,19 +1,17 @@
 """Writes a study to Weights & Biases: a group of runs for each study, one run a trial or confirmation run, and one of the study itself.
 
 The runs' files lie in ``wandb/`` in the study's own folder, also while they are uploaded. A run that W&B could not take, since its service
-was killed, its server is gone or the disk is full, is written anew as a whole when the study ends, or when it ends after being resumed.
+was killed, its server is gone or the disk is full, is written anew as a whole when the study ends, or when it is taken up again.
 """
 
 import hashlib
 import logging
-import math
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,18 +19,16 @@ from autotune.errors import ConfigError
 from autotune.files import make_folder, replace_file
 from autotune.measurement import Evaluation, TrialResult
 from autotune.tracking import mlflow_fields as fields
-from autotune.tracking.tracker import FinishedRun, FinishedRuns, StudyInfo, TrackedTrial, display_name
+from autotune.tracking.tracker import StudyEnd, StudyInfo, TrackedTrial, display_name
 
 if TYPE_CHECKING:
     from wandb import Run
 
-LOGGER = logging.getLogger("autotune.tracking")
 MODES: tuple[Literal["offline", "online", "disabled"], ...] = ("offline", "online", "disabled")
 _ENDED = "ended"
-"""File in a run's folder that says that the run is written as a whole."""
+"""File in the folder of a run that is written as a whole; it has the run's name."""
 _LOGIN_SECONDS, _INIT_SECONDS, _FINISH_SECONDS = 10, 20.0, 60.0
 """How long W&B may take to check the key, and to begin and to end the upload of a run; the rest is left to ``wandb sync``."""
-_MAX_FAILURES_AT_CLOSE = 2
 
 
 class WandbTracker:
@@ -41,14 +37,13 @@ class WandbTracker:
     Args:
         mode: one of ``MODES``.
         project: of the runs; if None, WANDB_PROJECT of the environment, else the experiment's name.
-        finished: runs of this study that ended before it was resumed; those that W&B lacks are written when the study ends.
 
     Raises:
         ConfigError: wandb is not installed, the mode is not one of ``MODES``, the project is no text, the server does not take the user's
             key, or the study's folder cannot be written.
     """
 
-    def __init__(self, info: StudyInfo, *, mode: str = "offline", project: str | None = None, finished: Sequence[FinishedRun] = ()) -> None:
+    def __init__(self, info: StudyInfo, *, mode: str = "offline", project: str | None = None) -> None:
         try:
             import wandb  # noqa: PLC0415  # an extra of the package
         except ImportError as error:
@@ -68,57 +63,46 @@ class WandbTracker:
         self._folder = Path(info.folder) / "wandb"
         self._study_id = self._read_study_id()
         self._runs: dict[str, _OpenRun] = {}
-        runs = FinishedRuns.of(finished)
-        self._scores = [(end.stopped_at, end.score) for end in runs.ends if end.phase == "search"]
-        lacking = [place for place, end in enumerate(runs.ends) if not any(map(_is_whole, self._folders(end.name)))]
-        self._unwritten = {runs.ends[place].name: runs[place] for place in lacking}
-        """The runs that have ended and are not written as a whole, by name."""
-        self.lacking: Sequence[int] = ()
-        """Places in ``finished`` of the runs that are asked for later."""
-        self._has_failed = False
+        self.complete = {file.read_text() for file in self._folder.glob(f"*/{_ENDED}")}
+        """Names of the runs that are written as a whole."""
 
     def start(self, trial: TrackedTrial) -> None:
         """Begin the trial's run, with its values as the run's config."""
-        self._attempt(partial(self._start, trial))
+        self.complete.discard(trial.name)
+        with self._cleared_by_faults():
+            self._start(trial)
 
     def evaluate(self, name: str, evaluation: Evaluation) -> None:
         """Write the metrics of an evaluation of the run ``name``."""
         if name in self._runs:
-            self._attempt(partial(self._evaluate, name, evaluation))
+            with self._cleared_by_faults():
+                self._evaluate(name, evaluation)
 
     def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
         """Write the run's missing evaluations, its result and a tag that says how it ended, and end it."""
-        if trial.phase == "search":
-            self._scores.append((result.stopped_at, score))
-        self._unwritten[trial.name] = (trial, result, score)
-        self._attempt(partial(self._finish, trial, result, score))
+        with self._cleared_by_faults():
+            self._finish(trial, result, score)
+        self.complete.add(trial.name)
 
-    def close(self, *, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        """End every open run as interrupted, write what W&B lacks, and write the study's own run: best scores, metrics, tags and files."""
-        for name in list(self._runs):
-            self._attempt(partial(self._interrupt, name))
-        num_failures = 0
-        write_ended = [partial(self._finish, *run) for run in self._unwritten.values()]
-        for action in [*write_ended, partial(self._write_study, status, metrics, tags, artifacts)]:
-            while num_failures < _MAX_FAILURES_AT_CLOSE and not self._attempt(action):
-                num_failures += 1
-        if num_failures == _MAX_FAILURES_AT_CLOSE:
-            LOGGER.warning("W&B did not take %d runs and the study's own; resuming the study writes them", len(self._unwritten))
+    def close(self, end: StudyEnd) -> None:
+        """End every open run as interrupted, and write the study's own run: best scores, metrics, tags and files."""
+        with self._cleared_by_faults():
+            while self._runs:
+                _, opened = self._runs.popitem()
+                _end(opened.run, fields.INTERRUPTED, is_success=False)
+            self._write_study(end)
 
-    def _attempt(self, action: Callable[[], None]) -> bool:
+    @contextmanager
+    def _cleared_by_faults(self) -> Iterator[None]:
+        """Context after whose errors W&B begins anew: its service, its server or the disk has failed, and the open runs are lost."""
         try:
-            action()
-        except Exception as error:  # noqa: BLE001  # the service, its server and the disk each raise their own errors, and the study must go on
-            if not self._has_failed:
-                reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
-                LOGGER.warning("W&B does not take what it is told (%s); the study goes on, and it is tried again", reason)
-            self._has_failed = True
+            yield
+        except Exception:
             self._mode = "offline" if self._mode == "online" else self._mode  # no run waits for a server that is gone: wandb sync uploads
             self._runs.clear()
             with suppress(Exception):
                 self._wandb.teardown()  # the next run starts a new service
-            return False
-        return True
+            raise
 
     def _start(self, trial: TrackedTrial) -> None:
         config = {**trial.values, **fields.trial_tags(trial, self._info.name)}
@@ -144,26 +128,20 @@ class WandbTracker:
         if result.error is not None:
             run.notes = result.error
         _end(run, str(result.outcome), is_success=result.outcome.traits.mlflow_status == "FINISHED")
-        replace_file(Path(run.settings.sync_dir) / _ENDED, f"{result.outcome}\n")
-        del self._runs[trial.name], self._unwritten[trial.name]
+        if self._mode != "disabled":
+            replace_file(Path(run.settings.sync_dir) / _ENDED, trial.name)
+        del self._runs[trial.name]
 
-    def _interrupt(self, name: str) -> None:
-        if name in self._runs:
-            _end(self._runs.pop(name).run, fields.INTERRUPTED, is_success=False)
-
-    def _write_study(self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Sequence[Path]) -> None:
-        tags = {**fields.study_tags(self._info, str(self._folder.parent.resolve())), **tags}
+    def _write_study(self, end: StudyEnd) -> None:
+        tags = {**fields.study_tags(self._info, str(self._folder.parent.resolve())), **end.tags}
         notes = tags.pop("autotune.description", None)
         run = self._begin("", self._info.name, self._info.kind, {**self._info.settings, **tags}, notes)
-        best = math.inf
-        for num_ended, (_, score) in enumerate(sorted(self._scores, key=lambda ended: ended[0]), start=1):
-            best = min(best, math.inf if score is None else score)
-            if math.isfinite(best):
-                run.log({"best_score": best}, step=num_ended)
-        _summarise(run, fields.study_points(metrics, time.time()))
-        for path in artifacts:
+        for best in end.best_scores:
+            run.log({"best_score": best.score}, step=best.num_ended)
+        _summarise(run, fields.study_points(end.metrics, time.time()))
+        for path in end.artifacts:
             run.save(path / "*" if path.is_dir() else path, base_path=path.parent, policy="end")
-        _end(run, status, is_success=status == "FINISHED")
+        _end(run, end.status, is_success=end.status == "FINISHED")
 
     def _begin(self, name: str, shown_name: str, job_type: str, config: Mapping[str, Any], notes: str | None = None) -> "Run":
         for folder in self._folders(name):
@@ -229,7 +207,3 @@ def _summarise(run: "Run", points: Iterable[fields.Point]) -> None:
 def _end(run: "Run", tag: str, *, is_success: bool) -> None:
     run.tags = (tag,)
     run.finish(exit_code=0 if is_success else 1)
-
-
-def _is_whole(folder: Path) -> bool:
-    return (folder / _ENDED).is_file()

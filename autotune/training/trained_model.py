@@ -67,8 +67,3 @@ class _Scored(nn.Module):
         """The outputs that metric and loss are given."""
         outputs: Tensor = self._views(self.model, inputs)
         return outputs
-
-
-def import_for_export() -> None:
-    """Import what ``torch.export`` imports when it is first called: torch's compiler, which takes a second."""
-    torch.export.export(nn.Identity(), (torch.zeros(1),))

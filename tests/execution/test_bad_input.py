@@ -12,7 +12,6 @@ from rich.console import Console
 
 from autotune.config.command_line import EXIT_BAD_INPUT, run_command
 from autotune.config.compose import Composer
-from autotune.execution.background_tracker import TrackerProcess
 from autotune.execution.live_study import opened
 from autotune.execution.plan import plan_study
 from autotune.export import export_command
@@ -196,8 +195,7 @@ def test_a_study_of_that_name_with_other_settings_is_one_line(refusal: Refusal, 
     command = ("experiment=cnn_smoke", _SMALL_SPACE, "study.name=mine", "tracking=none")
     for budget in ("search.num_trials=9", "search.num_trials=12"):
         plan = plan_study(Composer([*command, f"study.folder={tmp_path}/outputs", budget]), local_capabilities())
-        process = TrackerProcess(plan.config.tracking)
-        with opened(plan, command=[], code_folders=[], console=Console(), tracker_process=process):
+        with opened(plan, command=[], code_folders=[], console=Console()):
             pass  # a budget may change
     said = refusal(*command, "target.value=0.95")
     assert "study.name=mine" in said

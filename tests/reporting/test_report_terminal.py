@@ -192,16 +192,3 @@ def test_overrides_are_shortened_without_losing_their_values(overrides: Sequence
 def test_the_terminal_needs_no_plotting_library() -> None:
     code = "import sys, autotune.reporting.terminal; sys.exit('plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_live_table_says_how_far_the_tracker_is_behind() -> None:
-    console = Console(file=StringIO(), force_terminal=True, force_interactive=True, width=120, height=40)
-    behind = ["MLflow: 312 runs behind"]
-    with StudyDisplay(
-        title="cnn", target=TARGET, num_trials=40, time_budget_seconds=None, console=console, backlog=lambda: behind[0]
-    ) as display:
-        console.print(display._render())
-        behind[0] = ""
-        console.print(display._render())
-    shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
-    assert "0 of 40 trials done, MLflow: 312 runs behind" in shown

@@ -14,7 +14,8 @@ from autotune.mlflow_logs import discarded_logs, keep_logs, logs_folder
 from autotune.outcome import Outcome
 from autotune.tracking.mlflow_tracker import MlflowTracker
 from autotune.tracking.tracker import StudyInfo
-from tests.tracking.test_mlflow_tracker import artifact, children_of, close, empty_store, info, make_evaluation, make_run, tell, uri
+from tests.support.tracked import close, make_evaluation, make_run, tell
+from tests.tracking.test_mlflow_tracker import artifact, children_of, empty_store, info, uri
 
 __all__ = ["empty_store", "info", "uri"]  # fixtures
 pytestmark = [pytest.mark.store, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
@@ -117,7 +118,6 @@ def test_what_a_function_logs_reaches_its_trials_run_beside_autotunes_own(info: 
         trial, result, score = make_run(number, Outcome.MISSED)
         tell(tracker, (replace(trial, values={"lr": 0.1}), result, score))
     close(tracker)
-    assert tracker.num_unwritten == 0
     for name, run in children_of(uri).items():
         assert curve(uri, name) == CURVE, "the call that only warms up does not count"
         assert curve(uri, name, "logged/loss") == [(step, 5.0) for step in range(4)]
@@ -147,9 +147,9 @@ def test_logs_wait_for_a_tracker_that_comes_later_and_odd_ones_cost_nothing(
     train(tmp_path, info, "my_code.left_open", "trial-0", "trial-1")
     for path in Path(info.folder, "mlflow", "trial-1").rglob("train_loss"):
         path.write_text("half a li")
-    tracker = MlflowTracker(info, uri=uri, finished=[make_run(0), make_run(1)])
-    close(tracker)
-    assert tracker.num_unwritten == 0
+    tracker = MlflowTracker(info, uri=uri)
+    for number in range(2):
+        tracker.finish(*make_run(number))
     assert curve(uri, "trial-0") == CURVE
     assert children_of(uri)["trial-1"].data.metrics["accuracy"] == 0.9
     assert "what trial-1 logged itself cannot be read" in caplog.text

@@ -6,11 +6,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.tracking.tensorboard_tracker import TensorBoardTracker
-from autotune.tracking.tracker import StudyInfo, TrackedTrial, browse_command
-from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
+from autotune.tracking.tracker import StudyInfo, browse_command
+from tests.support.tracked import close, make_evaluation, make_run
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def curve(info: StudyInfo, run: str, name: str) -> list[tuple[int, float]]:
 
 
 def closed(tracker: TensorBoardTracker) -> None:
-    tracker.close(status="FINISHED", metrics={"speed_up": 2.5}, tags={"autotune.best_trial": "1"}, artifacts=[])
+    close(tracker, metrics={"speed_up": 2.5}, tags={"autotune.best_trial": "1"})
 
 
 def test_a_run_has_its_curve_each_evaluation_once(info: StudyInfo) -> None:
@@ -70,11 +69,14 @@ def test_a_run_that_never_evaluated_and_a_number_that_is_none_are_no_fault(info:
 
 
 def test_a_resumed_study_gets_the_runs_that_it_lacks(info: StudyInfo) -> None:
-    runs: list[tuple[TrackedTrial, TrialResult, float | None]] = [make_run(number) for number in range(2)]
+    runs = [make_run(number) for number in range(2)]
     first = TensorBoardTracker(info)
     first.finish(*runs[0])
     closed(first)
-    closed(TensorBoardTracker(info, finished=runs))
+    resumed = TensorBoardTracker(info)
+    assert resumed.complete >= {"trial-0"}
+    resumed.finish(*runs[1])
+    closed(resumed)
     for trial, result, _ in runs:
         assert curve(info, trial.name, "metric") == [(each.step, each.metric) for each in result.evaluations]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.tracking.tracker import display_name
-from tests.tracking.test_mlflow_tracker import make_run
+from tests.support.tracked import make_run
 
 BASELINE = {"optimizer": "sgd", "optimizer.lr": 0.1, "batch_size": 64, "model.widths": [64, 64]}
 LONG = {f"technique.number_{number}": number for number in range(9)}

@@ -17,10 +17,10 @@ import wandb
 from autotune.errors import ConfigError
 from autotune.outcome import Outcome
 from autotune.tracking import wandb_tracker
-from autotune.tracking.tracker import FinishedRun, StudyInfo, browse_command
+from autotune.tracking.tracker import BestScore, StudyInfo, browse_command
 from autotune.tracking.wandb_tracker import WandbTracker
 from tests.support.patience import wait_until
-from tests.tracking.test_mlflow_tracker import make_evaluation, make_run
+from tests.support.tracked import close, make_evaluation, make_run, tell
 
 
 @pytest.fixture(autouse=True)
@@ -61,19 +61,6 @@ def curve(run: dict[str, Any], key: str) -> list[tuple[int, float]]:
     return [(row["_step"], row[key]) for row in run["history"]]
 
 
-def tell(tracker: WandbTracker, run: FinishedRun) -> None:
-    trial, result, score = run
-    tracker.start(trial)
-    for evaluation in result.evaluations:
-        tracker.evaluate(trial.name, evaluation)
-    tracker.finish(trial, result, score)
-
-
-def close(tracker: WandbTracker, *artifacts: Path, **metrics: float) -> None:
-    tags = {"autotune.best_trial": "1", "autotune.description": "Twice as fast"}
-    tracker.close(status="FINISHED", metrics=metrics, tags=tags, artifacts=artifacts)
-
-
 def kill_service(info: StudyInfo) -> None:
     """Kill W&B's service, once it has written the files of the runs that have ended, which it does some milliseconds later."""
     ended = [next(file.parent.glob("*.wandb")) for file in Path(info.folder, "wandb").glob("*/ended")]
@@ -93,7 +80,8 @@ def test_a_study_is_a_group_with_a_run_a_trial_and_one_of_its_own(info: StudyInf
     confirmed = replace(trial, name="confirm-0-1", phase="confirm")
     tell(tracker, (confirmed, result, score))
     tell(tracker, make_run(1, Outcome.CAPPED))
-    close(tracker, speed_up=2.5)
+    tags = {"autotune.best_trial": "1", "autotune.description": "Twice as fast"}
+    close(tracker, metrics={"speed_up": 2.5}, tags=tags, best_scores=[BestScore(1, 1.5, 0.0), BestScore(2, 1.5, 1.0)])
     runs = written(info)
     run, confirm, study = runs["0: optimizer=sgd, lr=0.1"], runs["confirm-0-1: optimizer=sgd, lr=0.1"], runs["cnn-1"]
     assert {each["group"] for each in runs.values()} == {"cnn-1"}
@@ -127,58 +115,38 @@ def test_a_run_says_how_it_ended(info: StudyInfo) -> None:
     assert "accuracy" not in interrupted["summary"]
 
 
-def test_a_killed_service_costs_nothing_but_a_second_try(info: StudyInfo, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_killed_service_or_a_full_disk_cost_is_written_anew(info: StudyInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = WandbTracker(info)
-    runs = [make_run(number) for number in range(4)]
-    tell(tracker, runs[0])
-    for trial, result, _ in runs[1:3]:
-        tracker.start(trial)
-        tracker.evaluate(trial.name, result.evaluations[0])
-    kill_service(info)
-    for trial, result, score in runs[1:3]:
-        tracker.evaluate(trial.name, result.evaluations[1])
-        tracker.finish(trial, result, score)
-    tell(tracker, runs[3])
-    kill_service(info)
-    close(tracker)
-    found = written(info)
-    assert len(found) == 5
-    assert [len(run["history"]) for name, run in sorted(found.items()) if name != "cnn-1"] == [3, 3, 3, 3]
-    assert len(caplog.messages) == 1
-    assert "the study goes on" in caplog.messages[0]
-
-
-def test_a_disk_that_takes_nothing_does_not_end_a_study_and_resuming_writes_what_is_missing(
-    info: StudyInfo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
     runs = [make_run(number) for number in range(3)]
-    tracker = WandbTracker(info)
     tell(tracker, runs[0])
+    trial, result, _ = runs[1]
+    tracker.start(trial)
+    tracker.evaluate(trial.name, result.evaluations[0])
+    kill_service(info)
+    with pytest.raises(Exception):  # noqa: B017, PT011  # whatever W&B raises
+        tracker.finish(*runs[1])
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as full:
         full.setattr("autotune.tracking.wandb_tracker.replace_file", refuse)
-        tell(tracker, runs[1])
-        full.setattr(wandb, "init", refuse)
-        tell(tracker, runs[2])
-        close(tracker)
-    assert [message.partition(";")[0] for message in caplog.messages] == [
-        "W&B does not take what it is told ([Errno 28] No space left on device)",
-        "W&B did not take 2 runs and the study's own",
-    ]
-    close(WandbTracker(info, finished=runs), speed_up=3.0)
+        with pytest.raises(OSError, match="No space left"):
+            tell(tracker, runs[2])
+    assert tracker.complete == {"trial-0"}
+    for run in runs[1:]:
+        tracker.finish(*run)
+    close(tracker)
     found = written(info)
-    assert [len(run["history"]) for run in found.values()] == [3] * 4
-    assert found["cnn-1"]["summary"]["speed_up"] == 3.0
+    assert len(found) == 4
+    assert [len(run["history"]) for name, run in sorted(found.items()) if name != "cnn-1"] == [3, 3, 3]
 
 
 def test_a_studys_files_are_its_own_runs(info: StudyInfo, tmp_path: Path) -> None:
     (tmp_path / "figures").mkdir()
     for name in ("best.yaml", "figures/search.png"):
         (tmp_path / name).write_text(name)
-    close(WandbTracker(info), tmp_path / "best.yaml", tmp_path / "figures", tmp_path / "nothing")
+    close(WandbTracker(info), artifacts=[tmp_path / name for name in ("best.yaml", "figures", "nothing")])
     (folder,) = Path(info.folder, "wandb").glob("offline-run-*")
     assert [(folder / "files" / name).read_text() for name in ("best.yaml", "figures/search.png")] == ["best.yaml", "figures/search.png"]
 
@@ -187,9 +155,12 @@ def test_a_resumed_study_keeps_what_is_written_and_replaces_its_own_run(info: St
     runs = [make_run(number) for number in range(2)]
     first = WandbTracker(info)
     tell(first, runs[0])
-    close(first, speed_up=1.0)
+    close(first, metrics={"speed_up": 1.0})
     kept = next(Path(info.folder, "wandb").glob(f"*-{first._run_id('trial-0')}"))
-    close(WandbTracker(info, finished=runs), speed_up=2.0)
+    resumed = WandbTracker(info)
+    assert resumed.complete == {"trial-0"}
+    resumed.finish(*runs[1])
+    close(resumed, metrics={"speed_up": 2.0})
     assert kept.is_dir()
     found = written(info)
     assert len(found) == 3
@@ -201,6 +172,8 @@ def test_a_server_that_is_gone_leaves_the_runs_on_the_disk(info: StudyInfo, monk
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setattr(wandb, "login", lambda **_: True)  # the server answered when the study began
     tracker = WandbTracker(info, mode="online")
+    with pytest.raises(wandb.Error):
+        tracker.start(make_run()[0])
     tell(tracker, make_run())
     close(tracker)
     assert len(written(info)) == 2

@@ -1,0 +1,215 @@
+"""The thread that tells a tracker: what it could not write is made from the study's own runs, and no study waits for it."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.measurement import Evaluation, TrialResult
+from autotune.outcome import Outcome
+from autotune.search.stored_trials import finished_results
+from autotune.search.study import confirmations, read_study
+from autotune.tracking import writer
+from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial
+from autotune.tracking.writer import TrackerWriter
+from tests.support.patience import wait_until
+from tests.support.tracked import make_run
+
+OPEN = threading.Event()
+"""Whether the trackers of these tests take what they are told."""
+
+
+class FileTracker:
+    """Writes a line of all that it is told."""
+
+    def __init__(self, info: StudyInfo, *, path: str, complete: tuple[str, ...] = ()) -> None:
+        self._path, self.complete = Path(path), set(complete)
+
+    def start(self, trial: TrackedTrial) -> None:
+        self.write(f"start {trial.name}")
+
+    def evaluate(self, name: str, evaluation: Evaluation) -> None:
+        self.write(f"evaluate {name}")
+
+    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        self.write(f"finish {trial.name}")
+        self.complete.add(trial.name)
+
+    def close(self, end: StudyEnd) -> None:
+        self.write(f"close {end.status} {[(best.num_ended, best.score) for best in end.best_scores]}")
+
+    def write(self, line: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{time.time()} {line}\n")
+
+
+class RefusingTracker(FileTracker):
+    """Refuses all that it is told until it is open to it."""
+
+    def write(self, line: str) -> None:
+        if not OPEN.is_set():
+            raise ConnectionError("the server is away\nand more")
+        super().write(line)
+
+
+class HangingTracker(FileTracker):
+    """Hangs until it is open."""
+
+    def write(self, line: str) -> None:
+        OPEN.wait()
+        super().write(line)
+
+
+class UnopenedTracker:
+    """Cannot be opened."""
+
+    def __init__(self, info: StudyInfo, **_: Any) -> None:
+        raise ConfigError("tracking: no")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    OPEN.clear()
+    yield
+    OPEN.set()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "told"
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What the user is told."""
+    return []
+
+
+def made(kind: str, path: Path, said: list[str], ended: list[FinishedRun], **arguments: Any) -> TrackerWriter:
+    info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
+    node = {"_target_": f"{__name__}.{kind}", "path": str(path), **arguments}
+    return TrackerWriter(
+        node, (__name__,), make_info=lambda: info, ended=lambda: ended, rest_command="autotune record --push", say=said.append
+    )
+
+
+def end(tracker: TrackerWriter, **changes: Any) -> None:
+    tracker.close(**{"status": "FINISHED", "metrics": {}, "tags": {}, "artifacts": [], **changes})
+
+
+def told(path: Path) -> list[str]:
+    return [line.partition(" ")[2] for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def test_what_a_tracker_is_told_arrives_in_order_and_the_best_scores_at_the_end(path: Path, said: list[str]) -> None:
+    runs = [(*make_run(number, stopped_at=float(number))[:2], score) for number, score in enumerate((2.0, 1.5, None, 1.7))]
+    ended: list[FinishedRun] = []
+    tracker = made("FileTracker", path, said, ended)
+    tracker.wait()
+    for trial, result, score in runs:
+        tracker.start(trial)
+        tracker.evaluate(trial.name, result.evaluations[0])
+        tracker.finish(trial, result, score)
+        ended.append((trial, result, score))
+    wait_until(lambda: len(told(path)) == 12)
+    end(tracker)
+    assert (told(path)[-1], said, tracker.is_complete) == ("close FINISHED [(1, 2.0), (2, 1.5), (4, 1.5)]", [], True)
+    assert told(path)[:-1] == [f"{verb} trial-{number}" for number in range(4) for verb in ("start", "evaluate", "finish")]
+
+
+def test_of_the_runs_that_ended_before_those_that_a_tracker_lacks_are_made(path: Path, said: list[str]) -> None:
+    runs = [make_run(number) for number in range(3)]
+    end(made("FileTracker", path, said, runs, complete=["trial-1"]))
+    assert told(path)[:-1] == ["finish trial-0", "finish trial-2"]
+
+
+def test_nothing_is_written_while_runs_are_timed(path: Path, said: list[str]) -> None:
+    ended: list[FinishedRun] = []
+    tracker = made("FileTracker", path, said, ended)
+    tracker.wait()
+    tracker.pause()
+    tracker.start(make_run(0)[0])
+    time.sleep(0.3)
+    assert told(path) == []
+    tracker.go_on()
+    wait_until(lambda: told(path) == ["start trial-0"])
+    tracker.pause()
+    ended.append(make_run(0))
+    tracker.finish(*ended[0])
+    end(tracker)
+    assert told(path)[1:] == ["finish trial-0", "close FINISHED [(1, 1.5)]"]
+
+
+def test_a_server_that_is_away_for_a_while_gets_every_run_at_the_end(path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MAX_QUEUED", 5)  # which is less than is told
+    runs = [make_run(number) for number in range(20)]
+    tracker = made("RefusingTracker", path, said, runs)
+    for run in runs:
+        tracker.start(run[0])
+        tracker.finish(*run)
+    wait_until(lambda: bool(said))
+    OPEN.set()
+    end(tracker)
+    assert sorted(told(path)[:-1]) == sorted(f"finish trial-{number}" for number in range(20))
+    assert said == ["Refusing does not take what it is told (the server is away); the study goes on, and it is tried again"]
+    assert tracker.is_complete
+
+
+def test_what_a_tracker_never_took_is_told_with_the_command_that_writes_it(path: Path, said: list[str]) -> None:
+    tracker = made("RefusingTracker", path, said, [make_run(number) for number in range(9)])
+    end(tracker)
+    assert said[1:] == ["Refusing lacks 9 runs; what is missing is written by\n  autotune record --push"]
+    assert not tracker.is_complete
+
+
+@pytest.mark.parametrize("hurries", [True, False])
+def test_a_tracker_that_hangs_is_left_behind(path: Path, said: list[str], hurries: bool) -> None:
+    tracker = made("HangingTracker", path, said, [make_run()])
+    if hurries:
+        tracker.hurry()
+        tracker.close_if_open(is_interrupt=True)
+    else:
+        end(tracker, most_seconds=0.2)
+    assert (len(said), tracker.is_complete) == (1, False)
+    assert "Hanging lacks 1 runs" in said[0]
+
+
+def test_an_interrupted_study_is_closed_once(path: Path, said: list[str]) -> None:
+    tracker = made("FileTracker", path, said, [])
+    for is_interrupt in (True, False):
+        tracker.close_if_open(is_interrupt=is_interrupt)
+    assert told(path) == ["close KILLED []"]
+
+
+def test_a_tracker_that_cannot_be_opened_is_told_before_anything_is_trained(path: Path, said: list[str]) -> None:
+    tracker = made("UnopenedTracker", path, said, [])
+    with pytest.raises(ConfigError, match="tracking: no"):
+        tracker.wait()
+    tracker.close_if_open(is_interrupt=False)
+    assert said == []
+
+
+@pytest.mark.slow
+def test_a_study_is_not_written_while_its_confirmation_is_timed(commands: Any, tmp_path: Path) -> None:
+    path = tmp_path / "told"
+    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
+    said = replace(commands, environment={**commands.environment, "PYTHONPATH": folders}).run(
+        *("experiment=cnn_smoke", "target.value=0.9", "evaluate_every_samples=1000", "epochs=10", "optimizer.lr=interval(1e-3,1)"),
+        *("search.num_trials=10", "study.name=held", f"allowed_targets=[{__name__}]"),
+        *("tracking=none", f"tracking._target_={__name__}.FileTracker", f"+tracking.path={path}"),
+        folder=tmp_path,
+    )
+    assert (said.returncode, said.stderr) == (0, ""), said.stdout
+    study = read_study("held", tmp_path / "outputs/held")
+    stopped = [f"finish trial-{number}" for number, result in finished_results(study).items() if result.outcome is Outcome.STOPPED]
+    assert stopped, "trials were paused as the search ended"
+    last_run_ended_at = max(result.stopped_at for result in confirmations(study).values())
+    lines = [line.partition(" ") for line in path.read_text().splitlines()]
+    assert all(float(at) >= last_run_ended_at for at, _, what in lines if what in stopped)
+    assert {what for _, _, what in lines} >= set(stopped)
