@@ -1,10 +1,12 @@
 """Runs to tell a tracker of, without a study."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 from autotune.measurement import Evaluation, TrialResult
 from autotune.outcome import Outcome
-from autotune.tracking.tracker import FinishedRun, StudyEnd, TrackedTrial, Tracker
+from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial, Tracker
 
 STARTED_AT = 1_700_000_000.0
 
@@ -66,3 +68,27 @@ def tell(tracker: Tracker, run: FinishedRun) -> None:
 
 def close(tracker: Tracker, **changes: Any) -> None:
     tracker.close(StudyEnd(**{"status": "FINISHED", **changes}))
+
+
+class FileTracker:
+    """Writes a line of all that it is told."""
+
+    def __init__(self, info: StudyInfo, *, path: str, complete: tuple[str, ...] = ()) -> None:
+        self._path, self.complete = Path(path), set(complete)
+
+    def start(self, trial: TrackedTrial) -> None:
+        self.write(f"start {trial.name}")
+
+    def evaluate(self, name: str, evaluation: Evaluation) -> None:
+        self.write(f"evaluate {name}")
+
+    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
+        self.write(f"finish {trial.name}")
+        self.complete.add(trial.name)
+
+    def close(self, end: StudyEnd) -> None:
+        self.write(f"close {end.status} {[(best.num_ended, best.score) for best in end.best_scores]}")
+
+    def write(self, line: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{time.time()} {line}\n")

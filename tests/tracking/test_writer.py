@@ -1,52 +1,22 @@
 """The thread that tells a tracker: what it could not write is made from the study's own runs, and no study waits for it."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import Evaluation, TrialResult
-from autotune.outcome import Outcome
-from autotune.search.stored_trials import finished_results
-from autotune.search.study import confirmations, read_study
 from autotune.tracking import writer
-from autotune.tracking.tracker import FinishedRun, StudyEnd, StudyInfo, TrackedTrial
+from autotune.tracking.tracker import FinishedRun, StudyInfo
 from autotune.tracking.writer import TrackerWriter
 from tests.support.patience import wait_until
-from tests.support.tracked import make_run
+from tests.support.tracked import FileTracker, make_run
 
 OPEN = threading.Event()
 """Whether the trackers of these tests take what they are told."""
-
-
-class FileTracker:
-    """Writes a line of all that it is told."""
-
-    def __init__(self, info: StudyInfo, *, path: str, complete: tuple[str, ...] = ()) -> None:
-        self._path, self.complete = Path(path), set(complete)
-
-    def start(self, trial: TrackedTrial) -> None:
-        self.write(f"start {trial.name}")
-
-    def evaluate(self, name: str, evaluation: Evaluation) -> None:
-        self.write(f"evaluate {name}")
-
-    def finish(self, trial: TrackedTrial, result: TrialResult, score: float | None) -> None:
-        self.write(f"finish {trial.name}")
-        self.complete.add(trial.name)
-
-    def close(self, end: StudyEnd) -> None:
-        self.write(f"close {end.status} {[(best.num_ended, best.score) for best in end.best_scores]}")
-
-    def write(self, line: str) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{time.time()} {line}\n")
 
 
 class RefusingTracker(FileTracker):
@@ -93,9 +63,9 @@ def said() -> list[str]:
 
 def made(kind: str, path: Path, said: list[str], ended: list[FinishedRun], **arguments: Any) -> TrackerWriter:
     info = StudyInfo(name="a", kind="study", workload="b", experiment="c", folder=str(path.parent), settings={}, tags={})
-    node = {"_target_": f"{__name__}.{kind}", "path": str(path), **arguments}
+    node = {"_target_": f"{FileTracker.__module__ if kind == 'FileTracker' else __name__}.{kind}", "path": str(path), **arguments}
     return TrackerWriter(
-        node, (__name__,), make_info=lambda: info, ended=lambda: ended, rest_command="autotune record --push", say=said.append
+        node, ("tests", __name__), make_info=lambda: info, ended=lambda: ended, rest_command="autotune record --push", say=said.append
     )
 
 
@@ -193,23 +163,3 @@ def test_a_tracker_that_cannot_be_opened_is_told_before_anything_is_trained(path
         tracker.wait()
     tracker.close_if_open(is_interrupt=False)
     assert said == []
-
-
-@pytest.mark.slow
-def test_a_study_is_not_written_while_its_confirmation_is_timed(commands: Any, tmp_path: Path) -> None:
-    path = tmp_path / "told"
-    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
-    said = replace(commands, environment={**commands.environment, "PYTHONPATH": folders}).run(
-        *("experiment=cnn_smoke", "target.value=0.9", "evaluate_every_samples=1000", "epochs=10", "optimizer.lr=interval(1e-3,1)"),
-        *("search.num_trials=10", "study.name=held", f"allowed_targets=[{__name__}]"),
-        *("tracking=none", f"tracking._target_={__name__}.FileTracker", f"+tracking.path={path}"),
-        folder=tmp_path,
-    )
-    assert (said.returncode, said.stderr) == (0, ""), said.stdout
-    study = read_study("held", tmp_path / "outputs/held")
-    stopped = [f"finish trial-{number}" for number, result in finished_results(study).items() if result.outcome is Outcome.STOPPED]
-    assert stopped, "trials were paused as the search ended"
-    last_run_ended_at = max(result.stopped_at for result in confirmations(study).values())
-    lines = [line.partition(" ") for line in path.read_text().splitlines()]
-    assert all(float(at) >= last_run_ended_at for at, _, what in lines if what in stopped)
-    assert {what for _, _, what in lines} >= set(stopped)
