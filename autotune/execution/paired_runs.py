@@ -154,7 +154,6 @@ def run_in_turns(
             raise
         finally:
             wait(at_work)
-            tracker.go_on()
 
 
 def _train(
