@@ -169,7 +169,7 @@ def test_what_names_no_earlier_study_is_refused_in_one_line(folder: Path, tmp_pa
             "autotune: seed: no such key; accepted are mlflow_run=RUN_ID, output=DIR, tracking.uri=URI",
         ),
         (["mlflow_run=x", "output={folder}/own"], "autotune: output={folder}/own: holds a recording already; accepted is another folder"),
-        (["mlflow_run=x", "output=s3://x/y"], "autotune: output: found the URL s3://x/y, accepted is a folder of this machine"),
+        (["mlflow_run=x", "output=s3://x/y"], "autotune: output: found the URL s3://x/y, use a folder of this machine"),
         (["mlflow_run=x", "tracking.uri={uri}"], "autotune: output: missing; accepted is"),
         (["mlflow_run=abc", "tracking.uri={uri}", "output={new}"], "autotune: mlflow_run=abc: no such run in {uri}; give the id"),
         (
