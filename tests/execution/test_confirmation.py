@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.comparison import Claim, RunScore
+from autotune.comparison import RunScore
 from autotune.execution.confirmation import Confirmation, PlannedRace, conclude, confirmation_seed, plan_race
 from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import AmortisedTime, Objective
@@ -142,55 +142,39 @@ def test_runs_of_an_earlier_race_have_no_part_in_a_later_one() -> None:
 
 
 def test_all_arms_of_a_round_share_a_seed_of_their_own() -> None:
-    assert len({confirmation_seed(0, number) for number in range(20)} | {confirmation_seed(1, number) for number in range(20)}) == 40
+    assert len({confirmation_seed(study, number) for study in (0, 1) for number in range(20)}) == 40
 
 
-def test_the_winner_is_exported_with_the_ratio_of_expected_scores() -> None:
-    confirmed = concluded([4.0, 6.0], [2.0, 3.0])
-    assert confirmed.best is confirmed.chosen is confirmed.arms[1]
-    assert confirmed.speed_up is not None
-    assert confirmed.speed_up.ratio == pytest.approx(2.0)
-
-
-def test_a_miss_is_charged_and_not_forbidden() -> None:
-    confirmed = concluded([9.0, 9.0, 9.0], [1.0, 1.0, 1.0], missed=[(1, 1)])
-    assert confirmed.best is confirmed.chosen
-    assert confirmed.speed_up is not None
-    assert (confirmed.speed_up.ratio, confirmed.speed_up.claim) == (pytest.approx(6.0), Claim.MEASURED)
-
-
-def test_a_winner_that_reaches_too_rarely_is_not_exported_where_that_is_asked_for() -> None:
-    confirmed = concluded([9.0, 9.0, 9.0], [1.0, 1.0, 1.0], missed=[(1, 1)], min_reach_rate=0.9)
-    assert confirmed.is_baseline_best
-    assert "confirm.min_reach_rate is 0.9" in confirmed.reasons[1]
-
-
-def test_the_baseline_can_be_better_and_the_ratio_is_still_told() -> None:
-    confirmed = concluded([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0])
-    assert confirmed.is_baseline_best
+@pytest.mark.parametrize(
+    ("baseline", "winner", "missed", "min_reach_rate", "best", "ratio", "claim"),
+    [
+        ([4.0, 6.0], [2.0, 3.0], [], 0.0, 1, 2.0, "measured"),
+        ([4.0, 6.0, 5.0], [2.0, 3.0], [], 0.0, 1, 2.0, "measured"),  # interrupted
+        ([9.0] * 3, [1.0] * 3, [(1, 1)], 0.0, 1, 6.0, "measured"),  # a miss is charged
+        ([9.0] * 3, [1.0] * 3, [(1, 1)], 0.9, 0, 6.0, "measured"),  # or forbidden
+        ([1.0] * 4, [3.0] * 4, [], 0.0, 0, 1 / 3, "measured"),
+        ([1.0], [2.0], [(0, 0), (1, 0)], 0.0, None, None, None),
+        ([8.0, 8.0], [2.0, 2.0], [(0, 0), (0, 1)], 0.0, 1, 4.0, "at least"),
+        ([None, 3.0], [2.0, 2.0], [], 0.0, 1, 3.0, "measured"),  # a crash is a miss, and never left out
+        ([None, None], [2.0, 2.0], [], 0.0, 1, None, None),
+    ],
+)
+def test_what_is_exported_and_claimed(
+    baseline: Sequence[float | None],
+    winner: Sequence[float | None],
+    missed: Sequence[tuple[int, int]],
+    min_reach_rate: float,
+    best: int | None,
+    ratio: float | None,
+    claim: str | None,
+) -> None:
+    confirmed = concluded(baseline, winner, missed=missed, min_reach_rate=min_reach_rate)
     assert confirmed.chosen is confirmed.arms[1]
-    assert confirmed.speed_up is not None
-    assert confirmed.speed_up.ratio == pytest.approx(1 / 3)
-
-
-def test_nothing_is_best_where_nothing_reached() -> None:
-    confirmed = concluded([1.0], [2.0], missed=[(0, 0), (1, 0)])
-    assert (confirmed.best, confirmed.speed_up) == (None, None)
-
-
-def test_a_baseline_that_never_reached_gives_a_lower_bound() -> None:
-    confirmed = concluded([8.0, 8.0], [2.0, 2.0], missed=[(0, 0), (0, 1)])
-    assert confirmed.best is confirmed.chosen
-    assert confirmed.speed_up is not None
-    assert (confirmed.speed_up.ratio, confirmed.speed_up.claim, confirmed.speed_up.high) == (4.0, Claim.AT_LEAST, math.inf)
-
-
-def test_a_run_that_crashed_is_a_miss_and_never_left_out() -> None:
-    confirmed = concluded([None, 3.0], [2.0, 2.0])
-    assert confirmed.scores[0].num_runs == 2
-    assert confirmed.speed_up is not None
-    assert (confirmed.speed_up.ratio, confirmed.speed_up.num_pairs) == (3.0, 2)
-    assert concluded([None, None], [2.0, 2.0]).speed_up is None
+    assert (None if confirmed.best is None else confirmed.best.trial) == best
+    assert confirmed.is_baseline_best is (best == 0)
+    assert (confirmed.speed_up and confirmed.speed_up.claim) == claim
+    assert (confirmed.speed_up and confirmed.speed_up.ratio) == (ratio and pytest.approx(ratio))
+    assert ("confirm.min_reach_rate is 0.9" in confirmed.reasons.get(1, "")) is (min_reach_rate > 0)
 
 
 def test_an_objective_without_a_bound_gives_no_score_to_what_fell_short() -> None:
@@ -206,9 +190,3 @@ def test_arms_are_compared_round_by_round() -> None:
     confirmed = concluded([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
     assert confirmed.speed_up is not None
     assert (confirmed.speed_up.low, confirmed.speed_up.high) == (pytest.approx(2.0), pytest.approx(2.0)), "a machine's drift is in both"
-
-
-def test_an_interrupted_race_is_told_as_far_as_it_came() -> None:
-    confirmed = concluded([4.0, 6.0, 5.0], [2.0, 3.0])
-    assert confirmed.speed_up is not None
-    assert (confirmed.speed_up.ratio, confirmed.speed_up.num_pairs) == (2.0, 2)
