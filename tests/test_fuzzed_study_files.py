@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from autotune.errors import AutotuneError
 from autotune.files import make_folder
 from autotune.recording import read_recording
-from autotune.report_command import write_report
 from autotune.reporting.concluded_study import read_concluded_study
 from autotune.reporting.study_files import StudyTables, read_summary
 from autotune.space import SearchSpace
@@ -120,31 +117,6 @@ def test_a_recording_with_changed_values_is_read_or_refused_in_one_line(folder: 
     read_with(path.parent, name, yaml.safe_dump(content).encode("utf-8", "replace"), lambda: read_recording(path.parent))
 
 
-COLUMNS = st.one_of(
-    st.lists(st.none() | st.floats(), min_size=4, max_size=4),
-    st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4),
-    st.lists(st.none() | st.text(max_size=6), min_size=4, max_size=4),
-    st.lists(st.none() | st.lists(st.integers(0, 3), max_size=2), min_size=4, max_size=4),
-    st.lists(st.none() | st.datetimes(), min_size=4, max_size=4),
-)
-
-
-@pytest.mark.parametrize("name", ["trials.parquet", "curves.parquet"])
-@examples(80)
-@given(st.data())
-def test_a_recording_with_other_columns_is_read_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
-    path = folder / "recording" / name
-    table = pq.read_table(path).slice(0, 4)
-    for column in data.draw(st.lists(st.sampled_from(table.column_names), min_size=1, max_size=3, unique=True)):
-        index = table.column_names.index(column)
-        table = table.remove_column(index)
-        if data.draw(st.booleans()) or not table.num_columns:
-            table = table.add_column(0, column, pa.array(data.draw(COLUMNS)))
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    read_with(path.parent, name, sink.getvalue().to_pybytes(), lambda: read_recording(path.parent))
-
-
 @pytest.mark.parametrize("name", ["summary.json", "trials.csv", "trace.csv", "machine.yaml"])
 @examples(40)
 @given(st.data())
@@ -168,19 +140,6 @@ def test_a_summary_with_changed_values_is_read_or_refused_in_one_line(folder: Pa
         read_concluded_study(folder)
 
     read_with(folder, "summary.json", content, read)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["summary.json", "machine.yaml", "trials.csv", "trace.csv"])
-@examples(5)
-@given(st.data())
-def test_a_report_of_changed_files_is_written_or_refused_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
-    path = folder / name
-    if name.endswith(".csv"):
-        content = data.draw(changed_bytes(path.read_bytes()))
-    else:
-        content = json.dumps(data.draw(changed_data(yaml.safe_load(path.read_text())))).encode("utf-8", "replace")
-    read_with(folder, name, content, lambda: write_report(folder))
 
 
 @pytest.fixture(scope="module")

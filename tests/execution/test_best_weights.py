@@ -49,12 +49,6 @@ def test_the_best_arms_first_run_that_reached_is_kept_and_nothing_else(folder: P
     assert [path.name for path in run_path(folder, "").parent.iterdir()] == [f"trial-{best}.safetensors"]
 
 
-def test_a_study_that_is_concluded_again_keeps_its_weights(folder: Path) -> None:
-    keep_best(folder, 7)
-    keep_best(folder, 7)
-    assert (folder / BEST_WEIGHTS).read_text() == "weights of confirm-7-0"
-
-
 def test_weights_of_an_earlier_winner_do_not_pass_for_the_new_ones(folder: Path) -> None:
     keep_best(folder, 7)
     keep_first(folder, "confirm-9-0", ended(9, Outcome.REACHED), earlier=[])  # on a machine that has not this folder

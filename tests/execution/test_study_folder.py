@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import AutotuneError, StudyError
 from autotune.execution.study_folder import check_usable, log_file, sole_user
-from autotune.tune_study import push_command, tune_command
+from autotune.tune_study import tune_command
 
 
 @pytest.fixture
@@ -65,11 +65,6 @@ def test_a_link_where_autotune_appends_leads_nowhere(tmp_path: Path, name: str) 
     assert victim.read_text() == "precious"
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "autotune.log")
-    assert "whole/autotune.log: found a pipe, accepted is a file" in _refused(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
@@ -102,18 +97,6 @@ def _fill(disk: Path, *, room: int) -> None:
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - room)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file that is always full")
-def test_messages_that_find_no_room_are_lost_in_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with contextlib.suppress(OSError), Path("/dev/full").open("a", encoding="utf-8") as full:
-        monkeypatch.setattr("autotune.execution.study_folder.appending", lambda path: full)
-        with log_file(tmp_path / "autotune.log"):
-            logging.getLogger("autotune").warning("of a full disk")
-        assert full.closed
-    assert capsys.readouterr().err == ""
-
-
 def test_a_folder_in_use_is_refused_before_anything_starts_and_a_new_one_is_not_made(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     check_usable(folder)
@@ -142,18 +125,3 @@ def test_a_study_that_another_process_runs_is_refused_with_nothing_started(tmp_p
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
     with pytest.raises(AssertionError, match="something was started"):
         tune_command(["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"])
-
-
-def test_ray_starts_at_once_for_a_study_that_goes_on_and_not_to_push_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object) -> None:
-        raise AssertionError("Ray was started")
-
-    for name in STARTED:
-        monkeypatch.setattr(name, lambda *_, is_wanted=True: contextlib.nullcontext(object() if is_wanted else None))
-    monkeypatch.setattr("autotune.execution.cluster.RayConnection.start", start)
-    monkeypatch.setattr("autotune.execution.run_study.run_study", lambda *_, **__: 0)
-    (tmp_path / "study").mkdir()
-    arguments = ["experiment=mlp", "study.name=study", f"study.folder={tmp_path}"]
-    assert push_command(arguments) == 0
-    with pytest.raises(AssertionError, match="Ray was started"):
-        tune_command(arguments)

@@ -197,56 +197,6 @@ def test_a_training_that_takes_all_of_its_time_to_its_first_evaluation_is_told_s
     assert "belongs in: with autotune.building()" in report.error
 
 
-FORTY = """
-import json, os, sys
-import autotune
-
-
-def fit(lr):
-    train(lr, autotune.trial().folder)
-
-
-def train(lr, folder, report=autotune.report):
-    assert {*os.listdir(folder)} <= {"output.txt"}, os.listdir(folder)
-    for epoch in range(1, 4):
-        for name in ("log.txt", "checkpoints/last.ckpt"):
-            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
-            with open(os.path.join(folder, name), "a") as file:
-                file.write(f"{autotune.trial().name} {lr}\\n")
-        print("epoch", epoch, "of lr", lr)
-        autotune.report(epoch / 3, epoch=epoch)
-
-
-if __name__ == "__main__" and len(sys.argv) == 3:
-    train(float(sys.argv[1]), sys.argv[2])
-elif __name__ == "__main__":
-    autotune.tune(
-        autotune.command(f"python {__file__} {{lr}} {{trial_folder}}") if sys.argv[1] == "command" else fit,
-        space={"lr": autotune.log(1e-3, 1e-1)}, baseline={"lr": 1e-2}, target=autotune.target("score", at_least=1, max_seconds=60),
-        trials=40, name="forty", search="random", confirm="quick", tracking="none", cluster={"num_cpus": 2},
-        overrides=["search.max_concurrent_trials=2", "stopping=none", "search.max_retakes=0"],
-    )
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["function", "command"])
-def test_forty_trials_side_by_side_do_not_meet(tmp_path: Path, how: str) -> None:
-    (tmp_path / "forty.py").write_text(FORTY)
-    ran = subprocess.run([sys.executable, "forty.py", how], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    folders = [*(tmp_path / "outputs/forty/trials").iterdir()]
-    assert {f"trial-{number}" for number in range(40)} <= {folder.name for folder in folders}
-    assert sum(folder.name.startswith("confirm-") for folder in folders) >= 2
-    for folder in folders:
-        log = (folder / "log.txt").read_text().splitlines()
-        assert len(log) == 3
-        assert len({*log}) == 1
-        assert log[0].split()[0] == folder.name
-        assert (folder / "checkpoints/last.ckpt").read_text().splitlines() == log
-        assert (folder / OUTPUT_FILE).read_text().endswith("".join(f"epoch {epoch} of lr {log[0].split()[1]}\n" for epoch in (1, 2, 3)))
-
-
 FAILING_STUDY = """
 import autotune
 

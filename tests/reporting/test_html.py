@@ -262,16 +262,6 @@ def test_failures_that_gather_on_an_option_are_told_in_the_answer(tmp_path: Path
     assert "optimizer=adam: all of 2 trials failed (2 ERRORED: ValueError: <odd>); it was not explored" in page.text
 
 
-def test_a_front_is_a_table_and_a_chart(tmp_path: Path) -> None:
-    folder = a_study(tmp_path / "one", summary=SUMMARY)
-    (folder / "pareto_front.csv").write_text(
-        "trial,time (s),cost (EUR),picked_by,overrides\n1,4.0,2.5,quick,lr=1\n0,12.0,0.5,thrifty,lr=2\n"
-    )
-    page = read(write_report(folder))
-    assert "1 4 2.5 quick lr=1" in page.text
-    assert "chart-front" in page.ids
-
-
 def test_the_command_writes_several_reports_or_one_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
         a_study(tmp_path / name, summary=SUMMARY)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from autotune.measurement import Target
-from autotune.outcome import Outcome
 from autotune.recording import RecordedTrial, Recording
 from autotune.search.importances import log_steps_to_target, time_effects
-from autotune.space import Choice, SearchSpace, Suggestion
+from autotune.space import SearchSpace, Suggestion
 
 TARGET = Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=1e6)
 SPACE = SearchSpace.from_mapping(
@@ -112,20 +111,6 @@ def test_without_trials_at_the_target_the_best_metric_of_a_few_takes_its_place()
     assert rate.effects[0].name == "batch_size"
 
 
-def test_of_thousands_of_options_some_are_told() -> None:
-    recorded = recording()
-    options = tuple((f"option {number}", SearchSpace()) for number in range(3000))
-    space = SearchSpace({**recorded.space.parameters, "one": Choice(options=options)})
-    trials = [
-        replace(trial, suggestion=Suggestion({**trial.suggestion.values, "one": f"option {70 * index}"}))
-        for index, trial in enumerate(recorded.trials)
-    ]
-    effects = {effect.name: effect for effect in time_effects(replace(recorded, space=space, trials=tuple(trials)))[0].effects}
-    assert set(effects) == {"one", *(effect.name for effect in time_effects(recorded)[0].effects)}
-    values = effects["one"].values
-    assert (len(values), values[0], values[-1]) == (48, "option 0", "option 2999")
-
-
 def test_too_few_trials_say_nothing() -> None:
     assert time_effects(recording(7)) == []
     assert time_effects(replace(recording(), trials=())) == []
@@ -137,14 +122,3 @@ def test_a_parameter_that_never_varied_is_left_out() -> None:
     assert "batch_size" not in order(replace(recorded, trials=tuple(same)))["seconds a step"]
     nothing = [replace(trial, suggestion=recorded.trials[0].suggestion) for trial in recorded.trials]
     assert order(replace(recorded, trials=tuple(nothing)))["time to target"] == []
-
-
-def test_what_could_not_be_trained_and_a_baseline_outside_of_the_space_do_not_count() -> None:
-    recorded = recording()
-    last = recorded.trials[0]
-    others: Sequence[RecordedTrial] = (
-        replace(last, number=90, steps=(), train_seconds=(), prepare_seconds=(), metrics=(), outcome=Outcome.OUT_OF_MEMORY),
-        replace(last, number=91, metrics=(*last.metrics[:-1], math.nan), outcome=Outcome.DIVERGED),
-        replace(last, number=92, suggestion=Suggestion({})),
-    )
-    assert time_effects(replace(recorded, trials=(*recorded.trials, *others))) == time_effects(recorded)
