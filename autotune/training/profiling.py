@@ -80,7 +80,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         take(_NUM_WARM_UPS)
         plain_seconds = take(num_profiled)
         peak = peak_memory_bytes(device)
-        waits = _waits(lambda: take(_NUM_WATCHED)) if on_gpu else ()
+        waits = _waits(lambda: [step.on_next(batches, next(steps)) for _ in range(_NUM_WATCHED)]) if on_gpu else ()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         with profile(activities=activities):  # the first one is set up
             take(_NUM_WARM_UPS)
