@@ -80,7 +80,7 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
         take(_NUM_WARM_UPS)
         plain_seconds = take(num_profiled)
         peak = peak_memory_bytes(device)
-        waits = _waits(lambda: [step.on_next(batches, next(steps)) for _ in range(_NUM_WATCHED)]) if on_gpu else ()
+        waits = _waits(lambda: step.on_next(batches, next(steps)), device)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         with profile(activities=activities):  # the first one is set up
             take(_NUM_WARM_UPS)
@@ -111,16 +111,18 @@ def profile_training(config: TrialConfig, trace: Path, *, num_profiled: int, pro
     )
 
 
-def _waits(steps: Callable[[], object]) -> tuple[str, ...]:
-    """Lines of Python (``file:line``) that make the host wait for the GPU while ``steps`` runs, by torch's own check."""
-    before = torch.cuda.get_sync_debug_mode()
+def _waits(take_step: Callable[[], None], device: torch.device) -> tuple[str, ...]:
+    """Lines of Python (``file:line``) that make the host wait for the GPU within two steps, by torch's own check; empty on the CPU."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
         try:
-            steps()
+            for _ in range(_NUM_WATCHED):
+                take_step()
         finally:
-            torch.cuda.set_sync_debug_mode(before)
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
     return tuple(
         dict.fromkeys(
             f"{warning.filename}:{warning.lineno}" for warning in told if "called a synchronizing CUDA operation" in str(warning.message)

@@ -99,8 +99,7 @@ def test_the_parts_of_real_steps_add_up(toy: MakeConfig, tmp_path: Path) -> None
 def test_profiling_begins_where_it_is_asked_to(toy: MakeConfig, tmp_path: Path, progress: float, expected: int) -> None:
     seen.clear()
     profiled(toy(augmentation={"_target_": f"{__name__}.watch_progress"}, epochs=100), tmp_path, progress=progress)
-    first_of_training = 16 + 1  # the warm-up looks at sixteen places and trains at one
-    assert seen[first_of_training] == expected / 600
+    assert min(filter(None, seen)) == expected / 600  # the warm-up is at the schedule's start
 
 
 def test_a_short_schedule_is_lengthened(toy: MakeConfig, tmp_path: Path) -> None:
