@@ -70,9 +70,9 @@ def test_a_trace_has_a_row_for_each_stretch(search: str, folder: Path, tmp_path:
         (["recording=nope"], "recording=nope: no such folder"),
         (
             ["recording=s3://x/y"],
-            "recording: found the URL s3://x/y, accepted is a folder of this machine, such as outputs/STUDY/recording",
+            "recording: found the URL s3://x/y, use a folder of this machine, such as outputs/STUDY/recording",
         ),
-        (["recording={folder}", "output=s3://x/y.csv"], "output: found the URL s3://x/y.csv, accepted is a file of this machine"),
+        (["recording={folder}", "output=s3://x/y.csv"], "output: found the URL s3://x/y.csv, use a file of this machine"),
         (["recording={folder}", "sed=3"], "sed: no such key (did you mean seed=...?)"),
         (["recording={folder}", "epochs=3"], "epochs=3: accepted beside the command's own keys are those of search, stopping, "),
         (["recording={folder}", "seed=x"], "seed: found 'x', accepted is a whole number from 0"),
