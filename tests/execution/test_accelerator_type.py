@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-from autotune.execution.worker_group import bundles
-from tests.support.records import make_trial_task
-
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 _MODULE = """
@@ -67,19 +64,7 @@ def test_trials_and_their_confirmation_are_trained_where_such_gpus_are(
     assert set(where) == {str(wanted.all_processes["raylet"][0].process.pid)}
 
 
-def test_a_dry_run_counts_only_machines_with_such_gpus(arguments: list[str], commands: Any, tmp_path: Path) -> None:
-    ran = commands.run(*arguments, "cluster.accelerator_type=H100", "dry_run=true", folder=tmp_path)
-    [line] = [each for each in ran.stdout.splitlines() if each.startswith("resources")]
-    assert line.startswith("resources 1 CPU and 1 GPU a trial, of 2 CPU and 2 GPU (")
-    assert line.endswith(", on machines with H100 only")
-
-
 def test_a_kind_that_the_cluster_has_not_is_one_line(arguments: list[str], commands: Any, tmp_path: Path) -> None:
     ran = commands.run(*arguments, "cluster.accelerator_type=T4", folder=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == "autotune: cluster.accelerator_type: found T4, accepted are null and A100, H100\n"
-
-
-def test_every_worker_of_a_trial_asks_for_the_kind(trial_config: Any) -> None:
-    task = make_trial_task(trial_config("parallelism=ddp"), num_cpus=4, num_gpus=2, accelerator_type="H100")
-    assert bundles(task) == [{"CPU": 2.0, "GPU": 1.0, "accelerator_type:H100": 0.001}] * 2

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -17,13 +16,9 @@ from typing import Any
 import pytest
 
 from autotune.config.schema import TrialConfig
-from autotune.errors import ConfigError
 from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death
-from autotune.measurement import Evaluation
 from autotune.outcome import Outcome
-from autotune.training.device import local_capabilities
-from autotune.training.diagnosis import this_machine
 from tests.support.patience import wait_until
 from tests.support.records import make_trial_task
 
@@ -130,24 +125,6 @@ def server() -> Iterator[ForkServer]:
     server.close()
 
 
-def test_what_this_machine_can_run_and_has_is_found_out_in_a_forked_process(server: ForkServer) -> None:
-    assert server.capabilities() == local_capabilities()
-    assert server.machine() == this_machine()
-
-
-def test_a_fork_server_that_cannot_fork_says_so_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with contextlib.closing(ForkServer(is_quiet=True)) as server:
-        faults = [server.fault(), server.fault()]
-        assert faults[0] is not None
-        assert "threads" in faults[0]
-        assert faults == faults[:1] * 2
-        assert server.capabilities() == local_capabilities()  # of this process
-
-
 def numbers(reports: list[Any]) -> list[tuple[int, float, float]]:
     return [(report.evaluation.step, report.evaluation.metric, report.evaluation.loss) for report in reports if report.evaluation]
 
@@ -186,38 +163,6 @@ def test_what_ended_a_process_is_said_and_the_next_one_trains(
     assert report.outcome is Outcome.REACHED
 
 
-def first_evaluation(server: ForkServer, task: TrialTask) -> Evaluation:
-    report, *_ = server.train(task)
-    assert isinstance(report, WorkerReport)
-    assert report.evaluation is not None
-    return report.evaluation
-
-
-def test_what_a_training_imports_later_processes_have(server: ForkServer, make_task: Any) -> None:
-    metrics = []
-    for _ in range(2):
-        with contextlib.closing(ForkedProcess(server.address, {})) as process:
-            first = reports_of(ForkedRun(process, make_task("imports")))[0].evaluation
-            assert first is not None
-            metrics.append(first.metric)
-    assert [*metrics, first_evaluation(server, make_task("imports")).metric] == [0.0, 1.0, 1.0]
-
-
-def test_a_library_that_starts_a_thread_is_left_to_each_process(make_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "starts_a_thread.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(999,), daemon=True).start()"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    server = ForkServer(is_quiet=True)
-    try:
-        assert server.fault() is None
-        Path(server.address).with_name("libraries-0.json").write_text('["starts_a_thread"]')
-        metrics = [first_evaluation(server, make_task("imports")).metrics["threads"] for _ in range(2)]
-        assert metrics == [0.0, 0.0]
-    finally:
-        server.close()
-
-
 def test_a_training_past_its_deadline_ends_with_all_that_it_started(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
     task = make_task("hangs", deadline_seconds=15.0)
     last = list(server.train(task))[-1]
@@ -236,62 +181,6 @@ def test_what_keeps_pythons_lock_is_ended_by_a_timer(server: ForkServer, make_ta
     death = outcome_of_death(task, seconds=1.0, reason=last.reason)
     assert (death.outcome, death.num_retries) == (Outcome.TIMED_OUT, 0)
     assert "in hangs_in_c" in death.error
-
-
-@pytest.mark.parametrize("how", ["loses_a_reader", "loses_its_script"])
-def test_a_training_whose_own_process_was_killed_is_lost(server: ForkServer, make_task: Any, how: str) -> None:
-    last = list(server.train(make_task(how)))[-1]
-    assert isinstance(last, WorkerReport)
-    assert last.outcome is Outcome.LOST, last.error
-    assert str(last.error).startswith("a process of the training was ended by SIGKILL: ")
-    assert last.num_retries > 0
-
-
-def test_a_process_that_was_killed_after_its_deadline_did_not_hang(make_task: Any) -> None:
-    reason = "the worker died: it was ended by SIGKILL"
-    assert outcome_of_death(make_task(), seconds=1e6, reason=reason).outcome is Outcome.LOST
-
-
-def test_memory_that_ran_out_is_told_by_what_the_kernel_counts(make_task: Any) -> None:
-    reason = "the worker died: it was ended by SIGKILL, while this machine was low on memory"
-    assert outcome_of_death(make_task(), seconds=1.0, reason=reason) == (Outcome.OUT_OF_MEMORY, reason, 1)
-
-
-@contextlib.contextmanager
-def memory_limit(num_bytes: int) -> Iterator[Path]:
-    """A control group of the kernel's first version with so much memory; the test is skipped, and says why, where none can be made."""
-    group = Path(f"/sys/fs/cgroup/memory/autotune-test-{os.getpid()}")
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(num_bytes))
-    except OSError as error:
-        pytest.skip(f"no control group with a limit of memory can be made here: {error}")
-    try:
-        yield group
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text())
-        group.rmdir()
-
-
-def test_a_process_that_the_kernel_killed_for_memory_is_out_of_memory(make_task: Any, tmp_path: Path) -> None:
-    with memory_limit(256 << 20) as group:
-        server = ForkServer(is_quiet=True)
-        try:
-            assert server.fault() is None
-            (group / "cgroup.procs").write_text(str(server._process.pid))
-            last = list(server.train(make_task("takes_all_memory")))[-1]
-        finally:
-            server.close()
-    assert last == Died(reason="the worker died: it was ended by SIGKILL, while this machine was low on memory")
-
-
-@pytest.mark.parametrize("by", ["torch", "python", "mmap"])
-def test_an_allocation_that_is_refused_is_out_of_memory(server: ForkServer, make_task: Any, by: str) -> None:
-    task = make_task("is_refused_memory")
-    task = replace(task, config=replace(task.config, training={**task.config.training, "by": by}))
-    last = list(server.train(task))[-1]
-    assert isinstance(last, WorkerReport)
-    assert (last.outcome, last.num_retries) == (Outcome.OUT_OF_MEMORY, 0), last.error
 
 
 def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
@@ -314,25 +203,6 @@ def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server
         trains = int((tmp_path / "process").read_text())
         assert _is_alive(trains)
     assert not _is_alive(trains), "who closes it waits for its end"
-
-
-@pytest.mark.parametrize(("how", "outcome"), [("kills", Outcome.LOST), ("crashes", Outcome.ERRORED)])
-def test_a_trial_whose_process_ended_has_an_outcome_and_the_next_one_has_another_process(
-    server: ForkServer, make_task: Any, how: str, outcome: Outcome
-) -> None:
-    process = ForkedProcess(server.address, {})
-    last = reports_of(ForkedRun(process, make_task(how)))[-1]
-    assert (last.outcome, process.is_gone) == (outcome, True)
-    assert "the worker died: it was ended by SIG" in str(last.error)
-    assert reports_of(ForkedRun(ForkedProcess(server.address, {}), make_task("works")))[-1].outcome is Outcome.REACHED
-
-
-def test_what_is_wrong_with_a_configuration_is_raised_where_it_is_asked(server: ForkServer, make_task: Any, tmp_path: Path) -> None:
-    config = make_task().config
-    server.check(config)
-    with pytest.raises(ConfigError, match="allowed_targets"):
-        server.check(replace(config, model={"_target_": "ends.works"}, allowed_targets=()))
-    server.check(config)
 
 
 def reports_of(run: ForkedRun) -> list[WorkerReport]:
@@ -361,20 +231,6 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_long_path_of_the_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("temporary" * 20)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    server = ForkServer(is_quiet=True)
-    try:
-        assert server.fault() is None
-        assert Path(server.address).is_socket()
-        assert stat.S_IMODE(Path(server.address).parent.stat().st_mode) == 0o700
-    finally:
-        server.close()
-    assert not Path(server.address).parent.exists()
-
-
 def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tmp_path: Path, short_folder: Path) -> None:
     temporary = short_folder
     (tmp_path / "task").write_bytes(pickle.dumps(make_task("hangs")))
@@ -387,54 +243,6 @@ def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tm
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     wait_until(lambda: _are_gone(tmp_path) and not any(temporary.glob("autotune-*")))
-
-
-_KILLED_BEFORE_STARTING = """
-import os, signal, subprocess
-from autotune.execution.fork_server import ForkServer
-subprocess.Popen = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
-ForkServer()
-"""
-_KILLED_AFTER_STARTING = """
-import os, signal
-from autotune.execution.fork_server import ForkServer
-ForkServer()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-_KILLED_COMPOSING = """
-import os, signal
-from autotune.config.compose import Composer
-from autotune.execution.exported import compose_exported
-Composer.compose = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-compose_exported("# @package _global_\\ndefaults: [cnn]\\n", [], [])
-"""
-
-
-@pytest.mark.parametrize(
-    "script", [_KILLED_BEFORE_STARTING, _KILLED_AFTER_STARTING, _KILLED_COMPOSING], ids=["before", "after", "composing"]
-)
-def test_a_driver_that_is_killed_leaves_no_temporary_folder(short_folder: Path, script: str) -> None:
-    environment = {**os.environ, "TMPDIR": str(short_folder)}
-    driver = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=False)
-    assert driver.returncode == -signal.SIGKILL
-    assert not any(short_folder.glob("autotune-*")) or script is _KILLED_AFTER_STARTING
-    wait_until(lambda: not any(short_folder.iterdir()) and not _has_process(str(short_folder)))
-
-
-def _has_process(argument: str) -> bool:
-    """Whether a process has an argument that contains a text."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if argument in path.read_text(errors="replace"):
-                return True
-    return False
-
-
-def test_a_temporary_folder_that_takes_no_files_is_told(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(short_folder / "none"))
-    with contextlib.closing(ForkServer(is_quiet=True)) as server:
-        for _ in range(2):
-            assert server.fault() == f"{short_folder}/none takes no files (No such file or directory)"
 
 
 def _are_gone(folder: Path) -> bool:

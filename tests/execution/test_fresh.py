@@ -17,7 +17,7 @@ import ray
 
 from autotune.config.schema import TrialConfig
 from autotune.execution.cluster import ClusterSize
-from autotune.execution.fork_server import ForkServer, resource_environment
+from autotune.execution.fork_server import ForkServer
 from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.paired_runs import compiled_anew
 from autotune.measurement import TrialResult
@@ -118,56 +118,10 @@ def test_each_run_has_a_process_of_its_own_forked_by_one(processes: FreshProcess
     assert len({parent for _, parent in ran}) == 1
 
 
-def test_actors_of_other_sizes_stay_while_they_fit_and_make_room(processes: FreshProcesses, make_run: Any, tmp_path: Path) -> None:
-    for num_cpus in (1, 2, 1, 3, 1):
-        assert train(processes, make_run("works", num_cpus=num_cpus)).outcome is Outcome.REACHED
-    parents = [line.split()[1] for line in (tmp_path / "processes").read_text().splitlines()]
-    assert parents[0] == parents[2], "two sizes have room beside each other"
-    assert len(set(parents)) == 4, "the third has none beside another"
-
-
 def test_a_process_that_is_killed_is_told_and_the_next_run_trains(processes: FreshProcesses, make_run: Any) -> None:
     killed = train(processes, make_run("kills"))
     assert (killed.outcome, killed.error) == (Outcome.LOST, "the worker died: it was ended by SIGKILL")
     assert train(processes, make_run("works")).outcome is Outcome.REACHED
-
-
-def test_a_fork_server_of_the_drivers_own_takes_the_actors_place_until_it_ends(
-    cluster: ClusterSize, make_run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    server = ForkServer(is_quiet=True)
-    with FreshProcesses(fit=cluster.holds, interrupt=threading.Event(), max_retakes=0, fork_server=server) as processes:
-        assert [train(processes, make_run(how)).outcome for how in ("works", "works")] == [Outcome.REACHED] * 2
-        assert ray.available_resources().get("CPU") == 3, "it holds nothing of the cluster"
-        assert train(processes, make_run("kills")).error == "the worker died: it was ended by SIGKILL"
-        assert train(processes, make_run("works")).outcome is Outcome.REACHED
-        server._process.kill()
-        server._process.wait()
-        assert train(processes, make_run("works", num_cpus=2)).outcome is Outcome.REACHED
-    parents = [int(line.split()[1]) for line in (tmp_path / "processes").read_text().splitlines()]
-    assert parents[0] == parents[1] == parents[2] == server._process.pid != parents[3]
-    server.close()
-    assert not Path(server.address).parent.exists()
-    assert capfd.readouterr().out == "", "what a training prints is not said in the driver's terminal"
-
-
-def test_a_forked_process_sees_what_an_actor_of_its_size_sees(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = replace(make_run("works").task, num_cpus=3, num_gpus=2)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for visible, seen in (("", "0,1"), ("5,GPU-a,7", "5,GPU-a"), ("5,6", "5,6")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert resource_environment(task) == {"CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "3"}
-    assert resource_environment(task, ["7", "2"])["CUDA_VISIBLE_DEVICES"] == "7,2"
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert resource_environment(replace(task, num_gpus=0)) == {"OMP_NUM_THREADS": "2"}
-
-
-def test_a_run_of_several_workers_has_new_actors(processes: FreshProcesses, make_run: Any) -> None:
-    assert train(processes, make_run("works")).outcome is Outcome.REACHED
-    together = train(processes, make_run(None, "parallelism=ddp", num_cpus=2))
-    assert (together.outcome, together.error) == (Outcome.MISSED, None)
-    assert together.last is not None
-    assert together.last.num_workers == 2
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -221,29 +175,3 @@ def _is_alive(folder: Path) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_a_run_beside_other_programs_is_taken_again_and_marked(
-    processes: FreshProcesses, make_run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train(processes, make_run(None))  # the fork server is there before the other programs are
-    processes._max_retakes = 2
-    caplog.clear()
-    starts: list[None] = []
-    run = make_run("computes", on_start=lambda: starts.append(None))
-    run = replace(run, task=replace(run.task, driver=("elsewhere", 1)))  # else this process and all that it starts were the study's own
-    command = [sys.executable, "-c", "while True: pass"]  # each in a session of its own: the kernel may share CPUs among sessions
-    hogs = [subprocess.Popen(command, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
-    try:
-        result = train(processes, run)
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
-    assert result.outcome is Outcome.REACHED
-    assert result.contention is not None
-    assert "other programs" in result.contention
-    assert len((tmp_path / "processes").read_text().splitlines()) == 3
-    assert len(starts) == 1
-    assert sum("taken again" in each.message for each in caplog.records) == 2
-    assert sum("marked" in each.message for each in caplog.records) == 1

@@ -1,7 +1,6 @@
 """Models that run out of memory, diverge, hang, crash or are wrong: how their trials end, and that the study goes on."""
 
 import csv
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,16 +177,6 @@ def test_an_end_without_a_result_says_what_happened(trials: dict[int, Any], odd:
     assert errors["aborts"].startswith("the worker died")
     assert "SIGABRT" in errors["aborts"] or "connection error code" in errors["aborts"] or "unexpectedly" in errors["aborts"]
     assert not list((odd.folder / "outputs/odd").glob("hang-*")), "what a watchdog left is in the trial's error"
-
-
-def test_a_process_that_failed_is_replaced_and_others_are_used_again(odd: Study) -> None:
-    modes = defaultdict(list)
-    for line in (odd.folder / "processes.txt").read_text().splitlines():
-        process, mode = line.split()
-        modes[process].append(mode)
-    for ran in modes.values():
-        assert not {"out_of_memory", "hangs", "aborts"} & set(ran[:-1]), f"went on after a failure: {ran}"
-    assert any(len(ran) > 1 for ran in modes.values())
 
 
 def test_mlflow_has_a_status_for_every_end(odd: Study) -> None:

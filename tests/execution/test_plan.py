@@ -1,6 +1,5 @@
 """What a study is going to do: printed by a dry run, less what the machine cannot run, with the resources of each trial."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from autotune.measurement import Evaluation, TrialResult
 from autotune.objective import Energy
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
-from autotune.search.policy import SearchPolicy
-from autotune.search.study import open_study
 from autotune.training.capabilities import Capabilities
 from autotune.training.run import check_training
 from autotune.tune_study import tune_command
@@ -70,21 +67,6 @@ def test_a_range_on_the_command_line_replaces_the_experiments_own() -> None:
     assert any("to confirm, nothing" in line for line in lines)
 
 
-def test_a_range_from_zero_is_described() -> None:
-    lines = describe_plan(make_plan("optimizer.weight_decay=interval(0.0,0.5)"))
-    assert any(line.split() == ["optimizer.weight_decay", "0.0", "to", "0.5"] for line in lines)
-
-
-def test_a_source_of_any_branch_is_found_and_said_and_trained_only_in_earnest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run_command(tune_command, ["experiment=transfer", "dry_run=true"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first ")]
-    assert line.startswith(f"first     digits_source is trained, once, for {tmp_path}/outputs/checkpoints/digits_source-")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
     tried = ended(0, {"optimizer.lr": 0.1, "depth": 2})
     space = {"optimizer.lr": {"type": "float", "low": 0.01, "high": 1.0}, "depth": [1, 2]}
@@ -94,47 +76,6 @@ def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
     (line,) = [line for line in describe_plan(warm) if line.startswith("earlier ")]
     assert line == "earlier   old: 1 of 1 trials; left out: depth, not in this search space"
     assert warm.definition() == plan.definition()  # a study may go on with more to learn from
-
-
-@pytest.mark.parametrize("in_database", [False, True])
-def test_an_interrupted_study_is_learnt_from(in_database: bool, tmp_path: Path) -> None:
-    storage = [f"search.storage=sqlite:///{tmp_path}/studies.db"] if in_database else []
-    line = ("search=random", f"study.folder={tmp_path}", *storage)
-    plan = make_plan("study.name=old", *line)
-    study, _ = open_study(
-        "old", plan.folder, storage_url=plan.config.search.storage, make_sampler=plan.sampler, seed=0, definition=plan.definition()
-    )
-    policy = SearchPolicy(
-        study=study,
-        space=plan.space,
-        baseline=plan.baseline,
-        stopping=plan.stopping(),
-        objective=plan.objective,
-        target=plan.trial.target,
-        seed=0,
-        num_trials=None,
-        max_errors_in_a_row=3,
-    )
-
-    def end_next() -> None:
-        trial = policy.suggest()
-        assert trial is not None
-        policy.finish(ended(trial.number, trial.suggestion.values))
-
-    def told() -> list[str]:
-        return [line for line in describe_plan(make_plan("warm_start=[old]", *line)) if line.startswith("earlier ")]
-
-    end_next()
-    end_next()
-    policy.suggest()  # which is trained as the study is interrupted
-    assert told() == ["earlier   old: 2 of 2 trials"]
-    if not in_database:
-        results = list(policy.results.values())
-        write_recording(plan.folder / "recording", results=results, target=plan.trial.target, space=plan.space.as_mapping(), source="")
-        assert told() == ["earlier   old: 2 of 2 trials"]
-        end_next()  # of the study that went on and was interrupted
-        os.utime(plan.folder / "recording" / "study.yaml", (0, 0))
-        assert told() == ["earlier   old: 3 of 3 trials"]
 
 
 def ended(trial: int, values: Mapping[str, Any]) -> TrialResult:
@@ -174,35 +115,11 @@ def test_energy_that_a_machine_does_not_tell_is_refused_before_anything_is_train
         make_plan("objective=energy", "search_space=[{device:[cuda,cpu]}]", on=half)
 
 
-def test_every_device_that_the_space_has_needs_a_price() -> None:
-    space, prices = "search_space=[{device:[cpu,cuda]}]", "cluster.price_per_hour={NVIDIA H200: 1}"
-    with pytest.raises(ConfigError, match="trains on 'cpu'"):
-        make_plan("objective=cost", space, prices, on=_GPUS)
-    both = make_plan("objective=cost", space, "cluster.price_per_hour={NVIDIA H200: 1, cpu: 0.05}", on=_GPUS)
-    assert both.definition()["objective"]["price_per_hour"] == {"NVIDIA H200": 1.0, "cpu": 0.05}
-
-
-def test_a_budget_of_time_alone_is_enough() -> None:
-    lines = describe_plan(make_plan("search.num_trials=null", "search.time_budget_seconds=60"))
-    assert any(line.startswith("budget    60 s; ") for line in lines)
-
-
-def test_an_option_that_opens_parameters_is_left_out_with_them() -> None:
-    space = (
-        "search_space=[{parallelism:{type:choice,choices:{single:{},ddp:{parallelism.num_workers:[2],parallelism.static_graph:[false]}}}}]"
-    )
-    plan = make_plan(space, on=replace(_GPUS, num_gpus=1))
-    assert options_of(plan, "parallelism") == ["single"]
-    assert plan.dropped == ("parallelism=ddp: parallelism.num_workers=2 needs as many GPUs, and there are 1",)
-
-
 @pytest.mark.parametrize(
     ("on", "offered", "left_out"),
     [
         (replace(_CPU, num_cpus=2), [2], "4, 8, 16, 32: accepted are divisors of the 2 CPUs"),
-        (replace(_GPUS, num_gpus=8), [2, 4, 8], "16, 32: accepted are divisors of the 8 GPUs"),
         (replace(_GPUS, num_gpus=6), [2], "4, 8, 16, 32: accepted are divisors of the 6 GPUs"),
-        (replace(_GPUS, num_gpus=3), [2], "4, 8, 16, 32: accepted are divisors of the 3 GPUs"),
         (replace(_GPUS, num_gpus=32), [2, 4, 8, 16, 32], None),
     ],
 )
@@ -213,12 +130,6 @@ def test_numbers_of_workers_divide_the_devices_that_are_there(on: Capabilities, 
     assert plan.dropped == (() if left_out is None else (f"parallelism.num_workers={left_out}",))
 
 
-def test_a_number_of_workers_that_the_experiment_itself_has_stays() -> None:
-    space = "search_space=[{parallelism.num_workers:{type:choice,choices:[1,2,3]}}]"
-    assert options_of(make_plan("parallelism=ddp", "parallelism.num_workers=3", space, on=_GPUS), "parallelism.num_workers") == [1, 2, 3]
-    assert options_of(make_plan("parallelism=ddp", space, on=_GPUS), "parallelism.num_workers") == [1, 2]
-
-
 def test_what_the_machine_cannot_run_is_left_out_and_said() -> None:
     plan = make_plan(_SPACE)
     assert options_of(plan, "device") == ["cpu"]
@@ -226,12 +137,6 @@ def test_what_the_machine_cannot_run_is_left_out_and_said() -> None:
     [dropped] = plan.dropped
     assert "device=cuda" in dropped
     assert f"  left out: {dropped}" in describe_plan(plan)
-
-
-def test_what_the_machine_can_run_stays() -> None:
-    plan = make_plan(_SPACE, on=_GPUS)
-    assert options_of(plan, "device") == ["cpu", "cuda"]
-    assert plan.dropped == ()
 
 
 @pytest.mark.parametrize("experiment", ["cnn", "resnet9", "transformer"])
@@ -246,20 +151,6 @@ def test_experiments_search_what_makes_steps_faster_where_there_is_a_gpu(experim
         assert plan.dropped[-1].endswith(": for trainings on GPUs")
     asked = plan_study(Composer([f"experiment={experiment}", "runtime.cuda_graph=choice(false)", "precision=choice(default,bf16)"]), _CPU)
     assert options_of(asked, "precision") == ["default", "bf16"], "what the command line asks for is searched anywhere"
-
-
-def test_a_space_for_gpus_alone_is_refused_on_a_cpu() -> None:
-    with pytest.raises(SearchSpaceError, match=r"^search_spaces/gpu\.yaml: all keys are searched on GPUs only"):
-        plan_study(Composer(["experiment=cnn", "search_space=[gpu]"]), _CPU)
-    assert plan_study(Composer(["experiment=cnn", "search_space=[gpu]"]), _GPUS).space.parameters
-
-
-def test_only_the_option_to_blame_is_left_out() -> None:
-    plan = make_plan("search_space=[{precision:[fp32,bf16]},{batch_size:[32,64]}]", on=_OLD_GPUS)
-    assert options_of(plan, "precision") == ["fp32"]
-    assert options_of(plan, "batch_size") == [32, 64]
-    [dropped] = plan.dropped
-    assert "Tesla V100" in dropped
 
 
 @pytest.mark.parametrize(
@@ -280,15 +171,10 @@ def test_a_baseline_that_cannot_run_here_is_refused(override: str, on: Capabilit
     ("overrides", "on", "wanted"),
     [
         ([], _CPU, (1, 0)),
-        (["cluster.cpus_per_worker=3"], _CPU, (3, 0)),
         ([], _GPUS, (16, 1)),
-        ([], replace(_GPUS, num_cpus=16, num_gpus=8), (2, 1)),
-        ([], replace(_GPUS, num_cpus=2), (1, 1)),
         (["cluster.num_gpus=2", "cluster.num_cpus=8"], _GPUS, (4, 1)),
         (["cluster.address=auto"], _GPUS, (1, 1)),
         (["parallelism.num_workers=4"], _GPUS, (64, 4)),
-        (["device=cpu"], _GPUS, (1, 0)),
-        (["device=cuda", "cluster.cpus_per_worker=8"], _GPUS, (8, 1)),
         (["parallelism.num_workers=4", "cluster.cpus_per_worker=2"], _GPUS, (8, 4)),
         (["device=mps"], _MAC, (1, 0)),  # Ray counts none, and one trial at a time has it
         (["device=xpu"], replace(_CPU, other_devices={"xpu": 2}), (1, 1)),
@@ -301,56 +187,10 @@ def test_a_trial_gets_whole_gpus_and_its_workers_cpus(overrides: list[str], on: 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "on", "has_idle_cpu"),
-    [
-        ([], _CPU, True),
-        ([], replace(_CPU, num_cpus=1), False),
-        (["parallelism=ddp", "parallelism.num_workers=8"], _CPU, False),
-        ([], _GPUS, True),
-    ],
-)
-def test_a_confirmation_run_leaves_a_cpu_idle_or_takes_all(overrides: list[str], on: Capabilities, has_idle_cpu: bool) -> None:
-    assert make_plan(*overrides, on=on).has_idle_cpu == has_idle_cpu
-
-
-def test_apples_gpu_takes_one_trial_at_a_time() -> None:
-    assert make_plan("device=mps", on=_MAC).max_concurrent_trials == 1
-    assert make_plan("device=auto", on=_MAC).max_concurrent_trials is None
-    assert make_plan("search.max_concurrent_trials=2", on=_GPUS).max_concurrent_trials == 2
-
-
-def test_a_plan_says_what_is_trained_on_why_on_nothing_better_and_that_cards_differ() -> None:
-    old_driver, mixed = replace(_CPU, no_gpu_reason="the driver is too old"), replace(_GPUS, gpu_kinds=("NVIDIA H200", "NVIDIA A100"))
-    assert "device    the CPU: the driver is too old" in describe_plan(make_plan(on=old_driver))
-    lines = [line for line in describe_plan(make_plan(on=mixed)) if line.startswith("device ")]
-    assert lines[0] == "device    NVIDIA H200"
-    assert lines[1].startswith(
-        "device    trainings are timed on GPUs of several kinds, whose times do not compare: NVIDIA H200, NVIDIA A100;"
-    )
-
-
-@pytest.mark.parametrize("key", ["num_cpus", "num_gpus"])
-def test_the_size_of_a_running_clusters_machines_is_not_the_studys_to_say(key: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^cluster.{key}: found 2, accepted with cluster.address=auto is null: .* --{key.replace('_', '-')}$"
-    ):
-        make_plan("cluster.address=auto", f"cluster.{key}=2")
-    make_plan(f"cluster.{key}=2")
-
-
-@pytest.mark.parametrize(
     ("overrides", "on", "takes", "has"),
     [
         (["parallelism=ddp", "cluster.num_cpus=1"], _CPU, "2 CPU and 0 GPU in 2 workers (pack)", "1 CPU and 0 GPU"),
-        (["cluster.cpus_per_worker=4", "cluster.num_cpus=2"], _CPU, "4 CPU and 0 GPU", "2 CPU and 0 GPU"),
-        (["cluster.num_gpus=0"], _GPUS, "16 CPU and 1 GPU", "64 CPU and 0 GPU"),
         (["parallelism=ddp", "cluster.num_gpus=1"], _GPUS, "128 CPU and 2 GPU in 2 workers (pack)", "64 CPU and 1 GPU"),
-        (
-            ["parallelism=ddp", "cluster.placement=strict_spread"],
-            _GPUS,
-            "32 CPU and 2 GPU in 2 workers (strict_spread)",
-            "64 CPU and 4 GPU",
-        ),
     ],
 )
 def test_what_ray_is_given_must_hold_a_trial(overrides: list[str], on: Capabilities, takes: str, has: str) -> None:
@@ -360,17 +200,6 @@ def test_what_ray_is_given_must_hold_a_trial(overrides: list[str], on: Capabilit
         f"this experiment's own configuration cannot run here: it takes {takes}, and Ray has {has} (cluster.num_cpus, cluster.num_gpus)"
     )
     assert str(refused.value) == wanted
-
-
-def test_options_that_ray_is_not_given_enough_for_are_left_out() -> None:
-    plan = make_plan("search_space=[{parallelism:[single,ddp]}]", "cluster.num_cpus=1")
-    assert options_of(plan, "parallelism") == ["single"]
-    assert "it takes 2 CPU and 0 GPU in 2 workers (pack), and Ray has 1 CPU and 0 GPU" in plan.dropped[0]
-
-
-def test_a_hung_trial_has_a_deadline_of_its_target_or_its_own() -> None:
-    assert make_plan("target.max_train_seconds=50").trial_deadline_seconds == 220
-    assert make_plan("search.trial_deadline_seconds=30").trial_deadline_seconds == 30
 
 
 @pytest.fixture(scope="module")

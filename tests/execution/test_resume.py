@@ -221,10 +221,6 @@ def test_no_process_is_left_behind(long: Long) -> None:
         wait_until(lambda left=session.processes: not any(map(_alive, left)))
 
 
-def test_nothing_but_the_studys_files_is_left_behind(long: Long) -> None:
-    assert not list((long.folder / "outputs/long").glob("hang-*"))
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """The folder for studies, on a file system of four megabytes."""

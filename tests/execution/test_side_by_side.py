@@ -8,24 +8,18 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from autotune.config.command_line import EXIT_INTERRUPTED
-from autotune.config.schema import TrialConfig
-from autotune.execution import cluster
-from autotune.execution.paired_runs import Lanes
-from autotune.execution.task_run import TrialTask
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.search.study import confirmations, read_study
-from autotune.training.capabilities import Capabilities
 from tests.execution.conftest import Commands
 from tests.support.patience import PATIENCE_SECONDS, wait_until
-from tests.support.records import make_trial_task
 
 NUM_GPUS = 8
 BASELINE = 0
@@ -43,7 +37,7 @@ def train(report, seed, lr, seconds, notes):
     if len([*Path(notes).glob("*.json")]) > 8 + 7 + 7 and Path(notes, "..", "kill").exists():
         Path(notes, "..", "kill").unlink(missing_ok=True)
         os.kill(os.getpid(), 9)
-    seen = {name: value for name, value in os.environ.items() if name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+    seen = {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
     note = {"lr": lr, "seed": seed, "seen": seen, "began": began, "ended": time.time()}
     Path(notes, f"{os.getpid()}-{seed}.json").write_text(json.dumps(note))
     report(metric=0.95)
@@ -61,26 +55,14 @@ import sys
 from autotune.config.command_line import run_command
 from autotune.execution.fork_server import ForkServer
 from autotune.training.capabilities import Capabilities
+from autotune.tune_study import tune_command
 
 fake = Capabilities(
     num_cpus={NUM_GPUS}, num_gpus={NUM_GPUS}, gpu_name="made up", compute_capability=(9, 0), has_compiler=True, has_torchao=False
 )
 ForkServer.capabilities = lambda self: fake
-command, *arguments = sys.argv[1:]
-if command == "study":
-    from autotune.tune_study import tune_command as run
-else:
-    from autotune.training import device
-    device.local_capabilities = lambda: fake
-    from autotune.compare import compare_command as run
-sys.exit(run_command(run, arguments))
+sys.exit(run_command(tune_command, sys.argv[1:]))
 """
-
-_ROCM = """
-from autotune.training import capabilities
-capabilities.torch_build = lambda: {"hip": "7.0"}
-"""
-"""Python's sitecustomize.py, which each process imports as it starts: torch as it is built for AMD's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +88,9 @@ class Study:
 
     notes: Sequence[Note]
     runs: Mapping[tuple[int, int], TrialResult]
-    variable: str
 
     def device(self, note: Note) -> str:
-        assert self.variable in note.seen, note.seen
-        return note.seen[self.variable]
+        return note.seen["CUDA_VISIBLE_DEVICES"]
 
     @property
     def searched(self) -> list[Note]:
@@ -138,16 +118,16 @@ class Machine:
         size = [f"cluster.num_cpus={NUM_GPUS}", f"cluster.num_gpus={NUM_GPUS}", f"training.notes={self.folder}/notes"]
         return ["experiment=noting", "--config-dir", "conf", "allowed_targets=[noting]", "tracking=none", "study.name=n", *size]
 
-    def run(self, command: str, *arguments: str) -> None:
-        ran = self.commands.python("driver.py", command, *self.arguments, *arguments, folder=self.folder)
+    def run(self, *arguments: str) -> None:
+        ran = self.commands.python("driver.py", *self.arguments, *arguments, folder=self.folder)
         assert ran.returncode == 0, ran.stderr
 
     @property
     def notes(self) -> list[Note]:
         return [Note(**json.loads(path.read_text())) for path in (self.folder / "notes").glob("*.json")]
 
-    def study(self, variable: str = "CUDA_VISIBLE_DEVICES") -> Study:
-        return Study(self.notes, confirmations(read_study("n", self.folder / "outputs" / "n")), variable)
+    def study(self) -> Study:
+        return Study(self.notes, confirmations(read_study("n", self.folder / "outputs" / "n")))
 
 
 @pytest.fixture
@@ -156,7 +136,6 @@ def machine(commands: Commands, tmp_path: Path) -> Machine:
         ("noting.py", _TRAININGS),
         ("driver.py", _DRIVER),
         ("conf/experiment/noting.yaml", _EXPERIMENT),
-        ("rocm/sitecustomize.py", _ROCM),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -164,60 +143,14 @@ def machine(commands: Commands, tmp_path: Path) -> Machine:
     return Machine(commands, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "machines", "number"),
-    [
-        ((1, 1), [{"CPU": 16.0, "GPU": 8.0}], 8),
-        ((1, 2), [{"CPU": 16.0, "GPU": 8.0}], 4),
-        ((1, 0), [{"CPU": 16.0, "GPU": 8.0}], 1),
-        ((0, 0), [{"CPU": 16.0, "GPU": 8.0}], 1),
-        ((1, 1), [{"CPU": 7.0, "GPU": 8.0}], 3),
-        ((1, 1), [{"CPU": 64.0}, {"CPU": 5.0, "GPU": 1.0}, {"CPU": 5.0, "GPU": 4.0}], 3),
-        ((2, 2), [{"CPU": 16.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 8.0}], 1),
-    ],
-)
-def test_as_many_trainings_go_side_by_side_as_gpus_and_their_cpus_hold_of_the_largest(
-    trial_config: Callable[..., TrialConfig],
-    monkeypatch: pytest.MonkeyPatch,
-    gpus: Sequence[int],
-    machines: list[dict[str, float]],
-    number: int,
-) -> None:
-    def task(num_gpus: int) -> TrialTask:
-        num_workers = max(1, num_gpus)
-        config = trial_config() if num_workers == 1 else trial_config("parallelism=ddp", f"parallelism.num_workers={num_workers}")
-        return make_trial_task(config, name="confirm-0-0", num_threads=2, num_cpus=2 * num_workers, num_gpus=num_gpus)
-
-    capabilities = Capabilities(
-        num_cpus=16, num_gpus=8, gpu_name="made up", compute_capability=(9, 0), has_compiler=True, has_torchao=False
-    )
-    monkeypatch.setattr(cluster, "_machines", lambda kind: machines)
-    lanes = Lanes.of([task(number) for number in gpus], capabilities)
-    assert (lanes.number, lanes.are_alike) == (number, True)
-    assert (lanes.task is None) == (number == 1)
-    of_kinds = Lanes.of([task(number) for number in gpus], replace(capabilities, gpu_kinds=("H100", "A100")))
-    assert of_kinds.are_alike == (number == 1)
-
-
 _SEARCH = ["search=random", "search.num_trials=8"]
 _RACE = ["confirm.budget_fraction=null", "confirm.num_candidates=7", "confirm.num_seeds=6", "confirm.max_runs=32"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "variable"),
-    [
-        ({}, "CUDA_VISIBLE_DEVICES"),
-        pytest.param({"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES", marks=pytest.mark.slow),
-        pytest.param({"PYTHONPATH": "rocm"}, "HIP_VISIBLE_DEVICES", marks=pytest.mark.slow),
-    ],
-    ids=["cuda", "ray sets nothing", "rocm"],
-)
-def test_trials_rounds_and_pairs_share_eight_gpus_and_no_gpu_has_two(
-    machine: Machine, environment: Mapping[str, str], variable: str
-) -> None:
-    commands, long = Commands({**machine.commands.environment, **environment}), "training.seconds=2"  # a busy machine starts all meanwhile
-    replace(machine, commands=commands).run("study", *_SEARCH, *_RACE, long)
-    study = machine.study(variable)
+@pytest.mark.slow
+def test_trials_rounds_and_pairs_share_eight_gpus_and_no_gpu_has_two(machine: Machine) -> None:
+    machine.run(*_SEARCH, *_RACE, "training.seconds=2")  # a busy machine starts all meanwhile
+    study = machine.study()
     check_none_share(study)
     assert most_at_once(study.searched) == len({study.device(note) for note in study.searched}) == NUM_GPUS
     pairs = [arms for arms in study.rounds if BASELINE in arms]
@@ -235,14 +168,14 @@ def check_none_share(study: Study) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_is_made_again_on_its_gpu_and_an_interrupted_race_makes_none_twice(machine: Machine) -> None:
-    study = ["study", *machine.arguments, *_SEARCH, *_RACE, "training.seconds=2"]
+    study = [*machine.arguments, *_SEARCH, *_RACE, "training.seconds=2"]
     (machine.folder / "kill").touch()
     process = machine.commands.start(*study, module="driver", folder=machine.folder)
     wait_until(lambda: len(machine.notes) > 8 + 7 + 2, process=process)  # trials, a round and some of the next
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(PATIENCE_SECONDS) == EXIT_INTERRUPTED
     num_before = len(machine.study().runs)
-    machine.run(*study[:1], *_SEARCH, *_RACE, "training.seconds=2")
+    machine.run(*_SEARCH, *_RACE, "training.seconds=2")
     left = machine.study()
     check_none_share(left)
     assert not (machine.folder / "kill").exists()
@@ -252,13 +185,3 @@ def test_a_killed_run_is_made_again_on_its_gpu_and_an_interrupted_race_makes_non
     assert {noted[run.seed, run.values["training.lr"]] for run in left.runs.values()} == {1}
     pairs = [arms for arms in left.rounds if BASELINE in arms]
     assert [(len(arms), len({left.device(note) for note in arms.values()})) for arms in pairs] == [(2, 1)] * 6
-
-
-@pytest.mark.slow
-def test_the_rounds_of_a_comparison_go_side_by_side_and_its_pairs_in_turns(machine: Machine) -> None:
-    machine.run("compare", "a=[training.lr=0.1]", "b=[training.lr=0.2]", "num_seeds=8")
-    study = Study(machine.notes, {}, "CUDA_VISIBLE_DEVICES")
-    check_none_share(study)
-    pairs = [[note for note in study.notes if note.seed == seed] for seed in {note.seed for note in study.notes}]
-    assert [(len(pair), len({*map(study.device, pair)})) for pair in pairs] == [(2, 1)] * 8
-    assert most_at_once(study.notes) == NUM_GPUS

@@ -2,13 +2,10 @@
 
 import contextlib
 import os
-import pty
-import select
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.config.compose import Composer
-from autotune.errors import ClusterError
-from autotune.execution.cluster import RayConnection
 from autotune.execution.interrupt import interruptible
 from tests.support.patience import PATIENCE_SECONDS, exit_code, wait_until
 
@@ -70,16 +64,6 @@ def test_the_first_signal_sets_the_event_and_a_later_one_raises(number: signal.S
     assert signal.signal(number, of_process) is signal.SIG_DFL
 
 
-def test_nohup_is_heeded() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interruptible() as interrupt:
-            signal.raise_signal(signal.SIGHUP)
-            assert not interrupt.is_set()
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_a_signal_ends_says_so_in_one_line(number: signal.Signals, commands: Any) -> None:
     process = subprocess.Popen(
@@ -90,54 +74,6 @@ def test_a_command_that_a_signal_ends_says_so_in_one_line(number: signal.Signals
     process.send_signal(number)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (130, "autotune: interrupted\n")
-
-
-_DROPS = """
-import signal, time
-from autotune.config.command_line import run_main
-class Dropping:
-    def __del__(self):
-        signal.raise_signal(getattr(signal, "%s"))
-        time.sleep(0)
-def command(arguments):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    Dropping()
-    time.sleep(3600)
-run_main(command)
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_that_comes_while_an_object_is_deleted_ends_a_command_too(name: str, commands: Any) -> None:
-    command = [sys.executable, "-c", _DROPS % name]
-    done = subprocess.run(command, env=commands.environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
-    assert (done.returncode, done.stderr) == (130, "autotune: interrupted\n")
-
-
-def _never(self: RayConnection) -> None:
-    threading.Event().wait()
-
-
-def test_a_ray_that_starts_and_starts_is_waited_for_no_longer_once_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RayConnection, "_hold", _never)
-    monkeypatch.setattr("autotune.execution.cluster._SHUTDOWN_SECONDS", 0.1)
-    connection, interrupt = RayConnection(None), threading.Event()  # type: ignore[arg-type]  # never read
-    threading.Timer(0.3, interrupt.set).start()
-    with pytest.raises(KeyboardInterrupt):
-        connection.size(interrupt)
-    connection.close()
-    connection.close()
-
-
-def test_a_ray_that_does_not_start_in_time_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    def init(**options: object) -> None:
-        raise Exception("The current node timed out during startup. This could happen because some of the raylet failed to startup.")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ClusterError, match=r"^cluster.address: local: The current node timed out.*; try again .* cluster.address=auto$"):
-        RayConnection(Composer(["experiment=cnn_smoke"]).compose().config.cluster).size(threading.Event())
 
 
 _PLANNING = """
@@ -227,24 +163,3 @@ def _of_session(session: int) -> list[int]:
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
     return found
-
-
-@pytest.mark.slow
-def test_a_study_whose_terminal_is_closed_ends_in_good_order(commands: Any, tmp_path: Path) -> None:
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(tmp_path)
-        os.execve(sys.executable, [sys.executable, "-m", "autotune", *_COMMAND], commands.environment)
-
-    def has_begun(file: Path = tmp_path / "outputs/ended/trace.csv") -> bool:
-        while select.select([terminal], [], [], 0)[0]:
-            os.read(terminal, 1 << 16)
-        return file.is_file() and len(file.read_text().splitlines()) > 3
-
-    wait_until(has_begun)
-    os.kill(process, signal.SIGSTOP)  # until the terminal is gone
-    os.close(terminal)
-    os.kill(process, signal.SIGCONT)
-    _, status = os.waitpid(process, 0)
-    assert os.waitstatus_to_exitcode(status) == 130
-    _assert_resumable((tmp_path / "outputs/ended/autotune.log").read_text())

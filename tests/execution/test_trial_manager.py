@@ -1,14 +1,11 @@
 """Trials between the policy and the workers, driven by hand: what is handed out, stopped, given up and refused."""
 
 import math
-import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from autotune.config.compose import Composer
@@ -18,11 +15,11 @@ from autotune.contention import Contention
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.trial_manager import TrialManager
 from autotune.measurement import Target, TrialResult
-from autotune.objective import AmortisedTime
 from autotune.outcome import Outcome
 from autotune.search.policy import SearchPolicy
-from autotune.search.stopping import Decision, NeverStop
+from autotune.search.stopping import Decision
 from autotune.tracking.tracker import NoTracker, StudyInfo
+from tests.support.policies import policy_over
 from tests.support.records import make_evaluation, make_trial_task
 
 MakeTrials = Callable[..., tuple[TrialManager, SearchPolicy]]
@@ -36,16 +33,12 @@ def make_trials(tmp_path: Path) -> MakeTrials:
     def make(**changes: Any) -> tuple[TrialManager, SearchPolicy]:
         composer = Composer(["experiment=cnn"])
         space = read_search_space([{"batch_size": [16, 32, 64]}], composer)
-        policy = SearchPolicy(
-            study=optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)),
-            space=space,
+        policy = policy_over(
+            space,
+            Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=10.0),
             baseline=space.point_of(composer.compose().lookup),
-            stopping=NeverStop(),
-            objective=AmortisedTime(num_trainings=1),
-            target=Target(metric="accuracy", value=0.9, mode="max", max_train_seconds=10.0),
-            seed=0,
+            has_baseline=True,
             num_trials=20,
-            max_errors_in_a_row=3,
             may_repeat=True,
         )
         info = StudyInfo(name="s", kind="study", workload="w", experiment="e", folder=str(tmp_path), settings={}, tags={})
@@ -97,21 +90,6 @@ def test_a_trial_goes_on_until_its_worker_says_how_it_ended(make_trials: MakeTri
     assert (only(policy).outcome, len(only(policy).evaluations)) == (Outcome.REACHED, 2)
 
 
-def test_a_trial_that_no_worker_begins_is_told_again_and_again(make_trials: MakeTrials, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    trials, _ = make_trials(on_waiting=lambda task: told.append(task.name), has_room=lambda tasks: not tasks)
-    now = time.time()
-    trials.next_task("a")
-    for seconds, wanted in ((20, 0), (40, 1), (60, 1), (80, 2)):
-        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
-        assert trials.next_task("b") is None
-        assert told == ["trial-0"] * wanted
-    trials.started("a")
-    monkeypatch.setattr(time, "time", lambda: now + 1000)
-    trials.next_task("b")
-    assert len(told) == 2, "a worker trains it"
-
-
 def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTrials) -> None:
     trials, policy = make_trials(time_budget_seconds=0.1)
     task = trials.next_task("a")
@@ -129,14 +107,6 @@ def test_the_time_budget_counts_from_the_first_trials_start(make_trials: MakeTri
     assert task.deadline_seconds < 100, "a hung trial cannot outlast the budget by much"
 
 
-def test_a_worker_that_died_ends_its_trial_once(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials()
-    begin(trials, "a")
-    trials.died("a", "the worker died: SIGSEGV")
-    trials.died("a", "again")
-    assert (only(policy).outcome, only(policy).error) == (Outcome.ERRORED, "the worker died: SIGSEGV")
-
-
 _NODE_DIED = "the worker died: The actor died because its node has died."
 
 
@@ -152,16 +122,6 @@ def test_a_trial_that_was_lost_with_its_machine_is_tried_again(make_trials: Make
     assert trials._trials["c"].trial.is_baseline
     trials.reported("c", report(Outcome.REACHED))
     assert list(policy.results) == [2]
-
-
-def test_a_point_that_is_lost_again_and_again_is_given_up(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials(max_retries=1)
-    begin(trials, "a")
-    trials.died("a", _NODE_DIED)
-    begin(trials, "b")
-    trials.died("b", "the worker died: The actor is temporarily unavailable")
-    assert (only(policy).trial, only(policy).outcome) == (1, Outcome.LOST)
-    assert policy.error is None
 
 
 _KILLED = "the worker died: it was ended by SIGKILL"
@@ -193,13 +153,6 @@ def test_a_point_whose_process_was_killed_from_outside_is_tried_again_first(
     assert policy.error is None
 
 
-def test_memory_that_ran_out_within_a_process_is_no_death(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials()
-    begin(trials, "a")
-    trials.reported("a", report(Outcome.OUT_OF_MEMORY, error="DefaultCPUAllocator: can't allocate memory"))
-    assert only(policy).outcome is Outcome.OUT_OF_MEMORY
-
-
 def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_path: Path) -> None:
     trials, policy = make_trials(trial_deadline_seconds=0.05)
     begin(trials, "a")
@@ -209,18 +162,6 @@ def test_a_worker_that_died_past_its_deadline_hung(make_trials: MakeTrials, tmp_
     assert only(policy).outcome is Outcome.TIMED_OUT
     assert "line 3 in wait" in (only(policy).error or "")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_trial_that_the_studys_time_budget_ends_while_it_builds_did_not_time_out(make_trials: MakeTrials, tmp_path: Path) -> None:
-    trials, policy = make_trials(time_budget_seconds=0.05)
-    begin(trials, "a")
-    (tmp_path / "hang-trial-0.txt").write_text('File "inductor.py", line 3 in compile\n')
-    trials.died("a", "the worker died")
-    assert only(policy).outcome is Outcome.STOPPED
-    assert (only(policy).error or "").splitlines() == [
-        "the study's time budget ended amid this trial; the worker was ended",
-        'File "inductor.py", line 3 in compile',
-    ]
 
 
 def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None:
@@ -233,13 +174,6 @@ def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None
     assert begin(trials, "c").name == "trial-2"
 
 
-def test_a_point_that_cannot_run_here_costs_no_trial(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials(unsuitable=lambda config: "too large" if config.batch_size == 64 else None)
-    task = begin(trials, "a")
-    assert task.config.batch_size != 64
-    assert policy.num_trials_left == 19
-
-
 def test_data_that_a_worker_cannot_read_ends_the_search(make_trials: MakeTrials) -> None:
     trials, _ = make_trials()
     begin(trials, "a")
@@ -250,21 +184,6 @@ def test_data_that_a_worker_cannot_read_ends_the_search(make_trials: MakeTrials)
 
 
 _HOGGED = Contention(seconds=10.0, stopped_seconds=0.0, waited_seconds=6.0, others_cpu_seconds=16.0, study_cpu_seconds=0.5)
-
-
-def test_a_curve_of_many_points_is_kept_thinned_with_its_first_and_its_last(
-    make_trials: MakeTrials, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autotune.execution.trial_manager.MAX_EVALUATIONS", 50)
-    trials, policy = make_trials()
-    begin(trials, "a")
-    for step in range(1, 1000):
-        outcome = Outcome.REACHED if step == 999 else None
-        evaluation = replace(report(outcome).evaluation, step=step, train_seconds=step / 1000)  # type: ignore[type-var]  # it has one
-        trials.reported("a", report(outcome, evaluation=evaluation))
-    steps = [evaluation.step for evaluation in only(policy).evaluations]
-    assert steps == [*range(1, 999, 32), 999]
-    assert only(policy).last.train_seconds == 0.999
 
 
 class Heard:
@@ -300,61 +219,3 @@ def test_a_trial_whose_times_are_spoilt_is_taken_again_at_most_twice_and_marked(
     assert TrialResult.from_dict(kept.as_dict()) == kept
     assert TrialResult.from_dict({key: value for key, value in kept.as_dict().items() if key != "contention"}).contention is None
     assert trials._policy.num_trials_left == 19
-
-
-def test_a_quiet_second_take_is_not_marked(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials()
-    begin(trials, "a")
-    trials.reported("a", report(Outcome.CAPPED, contention=_HOGGED))
-    begin(trials, "b")
-    trials.reported("b", report(Outcome.REACHED))
-    assert (only(policy).trial, only(policy).contention) == (1, None)
-
-
-def test_on_a_machine_that_is_always_busy_trials_are_marked_and_no_longer_taken_again(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials(max_retakes=1)
-    num_taken = 0
-    while len(policy.results) < 5:
-        begin(trials, str(num_taken))
-        trials.reported(str(num_taken), report(Outcome.REACHED, contention=_HOGGED))
-        num_taken += 1
-    assert num_taken == 3 * 2 + 2
-    assert all(result.contention for result in policy.results.values())
-
-
-def test_an_end_that_is_not_of_its_time_is_not_taken_again(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials()
-    begin(trials, "a")
-    trials.reported("a", report(Outcome.DIVERGED, contention=_HOGGED))
-    assert (only(policy).outcome, only(policy).contention) == (Outcome.DIVERGED, None)
-
-
-def test_a_trial_whose_state_could_not_be_written_is_tried_again(make_trials: MakeTrials) -> None:
-    trials, policy = make_trials(max_retries=1)
-    reason = "the worker died: autotune.errors.DataError: paused/trial-0/state.pt: cannot be written: No space left on device"
-    point = begin(trials, "a").config.as_dict() | {"seed": None}
-    trials.died("a", reason)
-    assert policy.results == {}
-    assert begin(trials, "b").config.as_dict() | {"seed": None} == point
-    trials.died("b", reason)
-    assert only(policy).outcome is Outcome.LOST
-
-
-def test_trials_are_not_paused_while_the_disk_has_no_room_for_their_states(
-    make_trials: MakeTrials, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "paused"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("needs to mount a file system")
-    try:
-        trials, _ = make_trials()
-        begin(trials, "a")
-        for _ in range(2):
-            assert trials.reported("a", report(can_pause=True)) is Decision.CONTINUE
-        assert [record.getMessage() for record in caplog.records if "no room" in record.getMessage()] == [
-            f"{folder}: the disk has no room for the states of paused trials; trials go on without being paused"
-        ]
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)

@@ -4,8 +4,6 @@ import csv
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +14,6 @@ import pytest
 import ray
 
 from autotune.config.compose import Composer
-from autotune.execution import worker_group
 from autotune.execution.task_run import TrialTask, WorkerReport
 from autotune.execution.worker import TrialWorker
 from autotune.execution.worker_group import bundles
@@ -33,11 +30,6 @@ def task(*overrides: str) -> TrialTask:
     return make_trial_task(config, num_cpus=size)
 
 
-def test_a_trial_asks_for_a_bundle_for_each_worker() -> None:
-    assert bundles(task()) == [{"CPU": 1.0}]
-    assert bundles(task("parallelism=ddp")) == [{"CPU": 1.0}, {"CPU": 1.0}]
-
-
 def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> None:
     command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=2", "search.num_trials=6", "confirm=quick", "tracking=none"]
     ran = commands.run(*command, folder=tmp_path)
@@ -47,19 +39,6 @@ def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> 
     with (tmp_path / "outputs/p/trace.csv").open(newline="") as file:
         first = min(csv.DictReader(file), key=lambda row: float(row["started_seconds"]))
     assert first["trial"] == "0", "the baseline does not wait for larger trials that were asked for after it"
-
-
-def test_trials_of_one_and_of_two_workers_are_trained_side_by_side(commands: Any, tmp_path: Path) -> None:
-    long = ["target.value=0.9999", "target.max_train_seconds=3", "epochs=1000", "stopping=none", "confirm=none", "tracking=none"]
-    command = ["experiment=cnn_parallel", "study.name=p", "cluster.num_cpus=3", "search=random", "search.num_trials=8", *long]
-    assert commands.run(*command, folder=tmp_path).returncode in (0, 3)
-    with (tmp_path / "outputs/p/trials.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 8
-    assert "ERRORED" not in {row["outcome"] for row in rows}
-    spans = [(float(row["started_at"]), float(row["stopped_at"]), row["parallelism"] == "single") for row in rows]
-    alone, together = ([each for each in spans if each[2] is single] for single in (True, False))
-    assert any(one[0] < other[1] and other[0] < one[1] for one in alone for other in together)
 
 
 @contextmanager
@@ -130,23 +109,6 @@ def _other_worker() -> int:
     return other
 
 
-def test_a_worker_that_was_stopped_is_seen_by_the_first_one(cluster: None) -> None:
-    seconds = 4.0
-    with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999", "target.max_train_seconds=2")) as worker:
-        answer(worker.step.remote())
-        other = _other_worker()
-        os.kill(other, signal.SIGSTOP)
-        pending = worker.step.remote()
-        time.sleep(seconds)
-        os.kill(other, signal.SIGCONT)
-        report = answer(pending)["report"]
-        while report.outcome is None:
-            report = answer(worker.step.remote())["report"]
-        assert report.outcome is Outcome.TIMED_OUT
-        assert report.contention.stopped_seconds == pytest.approx(seconds, abs=1.5)
-        assert report.evaluation.contention == report.contention
-
-
 def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
     with training(task("parallelism=ddp", "epochs=1000", "target.value=0.9999")) as worker:
         answer(worker.step.remote())
@@ -154,47 +116,3 @@ def test_a_worker_that_is_gone_is_said_to_be_lost(cluster: None) -> None:
         report = last_report(worker)
         assert report.outcome is Outcome.LOST
         assert report.error.startswith("a worker was lost: ")
-
-
-_NEVER_LEAVES = """
-import threading
-from torch import distributed
-
-def loss(outputs, targets):
-    if distributed.get_rank() == 1:
-        raise ValueError("the second worker failed")
-    distributed.destroy_process_group = threading.Event().wait  # as NCCL, for an exchange that the other one never joins
-    raise RuntimeError("Connection closed by peer")
-"""
-
-
-def test_a_worker_that_cannot_end_its_training_is_replaced(cluster: None, tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(_NEVER_LEAVES)
-    stuck = replace(task("parallelism=ddp", "loss._target_=stuck.loss", "allowed_targets=[stuck]"), code_folders=(str(tmp_path),))
-    with training(stuck) as worker:
-        step = answer(worker.step.remote())
-        assert step["report"].outcome is Outcome.ERRORED
-        assert "the second worker failed" in step["report"].error
-        assert step["is_unfit"]
-        with pytest.raises(ray.exceptions.RayActorError):
-            answer(worker.step.remote())
-
-
-def test_a_training_whose_end_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hangs:
-        num_workers = 2
-        closes = threading.Event()
-
-        def next_report(self) -> WorkerReport:
-            return WorkerReport(evaluation=None, outcome=Outcome.MISSED)
-
-        def close(self) -> None:
-            self.closes.wait()
-
-    monkeypatch.setattr(worker_group, "_END_SECONDS", 0.2)
-    run: Any = Hangs()
-    group = worker_group.WorkerGroup()
-    assert group.next_report(run).outcome is Outcome.MISSED
-    group.end(run)
-    assert group.is_stuck
-    run.closes.set()

@@ -130,18 +130,6 @@ def test_a_reused_process_trains_as_a_fresh_one_to_the_last_bit(processes: Proce
     assert len({each[0].fingerprint["sha256"] for each in (fresh, second, fourth)}) == 1
 
 
-def test_a_training_that_was_left_midway_leaves_nothing_behind(processes: Processes, make_task: MakeTask, folder: Path) -> None:
-    left = TaskRun(make_task("seed=12", name="trial-5"))
-    assert left.next_report().outcome is None
-    left.close()
-    run, reports = TaskRun(processes.task), []
-    while not reports or reports[-1].outcome is None:
-        reports.append(run.next_report())
-    run.close()
-    assert numbers(reports) == numbers(processes.fresh.reports[0])
-    assert not list(folder.glob("hang-trial-[15]*"))
-
-
 def test_a_hung_process_ends_itself_and_leaves_where_it_hung(processes: Processes, folder: Path) -> None:
     assert processes.reused.code == 1
     assert processes.reused.seconds >= processes.hung.deadline_seconds
@@ -160,42 +148,3 @@ def test_a_training_has_its_share_of_cpu_threads(overrides: tuple[str, ...], sha
     run.close()
     assert torch.get_num_threads() == wanted
     assert report.fingerprint["num_threads"] == wanted
-
-
-def test_the_test_split_is_scored_where_asked(make_task: MakeTask) -> None:
-    for asked in (True, False):
-        run = TaskRun(make_task("epochs=1", score_test=asked))
-        report = run.next_report()
-        run.close()
-        assert report.outcome is Outcome.MISSED
-        assert (report.test_metric is not None) == asked
-
-
-def test_a_process_that_is_gone_before_its_deadline_crashed(make_task: MakeTask) -> None:
-    task = make_task()
-    assert outcome_of_death(task, seconds=1.0, reason="SIGSEGV") == (Outcome.ERRORED, "SIGSEGV", 0)
-    killed = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
-    assert outcome_of_death(task, seconds=1.0, reason=killed) == (Outcome.OUT_OF_MEMORY, killed, 1)
-    gone = "The actor died unexpectedly: Worker unexpectedly exits with a connection error code 2. End of file."
-    assert outcome_of_death(task, seconds=1.0, reason=gone) == (Outcome.ERRORED, gone, 1)
-
-
-def test_memory_that_ran_out_and_faults_in_the_code_need_a_new_process() -> None:
-    assert {each for each in Outcome if each.needs_new_worker} == {Outcome.OUT_OF_MEMORY, Outcome.ERRORED, Outcome.LOST}
-
-
-def test_a_refusal_of_the_data_is_told_as_one(make_task: MakeTask, tmp_path: Path) -> None:
-    run = TaskRun(make_task("data=cifar10", f"data.root={tmp_path}"))
-    report = run.next_report()
-    run.close()
-    assert (report.outcome, report.is_data_missing) == (Outcome.INVALID, True)
-    assert "cifar" in (report.error or "").lower()
-
-
-def test_relative_paths_start_in_the_drivers_folder(make_task: MakeTask, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    run = TaskRun(make_task("epochs=1", working_folder=str(elsewhere)))
-    run.next_report()
-    run.close()
-    assert Path.cwd() == elsewhere

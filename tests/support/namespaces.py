@@ -1,4 +1,4 @@
-"""Hosts that are namespaces of this machine: each with a network address of its own, folders of its own, and a cable that can be pulled."""
+"""Hosts that are namespaces of this machine: each with a network address and folders of its own."""
 
 import contextlib
 import os
@@ -19,8 +19,6 @@ class Host:
     name: str
     """Of its network namespace."""
     address: str
-    cable: str
-    """The bridge's end of it."""
     first: int
     """Process id of its first process, which keeps its namespaces: with it go all others here."""
     started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
@@ -39,14 +37,6 @@ class Host:
         """Have an empty folder in its place here: other hosts' files are not seen, and theirs are not from here."""
         folder.mkdir(parents=True, exist_ok=True)
         _run(*self._inside, "mount", "-t", "tmpfs", "none", str(folder))
-
-    def pull(self) -> None:
-        """Cut it off from the others."""
-        _run("ip", "link", "set", self.cable, "down")
-
-    def plug(self) -> None:
-        """End that."""
-        _run("ip", "link", "set", self.cable, "up")
 
     def end(self) -> None:
         """Kill all that runs here."""
@@ -93,7 +83,7 @@ def _host(name: str, cable: str, bridge: str, address: str, stack: contextlib.Ex
     with holder.stdout as said:
         said.readline()  # it is in its namespaces
     first = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text())
-    host = Host(name=name, address=address, cable=cable, first=first)
+    host = Host(name=name, address=address, first=first)
     stack.callback(host.end)
     return host
 
