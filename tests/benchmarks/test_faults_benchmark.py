@@ -1,17 +1,15 @@
 """The fault bench: rows of its that cost little hold, and each kind of fault that it looks for is seen where there is one."""
 
-import multiprocessing
 import re
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.__main__ import main, run_row
+from benchmarks.faults.__main__ import run_row
 from benchmarks.faults.rows import ROWS
 from benchmarks.faults.study import Study
 
@@ -105,18 +103,3 @@ def test_an_ended_study_has_nothing_wrong(ended: Study) -> None:
         getattr(ended, name).clear()
     ended.check()
     assert (ended.lost, ended.doubled, ended.disagreeing, ended.leftovers, ended.faults) == (set(), set(), set(), set(), [])
-
-
-def test_shared_memory_is_left_over_only_where_no_process_has_it(ended: Study) -> None:
-    ended.leftovers.clear()
-    semaphore = multiprocessing.get_context("spawn").Lock()  # has a file there while this process has it, as a neighbour's would
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as left:
-        ended.check()
-        assert ended.leftovers == {f"shared memory {Path(left.name).name}"}
-    del semaphore
-
-
-def test_a_row_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["faults", "--rows", "nan,none-such"])
-    assert main() == 2
-    assert "none-such; accepted are driver-killed" in capsys.readouterr().err

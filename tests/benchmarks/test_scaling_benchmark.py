@@ -29,11 +29,6 @@ def test_idle_seconds_are_a_share_of_all_that_the_workers_had() -> None:
     assert (row.num_searches, row.wall_multiple) == (2, pytest.approx(5.0))
 
 
-def test_without_recordings_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AUTOTUNE_RECORDINGS", raising=False)
-    assert main([]) == 2
-
-
 @pytest.mark.slow
 def test_a_run_keeps_every_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.measuring, "RESULTS", tmp_path / "results")

@@ -80,7 +80,3 @@ def test_a_run_keeps_every_search(recordings: Path, tmp_path: Path, monkeypatch:
         (name, kind, 0) for name in ("kin_a", "kin_b") for kind in ("cold", "whole")
     ]
     assert str(tmp_path) not in path.read_text()
-
-
-def test_without_recordings_it_says_so(tmp_path: Path) -> None:
-    assert main(["--recordings", str(tmp_path)]) == 2
