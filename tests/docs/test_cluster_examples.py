@@ -22,7 +22,7 @@ import yaml
 
 from autotune.config.compose import Composer
 from tests.support.patience import PATIENCE_SECONDS, wait_until
-from tests.support.trace import trained_at_once
+from tests.support.studies import trained_at_once
 
 pytestmark = pytest.mark.ray
 

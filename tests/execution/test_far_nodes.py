@@ -3,7 +3,6 @@
 No host sees another's processes or Ray's files, and the trials' ones do not see the study's folder.
 """
 
-import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pytest
 
 from tests.support.namespaces import Host, hosts
 from tests.support.patience import exit_code, wait_until
+from tests.support.studies import rows_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -45,13 +45,6 @@ class FarCluster:
         process = host.start("env", "RAY_AUTH_MODE=token", *command, *size, log=log)
         wait_until(lambda: "Ray runtime started" in log.read_text(), process=process, said=log.read_text)
 
-    def rows(self, name: str) -> list[dict[str, str]]:
-        path = self.folder / "outputs" / name / "trials.csv"
-        if not path.is_file():
-            return []
-        with path.open(newline="") as file:
-            return list(csv.DictReader(file))
-
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarCluster]:
@@ -70,6 +63,6 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarCluster]:
 def test_a_driver_on_another_node_than_the_trials_comes_to_a_confirmed_result(far: FarCluster) -> None:
     study = far.start("far", "experiment=cnn_smoke", "target.value=0.88")
     assert exit_code(study) == 0, (far.folder / "far.txt").read_text()
-    assert len(far.rows("far")) == 4
+    assert len(rows_of(far.folder / "outputs/far/trials.csv")) == 4
     assert (far.folder / "outputs/far/best.yaml").is_file()
     assert "confirmation run 1 of" in (far.folder / "far.txt").read_text()

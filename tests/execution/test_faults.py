@@ -1,6 +1,5 @@
 """A study whose trainings are stopped and killed: nothing of that is told as a configuration's time or fault."""
 
-import csv
 import itertools
 import json
 import os
@@ -15,6 +14,7 @@ import pytest
 from autotune.execution.watch import is_stopped
 from tests.execution.conftest import Commands
 from tests.support.patience import exit_code, wait_until
+from tests.support.studies import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -89,8 +89,7 @@ def test_trainings_that_are_stopped_and_killed_are_trained_again(commands: Comma
     for lost, again in itertools.pairwise(searched):
         if lost["fate"] != "is trained":
             assert again["lr"] == lost["lr"], "the same point, next"
-    with (tmp_path / "outputs/faults/trials.csv").open(newline="") as file:
-        trials = list(csv.DictReader(file))
+    trials = rows_of(tmp_path / "outputs/faults/trials.csv")
     assert [trial["outcome"] for trial in trials] == ["REACHED"] * 4
     assert max(float(trial["train_seconds"]) for trial in trials) < _STOP_SECONDS / 2
     best = json.loads((tmp_path / "outputs/faults/best.json").read_text())

@@ -19,7 +19,7 @@ from autotune.config.schema import TrialConfig
 from autotune.execution.fork_server import Died, ForkedProcess, ForkedRun, ForkServer
 from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death
 from autotune.outcome import Outcome
-from tests.support.patience import wait_until
+from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -27,9 +27,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 
 _ENDS = """
-import ctypes, mmap, os, pathlib, re, resource, signal, subprocess, sys, time
-from types import SimpleNamespace
-import torch
+import ctypes, os, pathlib, re, signal, subprocess, sys, time
 
 def note(name, number):
     pathlib.Path(name + ".part").write_text(str(number))
@@ -56,45 +54,6 @@ def wait_for_what_never_comes():
 def hangs_in_c():
     yield {"metric": 0.1}
     re.match("(a+)+$", 60 * "a" + "b")  # keeps Python's lock, and takes longer than anyone lives
-
-def takes_all_memory():
-    note("process", os.getpid())
-    hoard = []
-    while True:
-        hoard.append(bytearray(os.urandom(1 << 20)))
-
-class Reads(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def loses_a_reader():
-    yield {"metric": 0.1}
-    list(torch.utils.data.DataLoader(Reads(), num_workers=1))
-
-def loses_its_script():
-    from autotune.script import run
-    yield {"metric": 0.1}
-    config = SimpleNamespace(seed=0, target=SimpleNamespace(metric="a"))
-    run("python -c 'import os; os.kill(os.getpid(), 9)'", report=None, clock=None, config=config)
-
-def is_refused_memory(by):
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, hard))
-    if by == "torch":
-        torch.empty(64 << 30, dtype=torch.uint8)
-    elif by == "python":
-        bytearray(64 << 30)
-    elif by == "mmap":
-        mmap.mmap(-1, 64 << 30)
-    yield {"metric": 0.1}
-
-def imports():
-    known = "wave" in sys.modules
-    import wave
-    yield {"metric": float(known), "threads": float("starts_a_thread" in sys.modules)}
 
 def works():
     note("process", os.getpid())
@@ -201,8 +160,8 @@ def test_one_process_trains_one_trial_after_another_until_nobody_wants_it(server
             never_paused.keep()
         reports_of(ForkedRun(process, make_task("works")))
         trains = int((tmp_path / "process").read_text())
-        assert _is_alive(trains)
-    assert not _is_alive(trains), "who closes it waits for its end"
+        assert is_alive(trains)
+    assert not is_alive(trains), "who closes it waits for its end"
 
 
 def reports_of(run: ForkedRun) -> list[WorkerReport]:
@@ -247,12 +206,4 @@ def test_nothing_is_left_of_a_training_whose_owner_was_killed(make_task: Any, tm
 
 def _are_gone(folder: Path) -> bool:
     """Whether the training's process is, and the one that it started."""
-    return not any(_is_alive(int((folder / name).read_text())) for name in ("trains", "helper"))
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return not any(is_alive(int((folder / name).read_text())) for name in ("trains", "helper"))

@@ -1,11 +1,6 @@
 """Fresh processes on Ray: one run after another, of any size, and nothing left of one that was interrupted."""
 
 import contextlib
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +17,7 @@ from autotune.execution.fresh import FreshProcesses, FreshRun
 from autotune.execution.paired_runs import compiled_anew
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
-from tests.support.patience import PATIENCE_SECONDS, wait_until
+from tests.support.patience import is_alive, wait_until
 from tests.support.records import make_trial_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -38,22 +33,8 @@ def works():
         file.write(f"{os.getpid()} {os.getppid()}\\n")
     yield {"metric": 1.0}
 
-def computes():
-    with open("processes", "a") as file:
-        file.write(f"{os.getpid()} {os.getppid()}\\n")
-    until = time.process_time() + 1.0
-    while time.process_time() < until:
-        pass
-    yield {"metric": 1.0}
-
 def kills():
     os.kill(os.getpid(), signal.SIGKILL)
-    yield {"metric": 1.0}
-
-def is_killed_once():
-    if not pathlib.Path("killed").exists():
-        pathlib.Path("killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
     yield {"metric": 1.0}
 
 def waits():
@@ -140,38 +121,5 @@ def test_an_interrupt_ends_the_run_that_is_under_way(cluster: ClusterSize, make_
         waiting.start()
         assert processes.train(make_run("waits")) is None
         waiting.join()
-        wait_until(lambda: not _is_alive(tmp_path))
+        wait_until(lambda: not is_alive(int((tmp_path / "trains").read_text())))
         assert processes.train(make_run("works")) is None, "none begins after that"
-
-
-_DRIVER = """
-import pickle, sys, threading
-import ray
-from autotune.execution.fresh import FreshProcesses, FreshRun
-
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-task = pickle.loads(sys.stdin.buffer.read())
-with FreshProcesses(fit=lambda tasks: len(tasks) == 1, interrupt=threading.Event()) as processes:
-    processes.train(FreshRun(task=task, trial=0, values={}, overrides=(), on_start=lambda: None, on_evaluation=lambda evaluation: None))
-"""
-
-
-def test_nothing_trains_on_after_its_driver_was_killed(make_run: Any, tmp_path: Path) -> None:
-    (tmp_path / "task").write_bytes(pickle.dumps(make_run("waits").task))
-    with (tmp_path / "task").open("rb") as task:
-        driver = subprocess.Popen([sys.executable, "-c", _DRIVER], stdin=task, cwd=ROOT, start_new_session=True)
-    wait_until((tmp_path / "trains").is_file, process=driver)
-    assert _is_alive(tmp_path)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait(PATIENCE_SECONDS)
-    wait_until(lambda: not _is_alive(tmp_path))
-
-
-def _is_alive(folder: Path) -> bool:
-    """Whether the process is that trains in a folder."""
-    process = int((folder / "trains").read_text())
-    try:
-        os.kill(process, 0)
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,15 +1,13 @@
 """A Ray cluster of three nodes (and a head that takes no trials) on one machine, which loses one in the middle of a study."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
 
 from tests.support.patience import exit_code, wait_until
-from tests.support.trace import trained_at_once
+from tests.support.studies import rows_of, runs_of, trained_at_once
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -17,8 +15,7 @@ NUM_TRIALS = 10
 
 
 def num_ended(folder: Path) -> int:
-    table = folder / "outputs/lost/trials.csv"
-    return len(table.read_text().splitlines()) - 1 if table.is_file() else 0
+    return len(rows_of(folder / "outputs/lost/trials.csv"))
 
 
 def is_training(node: Any) -> bool:
@@ -55,15 +52,11 @@ def test_the_trials_of_a_node_that_is_killed_run_again_elsewhere(commands: Any, 
         assert exit_code(study) in (0, 3), (tmp_path / "err.txt").read_text()
     finally:
         cluster.shutdown()
-    with (tmp_path / "outputs/lost/trials.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "outputs/lost/trials.csv")
     assert len(rows) == NUM_TRIALS, "the whole budget, nothing counted twice"
     assert {row["outcome"] for row in rows} <= {"REACHED", "MISSED", "TIMED_OUT", "DIVERGED"}
     assert trained_at_once(tmp_path / "outputs/lost/trace.csv"), "workers start beside each other, none is given up for one that is free"
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    runs = [
-        each for each in client.search_runs([e.experiment_id for e in client.search_experiments()]) if "autotune.trial" in each.data.tags
-    ]
+    runs = [run for run in runs_of(tmp_path) if "autotune.trial" in run.data.tags]
     lost = {run.data.tags["autotune.trial"] for run in runs if run.data.tags["autotune.outcome"] == "LOST"}
     again = {run.data.tags["autotune.retry_of"] for run in runs if "autotune.retry_of" in run.data.tags}
     assert lost

@@ -1,19 +1,18 @@
 """Models that run out of memory, diverge, hang, crash or are wrong: how their trials end, and that the study goes on."""
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from mlflow import MlflowClient
 from optuna.trial import TrialState
 
 from autotune.measurement import TrialResult
 from autotune.outcome import Outcome
 from autotune.search.study import read_study
 from tests.support.patience import exit_code
+from tests.support.studies import rows_of, runs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -37,8 +36,6 @@ class Odd(torch.nn.Module):
         self.num_steps += 1
         if self.num_steps != 3:
             return outputs
-        with pathlib.Path("processes.txt").open("a") as file:
-            file.write(f"{os.getpid()} {self.mode}\\n")
         if self.mode == "out_of_memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         if self.mode == "hangs":
@@ -81,8 +78,7 @@ class Study:
 
     @property
     def runs(self) -> list[Any]:
-        client = MlflowClient(f"sqlite:///{self.folder}/mlflow.db")
-        return [*client.search_runs([each.experiment_id for each in client.search_experiments()])]
+        return runs_of(self.folder)
 
 
 def _write_user_files(folder: Path) -> None:
@@ -156,8 +152,7 @@ def test_every_kind_of_end_is_an_outcome_and_the_study_goes_on(odd: Study, trial
     assert len(found) == 8
     assert {mode for mode, _ in found.values()} == set(_MODES)
     assert found[max(found)][1] is Outcome.REACHED, "a trial after all others runs in a process that works"
-    with (odd.folder / "outputs/odd/trials.csv").open(newline="") as file:
-        rows = {int(row["trial"]): row["outcome"] for row in csv.DictReader(file)}
+    rows = {int(row["trial"]): row["outcome"] for row in rows_of(odd.folder / "outputs/odd/trials.csv")}
     assert rows == {number: outcome.value for number, (_, outcome) in found.items()}
 
 
@@ -177,14 +172,6 @@ def test_an_end_without_a_result_says_what_happened(trials: dict[int, Any], odd:
     assert errors["aborts"].startswith("the worker died")
     assert "SIGABRT" in errors["aborts"] or "connection error code" in errors["aborts"] or "unexpectedly" in errors["aborts"]
     assert not list((odd.folder / "outputs/odd").glob("hang-*")), "what a watchdog left is in the trial's error"
-
-
-def test_mlflow_has_a_status_for_every_end(odd: Study) -> None:
-    wanted = {"REACHED": "FINISHED", "TIMED_OUT": "FINISHED", "OUT_OF_MEMORY": "FAILED", "DIVERGED": "FAILED", "ERRORED": "FAILED"}
-    children = [run for run in odd.runs if "mlflow.parentRunId" in run.data.tags]
-    assert len(children) == 8
-    for run in children:
-        assert run.info.status == wanted[run.data.tags["autotune.outcome"]]
 
 
 def test_a_bug_ends_the_study_with_its_traceback(studies: dict[str, Study]) -> None:

@@ -12,7 +12,6 @@ from autotune.config.compose import Composer
 from autotune.errors import ConfigError, SearchSpaceError
 from autotune.execution.plan import StudyPlan, check_plan, describe_plan, plan_study
 from autotune.measurement import Evaluation, TrialResult
-from autotune.objective import Energy
 from autotune.outcome import Outcome
 from autotune.recording import write_recording
 from autotune.training.capabilities import Capabilities
@@ -60,13 +59,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_range_on_the_command_line_replaces_the_experiments_own() -> None:
-    lines = describe_plan(make_plan("optimizer.lr=interval(0.2,0.4)", "confirm=none"))
-    assert [line.split(maxsplit=1)[1] for line in lines if "optimizer.lr" in line and "baseline" not in line] == ["0.2 to 0.4"]
-    assert any("baseline" in line and "outside the space" in line for line in lines)
-    assert any("to confirm, nothing" in line for line in lines)
-
-
 def test_what_an_earlier_study_tells_is_said(tmp_path: Path) -> None:
     tried = ended(0, {"optimizer.lr": 0.1, "depth": 2})
     space = {"optimizer.lr": {"type": "float", "low": 0.01, "high": 1.0}, "depth": [1, 2]}
@@ -101,18 +93,6 @@ def evaluation() -> Evaluation:
 def test_a_device_without_a_price_is_refused_before_anything_is_trained(override: str, on: Capabilities, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan("objective=cost", override, on=on)
-
-
-def test_energy_that_a_machine_does_not_tell_is_refused_before_anything_is_trained() -> None:
-    blind = replace(_GPUS, host="host-7", energy_faults={"cuda": "no driver", "cpu": "no counter"})
-    with pytest.raises(
-        ConfigError, match=r"^objective: the energy that NVIDIA H200 uses is not known on host-7 \(no driver\); accepted there"
-    ):
-        make_plan("objective=energy", on=blind)
-    half = replace(blind, energy_faults={"cpu": "no counter"})
-    assert make_plan("objective=energy", on=half).objective == Energy(num_trainings=100)
-    with pytest.raises(ConfigError, match=r"the CPU uses is not known on host-7 \(no counter\)"):
-        make_plan("objective=energy", "search_space=[{device:[cuda,cpu]}]", on=half)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
 """A study whose storage and MLflow store are databases of a real PostgreSQL server."""
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from tests.support.patience import exit_code, wait_until
 from tests.support.postgresql import PostgreSql, running_postgresql
+from tests.support.studies import rows_of, runs_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,11 +36,9 @@ def test_a_study_is_whole_and_in_order_in_both_stores_and_goes_on_from_them(serv
     study = read_study("both", tmp_path / "outputs/both", storage_url=storage)
     results = finished_results(study)
     assert sorted(results) == list(range(7))
-    with (tmp_path / "outputs/both/trials.csv").open(newline="") as file:
-        assert sorted(int(row["trial"]) for row in csv.DictReader(file)) == list(range(7))
+    assert sorted(int(row["trial"]) for row in rows_of(tmp_path / "outputs/both/trials.csv")) == list(range(7))
 
-    client = MlflowClient(tracking)
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()], order_by=["attributes.start_time ASC"])
+    runs = runs_of(tracking)
     of_trials = [each for each in runs if each.data.tags["autotune.phase"] == "search"]
     assert [int(each.data.tags["autotune.trial"]) for each in of_trials] == list(range(7))
     assert all(each.info.end_time is not None for each in runs)
@@ -62,7 +59,7 @@ def test_a_study_whose_server_crashes_ends_in_one_line_and_goes_on_once_it_is_ba
     process = commands.start(*command, folder=tmp_path)
 
     def num_rows() -> int:
-        return len(_rows(folder)) if (folder / "trials.csv").is_file() else 0
+        return len(rows_of(folder / "trials.csv"))
 
     wait_until(lambda: num_rows() >= 3, process=process, said=(tmp_path / "err.txt").read_text)
     server.kill()
@@ -79,15 +76,9 @@ def test_a_study_whose_server_crashes_ends_in_one_line_and_goes_on_once_it_is_ba
     assert commands.run(*command, folder=tmp_path).returncode in (0, 3)
     results = finished_results(read_study("crash", folder, storage_url=storage))
     assert before <= len(results)
-    assert sorted(results) == sorted(int(row["trial"]) for row in _rows(folder))
+    assert sorted(results) == sorted(int(row["trial"]) for row in rows_of(folder / "trials.csv"))
     assert len(results) == 12
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    runs = runs_of(tmp_path)
     ended = [each for each in runs if each.data.tags["autotune.phase"] == "search" and each.info.status != "KILLED"]
     assert sorted(int(each.data.tags["autotune.trial"]) for each in ended) == sorted(results)
     assert all(each.info.status != "RUNNING" for each in runs)
-
-
-def _rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "trials.csv").open(newline="") as file:
-        return list(csv.DictReader(file))

@@ -1,6 +1,5 @@
 """A study's own recording, replayed, gives the decisions that the study took."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from autotune.config.command_line import run_command
 from benchmarks.replay.__main__ import replay_command
+from tests.support.studies import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +28,7 @@ _STUDY = (
 
 
 def _decisions(path: Path) -> list[tuple[str, ...]]:
-    with path.open(newline="") as file:
-        return [tuple(row[name] for name in ("trial", "from_train_seconds", "train_seconds", "outcome")) for row in csv.DictReader(file)]
+    return [tuple(row[name] for name in ("trial", "from_train_seconds", "train_seconds", "outcome")) for row in rows_of(path)]
 
 
 @pytest.mark.parametrize("search", ["freeze_thaw", "tpe"])

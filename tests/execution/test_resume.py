@@ -1,7 +1,6 @@
 """A study that is killed, and one that is interrupted: nothing that ended is lost or run twice, and nothing stays behind."""
 
 import contextlib
-import csv
 import io
 import os
 import shlex
@@ -12,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from mlflow import MlflowClient
 
 from autotune.config.command_line import run_command
 from autotune.search.stored_trials import finished_results
 from autotune.search.study import confirmations, read_study
 from autotune.tune_study import tune_command
-from tests.support.patience import exit_code, wait_until
+from tests.support.patience import exit_code, is_alive, wait_until
+from tests.support.studies import rows_of, runs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")]
 
@@ -69,43 +69,15 @@ class Long:
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:
-    path = folder / "outputs/long/trials.csv"
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / "outputs/long/trials.csv")
 
 
 def _statuses(folder: Path) -> dict[str, str]:
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
     found = {}
-    for run in runs:
-        tag = run.data.tags.get("autotune.outcome")
-        found[f"{run.data.tags.get('autotune.run', run.info.run_name)}:{run.info.run_id}"] = f"{run.info.status} {tag}"
+    for run in runs_of(folder):
+        tags = run.data.tags
+        found[f"{tags.get('autotune.run', run.info.run_name)}:{run.info.run_id}"] = f"{run.info.status} {tags.get('autotune.outcome')}"
     return found
-
-
-def _of_session(process: int) -> set[int]:
-    """All processes that a driver started, and theirs."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(path.parent.name)] = int(fields[1])
-    found = {process}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {process}
-
-
-def _alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +88,7 @@ def long(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Long:
         process = commands.start(*_COMMAND, folder=folder)
         meanwhile()
         wait_until(is_time, process=process)
-        started = _of_session(process.pid)
+        started = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as Ctrl-C in a terminal
         else:
@@ -218,7 +190,7 @@ def test_no_run_is_left_open_in_mlflow(long: Long) -> None:
 def test_no_process_is_left_behind(long: Long) -> None:
     for session in (long.killed, long.interrupted, long.interrupted_confirming):
         assert session.processes
-        wait_until(lambda left=session.processes: not any(map(_alive, left)))
+        wait_until(lambda left=session.processes: not any(map(is_alive, left)))
 
 
 @pytest.fixture

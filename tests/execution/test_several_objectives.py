@@ -1,11 +1,12 @@
 """A study of several objectives with real Ray, one of them the user's own: its front is what its trials say."""
 
-import csv
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.studies import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +28,6 @@ _COMMAND = (
     "+objective.preferences.lean={samples: 1}", "objective.search_for=quick", "allowed_targets=[my_objective]", "stopping=none",
     "search=tpe", "search.num_trials=8", "target.value=0.7", "evaluate_every_samples=256", "confirm=none", "tracking=none",
 )  # fmt: skip
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_study_of_several_objectives_ends_with_its_front(commands: Any, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """One whole study with real Ray: its files, its runs in MLflow, its export, and that running it again changes nothing."""
 
-import csv
 import io
 import itertools
 import json
@@ -27,6 +26,7 @@ from autotune.train import train_command
 from autotune.training.checkpoint import read_weights
 from autotune.training.loop import train
 from autotune.tune_study import tune_command
+from tests.support.studies import rows_of, runs_of
 
 pytestmark = [
     pytest.mark.ray,
@@ -65,8 +65,7 @@ class Whole:
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        with (self.folder / "trials.csv").open(newline="") as file:
-            return list(csv.DictReader(file))
+        return rows_of(self.folder / "trials.csv")
 
     @property
     def client(self) -> MlflowClient:
@@ -74,7 +73,7 @@ class Whole:
 
     @property
     def runs(self) -> list[Any]:
-        return [*self.client.search_runs([each.experiment_id for each in self.client.search_experiments()])]
+        return runs_of(self.working_folder)
 
 
 def _refuse(constant: str) -> None:

@@ -25,47 +25,15 @@ STOPPED_SECONDS = 12.0
 _HOG = "while True: pass"
 
 _TRAININGS = """
-import ctypes, os, pathlib, signal, subprocess, sys, time
-
-def note():
-    pathlib.Path("trains.part").write_text(str(os.getpid()))
-    os.replace("trains.part", "trains")
+import os, pathlib, time
 
 def computes(seconds):
     # So much computing, by the CPU's own clock: it takes longer where it has to wait.
-    note()
+    pathlib.Path("trains.part").write_text(str(os.getpid()))
+    os.replace("trains.part", "trains")
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
-    yield {"metric": 1.0}
-
-def reports_at_once(seconds):
-    # Goes on so fast that no other thread has the lock before the report.
-    sys.setswitchinterval(0.1)
-    note()
-    os.kill(os.getpid(), signal.SIGSTOP)
-    yield {"metric": 1.0}
-
-def stops_after_a_report(seconds):
-    # Is stopped before the thread that is to see it has heard that the training goes on.
-    sys.setswitchinterval(0.1)
-    yield {"metric": 0.1}
-    note()
-    os.kill(os.getpid(), signal.SIGSTOP)
-    until = time.process_time() + 0.3
-    while time.process_time() < until:
-        pass
-    yield {"metric": 1.0}
-
-def waits_for_a_helper(seconds):
-    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"])
-    pathlib.Path("trains.part").write_text(str(helper.pid))
-    os.replace("trains.part", "trains")
-    helper.wait()
-    yield {"metric": 1.0}
-
-def keeps_pythons_lock(seconds):
-    ctypes.PyDLL(None).sleep(2)
     yield {"metric": 1.0}
 """
 

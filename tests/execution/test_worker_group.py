@@ -1,6 +1,5 @@
 """Trials of several workers on Ray: they start and end together, free what they held, and say what went wrong."""
 
-import csv
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from autotune.execution.worker_group import bundles
 from autotune.outcome import Outcome
 from tests.support.patience import PATIENCE_SECONDS, wait_until
 from tests.support.records import make_trial_task
+from tests.support.studies import rows_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -36,8 +36,7 @@ def test_a_study_over_strategies_is_confirmed(commands: Any, tmp_path: Path) -> 
     assert (ran.returncode, ran.stderr) == (0, "")
     best = json.loads((tmp_path / "outputs/p/best.json").read_text())
     assert best["best"]["num_reached"] == best["best"]["num_runs"] == 2
-    with (tmp_path / "outputs/p/trace.csv").open(newline="") as file:
-        first = min(csv.DictReader(file), key=lambda row: float(row["started_seconds"]))
+    first = min(rows_of(tmp_path / "outputs/p/trace.csv"), key=lambda row: float(row["started_seconds"]))
     assert first["trial"] == "0", "the baseline does not wait for larger trials that were asked for after it"
 
 

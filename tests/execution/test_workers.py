@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotune.config.schema import TrialConfig
-from autotune.execution.task_run import TaskRun, TrialTask, WorkerReport, outcome_of_death
+from autotune.execution.task_run import TrialTask, WorkerReport, outcome_of_death
 from autotune.outcome import Outcome
 from tests.support.patience import exit_code
 from tests.support.records import make_trial_task
@@ -138,13 +138,3 @@ def test_a_hung_process_ends_itself_and_leaves_where_it_hung(processes: Processe
     assert error.startswith("not ended at its deadline; the worker was ended\n")
     assert "in wait_for_what_never_comes" in error
     assert not list(folder.glob("hang-*"))
-
-
-@pytest.mark.parametrize(("overrides", "share", "wanted"), [((), 2, 2), ((), 1, 1), (("runtime.num_threads=2",), 1, 2)])
-def test_a_training_has_its_share_of_cpu_threads(overrides: tuple[str, ...], share: int, wanted: int, make_task: MakeTask) -> None:
-    overrides = overrides or ("runtime.num_threads=null",)
-    run = TaskRun(make_task("epochs=1", *overrides, num_threads=share))
-    report = run.next_report()
-    run.close()
-    assert torch.get_num_threads() == wanted
-    assert report.fingerprint["num_threads"] == wanted

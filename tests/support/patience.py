@@ -6,6 +6,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import psutil
+
 PATIENCE_SECONDS = 400.0
 """What takes longer hangs."""
 
@@ -46,3 +48,11 @@ def exit_code(process: "subprocess.Popen[bytes]") -> int:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs, by its id: one that ended and was not waited for does not."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
