@@ -1,6 +1,5 @@
 """What a study cannot be run with: one line on stderr, exit code 2, nothing trained and nothing run."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,15 +98,6 @@ def test_exporting_a_study_that_is_not_there_is_one_line(name: str, refusal: Ref
     assert "no such study" in refusal(f"study={name}", "as=mine", "--config-dir", "my_conf", command=export_command)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["study=a", "as=b --config-dir c", "study=a as=../b --config-dir c", "study=a as=b to=d --config-dir c", "study=a as=b",
-     "script=b.py", "study=a script=b.py --config-dir c", "study=a script=s3://b.py"],
-)  # fmt: skip
-def test_an_export_that_says_too_little_is_one_line(line: str, refusal: Refusal) -> None:
-    assert "accepted" in refusal(*line.split(), command=export_command)
-
-
 def test_a_study_of_that_name_with_other_settings_is_one_line(refusal: Refusal, tmp_path: Path) -> None:
     command = ("experiment=cnn_smoke", _SMALL_SPACE, "study.name=mine", "tracking=none")
     for budget in ("search.num_trials=9", "search.num_trials=12"):
@@ -128,10 +118,8 @@ def test_a_cluster_that_is_not_there_is_one_line(refusal: Refusal) -> None:
 @pytest.mark.ray
 def test_a_cluster_of_this_machine_that_is_gone_is_one_line(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    began = time.monotonic()
     said = refusal("experiment=cnn_smoke", "cluster.address=auto", "cluster.connect_timeout_seconds=3", "tracking=none")
     assert said.startswith("cluster.address: auto")
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.ray

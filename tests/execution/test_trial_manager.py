@@ -174,15 +174,6 @@ def test_what_was_interrupted_is_proposed_again(make_trials: MakeTrials) -> None
     assert begin(trials, "c").name == "trial-2"
 
 
-def test_data_that_a_worker_cannot_read_ends_the_search(make_trials: MakeTrials) -> None:
-    trials, _ = make_trials()
-    begin(trials, "a")
-    begin(trials, "b")
-    trials.reported("b", report(Outcome.INVALID, evaluation=None, error="data: not there", is_data_missing=True))
-    assert str(trials.refusal) == "data: not there"
-    assert trials.next_task("c") is None
-
-
 _HOGGED = Contention(seconds=10.0, stopped_seconds=0.0, waited_seconds=6.0, others_cpu_seconds=16.0, study_cpu_seconds=0.5)
 
 
