@@ -5,13 +5,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from autotune.search.stored_trials import finished_results, retried_number
 from autotune.search.study import read_study
 from tests.support.patience import wait_until
-
-pytestmark = pytest.mark.slow
 
 _COMMAND = (
     "experiment=cnn_smoke",
