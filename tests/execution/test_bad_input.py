@@ -40,7 +40,7 @@ _SMALL_SPACE = "search_space=[{batch_size:[32,64]}]"
         ("search.num_trials=null", ["search", "both null"]),
         ("+search.sampler.depth=3", ["search.sampler", "depth"]),
         ("warm_start=[nope]", ["warm_start: nope: is no study", "an MLflow run"]),
-        ("study.folder=s3://bucket/x", ["study.folder: found the URL s3://bucket/x, accepted is a folder of this machine"]),
+        ("study.folder=s3://bucket/x", ["study.folder: found the URL s3://bucket/x"]),
         ("search.storage=sqlite:////no/such/folder/x.db", ["search.storage", "cannot be opened"]),
         ("confirm.max_runs=3", ["confirm.max_runs", "found 3", "from 4"]),
         ("cluster.placement=heap", ["cluster.placement: found 'heap', accepted are pack, spread, strict_pack, strict_spread"]),
