@@ -100,7 +100,6 @@ class Recording:
 MAX_VALUES_VARIABLE = "AUTOTUNE_RECORDING_MAX_VALUES"
 """Environment variable that raises the limit of values that one file of a recording may hold: a few bytes can stand for gigabytes."""
 _MAX_VALUES = 100_000_000
-_MAX_YAML_VALUES = 1_000_000  # an outcome for each of many trials
 _CURVES = {
     "step": ("steps", pa.int64()),
     "train_seconds": ("train_seconds", pa.float64()),
@@ -201,7 +200,7 @@ def target_of(study: Mapping[str, Any], where: str) -> Target:
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
     check_kind(path, is_folder=False, may_be_link=True)
-    content = read_yaml(path, max_values=_MAX_YAML_VALUES)
+    content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: found {short(content)}, it must be a mapping")
     return content

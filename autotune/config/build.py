@@ -1,22 +1,30 @@
 """Builds objects from configuration nodes: each node's ``_target_`` is called with the node's other values.
 
-An experiment file can come from anyone, so a ``_target_`` may only name a component of the config key that it stands in
-(``autotune.config.accepted_targets``), or code in packages that the user adds on the command line. The name is checked when a
-configuration is composed, before anything is imported. When a component is built, the object found must be of the key's kind, or be
-*defined* in an added package, so that a name cannot reach through a module to what that module imported (``my_net.os.system``).
+An experiment file can come from anyone, so a ``_target_`` may only name what the shipped ``conf/`` names for that key, a class of a few
+libraries (``PACKAGES``), or code in packages that the user adds on the command line. The name is checked when a configuration is
+composed, before anything is imported. When a component is built, the object found must be *defined* there, so that a name cannot reach
+through a module to what that module imported (``my_net.os.system``).
 """
 
+import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import hydra.utils
-from hydra.errors import InstantiationException
+import yaml
 
-from autotune.config.accepted_targets import accepted_names, accepts_name, component_key, entries, is_component, within
+from autotune.config.experiments import shipped_folder
 from autotune.errors import ConfigError, TargetNotAllowedError
+
+KEYS = (
+    "model", "data", "loss", "metric", "optimizer", "lr_schedule", "averaging", "augmentation", "views", "technique", "parallelism",
+    "search.sampler", "stopping", "objective", "tracking",
+)  # fmt: skip
+"""Config keys whose nodes, and the nodes inside them, are components; no other node accepts a ``_target_``."""
+PACKAGES = ("torch.nn", "torch.optim", "schedulefree", "optuna.samplers")
+"""Packages whose classes are accepted for every one of ``KEYS``, and the functions of ``torch.nn.functional``."""
 
 
 def check_target_names(config: Mapping[Any, Any], allowed: Sequence[str]) -> None:
@@ -38,20 +46,20 @@ def resolve_target(name: str, allowed: Sequence[str], where: str, *, key: str | 
         key: config key whose components are accepted; None for the one that ``where`` lies beneath.
 
     Raises:
-        TargetNotAllowedError: the name is not accepted, or the object found is no component of the key and an added package does not
-            define it.
+        TargetNotAllowedError: the name is not accepted, or the object found is defined elsewhere.
         ConfigError: no object has that name, or the object cannot be called.
     """
     component = component_key(where if key is None else key)
     _check_name(name, allowed, where, component)
     found = _locate(name, where)
-    if accepts_name(name, component) and is_component(found, component):
-        return found  # type: ignore[no-any-return]  # a class or a function
-    defined_in = getattr(found, "__module__", None)
-    if not within(name, allowed) or not (within(defined_in, allowed) or is_component(found, component)):
-        raise TargetNotAllowedError(_refusal(where, name, component, defined_in=defined_in))
+    module = str(getattr(found, "__module__", None))
+    is_of_packages = inspect.isclass(found) and within(module, PACKAGES)
+    is_shipped = f"{module}.{getattr(found, '__qualname__', None)}" in shipped_components().get(component or "", ())
+    is_component = component is not None and (is_shipped or is_of_packages or module == "torch.nn.functional")
+    if not is_component and not (within(name, allowed) and within(module, allowed)):
+        raise TargetNotAllowedError(_refusal(where, f"{name!r}, which {module} defines", component, module))
     if not callable(found):
-        raise ConfigError(f"{where}: {name} is a {type(found).__name__}, accepted is something that can be called")
+        raise ConfigError(f"{where}: {name} is a {type(found).__name__}, which cannot be called")
     return found  # type: ignore[no-any-return]  # callable() was checked above
 
 
@@ -64,8 +72,7 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
         where: the node's config key.
 
     Raises:
-        ConfigError: the target refused its values, a ``_target_`` in the node is missing or not allowed, or a text contains an
-            interpolation that Hydra would resolve without the allow-list.
+        ConfigError: the target refused its values, or a ``_target_`` in the node is missing or not allowed.
     """
     return call(build_partial(node, allowed, where), where)
 
@@ -73,25 +80,31 @@ def build(node: Mapping[str, Any], allowed: Sequence[str], where: str) -> Any:
 def build_partial(node: Mapping[str, Any], allowed: Sequence[str], where: str, *, key: str | None = None) -> "partial[Any]":
     """Bind a node's values to its ``_target_`` without calling it; nested nodes are built.
 
+    Values of the key ``_args_`` are passed by position, and a nested node with ``_partial_: true`` is bound and not called, as by Hydra.
+
     Args:
         where: the node's place, for messages.
         key: config key whose components are accepted; None for ``where``.
     """
     if "_target_" not in node:
-        raise ConfigError(f"{where}: has no _target_, accepted is the name of something that can be called")
-    settings = {key: value for key, value in node.items() if key != "_target_"}
-    is_for_hydra = any(_is_for_hydra(key, value) for key, value in settings.items())
-    _check_nested(node, allowed, where, key, is_for_hydra=is_for_hydra)
-    if not is_for_hydra:  # Hydra takes milliseconds a node, in a measured phase
-        return partial(resolve_target(node["_target_"], allowed, f"{where}._target_", key=key), **settings)
-    try:
-        component = hydra.utils.instantiate({**node, "_partial_": True}, _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__ or error
-        raise ConfigError(f"{where}: {' '.join(str(cause).split())}") from error
-    assert isinstance(component, partial)
-    # Hydra's own subclass of partial checks its target again at each call, which takes longer than the call itself.
-    return partial(component.func, *component.args, **component.keywords)
+        raise ConfigError(f"{where}: needs _target_, the name of what is called")
+
+    def made(value: Any, place: str) -> Any:
+        if isinstance(value, Mapping):
+            if "_target_" not in value:
+                return {name: made(item, f"{place}.{name}") for name, item in value.items()}
+            bound = build_partial(value, allowed, place, key=where if key is None else key)
+            return bound if value.get("_partial_") else call(bound, place)
+        return [made(item, f"{place}.{index}") for index, item in enumerate(value)] if isinstance(value, list | tuple) else value
+
+    target = resolve_target(node["_target_"], allowed, f"{where}._target_", key=key)
+    settings = {name: value for name, value in node.items() if name not in ("_target_", "_partial_", "_args_")}
+    if unknown := next((name for name in settings if name.startswith("_") and name.endswith("_")), None):
+        raise ConfigError(f"{where}.{unknown}: no such key; beside _target_ there may be _args_ and _partial_")
+    positional = node.get("_args_", [])
+    if not isinstance(positional, list | tuple):
+        raise ConfigError(f"{where}._args_: found {positional!r}, which is no list")
+    return partial(target, *made(positional, f"{where}._args_"), **made(settings, where))
 
 
 def call(made: "partial[Any]", where: str, *args: Any, **kwargs: Any) -> Any:
@@ -117,35 +130,55 @@ def accepted_arguments(made: "partial[Any]", offered: Mapping[str, Any]) -> dict
     return {key: value for key, value in offered.items() if key in names and key not in made.keywords}
 
 
-def _is_for_hydra(key: str, value: Any) -> bool:
-    """Whether Hydra must handle a setting: its key is one of Hydra's own (``_name_``), or it contains such a key, as nested nodes do."""
-    if key.startswith("_") and key.endswith("_"):
-        return True
-    if isinstance(value, Mapping):
-        return any(_is_for_hydra(str(inner_key), inner) for inner_key, inner in value.items())
-    return isinstance(value, list | tuple) and any(_is_for_hydra("", item) for item in value)
+def component_key(where: str) -> str | None:
+    """The component's config key that a dotted key is or lies beneath; None if it belongs to no component."""
+    return next((key for key in KEYS if where == key or where.startswith(f"{key}.")), None)
 
 
-def _check_nested(node: Mapping[str, Any], allowed: Sequence[str], where: str, component: str | None, *, is_for_hydra: bool) -> None:
-    for entry, key, value in entries(node, f"{where}."):
-        if key == "_target_":
-            resolve_target(value, allowed, entry, key=component)
-        elif is_for_hydra and isinstance(value, str) and "${" in value:
-            raise ConfigError(f"{entry}: found {value!r}, accepted is text without ${{")
+def accepts_name(name: Any, key: str | None) -> bool:
+    """Whether a name may stand in a ``_target_`` of a config key, as far as the name alone says."""
+    return key is not None and (name in shipped_components()[key] or (within(name, PACKAGES) and name not in PACKAGES))
+
+
+@functools.cache
+def shipped_components() -> Mapping[str, frozenset[str]]:
+    """Every ``_target_`` in the config groups of the shipped ``conf/``, by component key; experiments are not read."""
+    folder, found = shipped_folder("conf"), {key: set[str]() for key in KEYS}
+    for path in folder.glob("*/*.yaml"):
+        group = path.parent.name
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe
+        for where, key, value in entries(content, f"{group}.") if group != "experiment" else ():
+            component = component_key(where)
+            if key == "_target_" and component is not None:
+                found[component].add(value)
+    return {key: frozenset(names) for key, names in found.items()}
+
+
+def entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield dotted key, own key and value of every entry of a node's mappings and lists, at any depth."""
+    pairs: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
+    for key, value in pairs:
+        yield f"{prefix}{key}", key, value
+        yield from entries(value, f"{prefix}{key}.")
+
+
+def within(name: Any, packages: Sequence[str]) -> bool:
+    """Whether a dotted name is one of the packages or lies in one."""
+    return isinstance(name, str) and any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _check_name(name: Any, allowed: Sequence[str], where: str, component: str | None) -> None:
-    if not accepts_name(name, component) and not within(name, allowed):
-        raise TargetNotAllowedError(_refusal(where, name, component))
+    if not isinstance(name, str) or (not accepts_name(name, component) and not within(name, allowed)):
+        raise TargetNotAllowedError(_refusal(where, repr(name), component, str(name)))
 
 
-def _refusal(where: str, name: Any, component: str | None, defined_in: str | None = None) -> str:
-    place = f", which {defined_in} defines" if defined_in else ""
-    module = defined_in or (name.rpartition(".")[0] if isinstance(name, str) else "") or str(name)
+def _refusal(where: str, found: str, component: str | None, module: str) -> str:
     package = module if module.startswith("autotune.") else module.partition(".")[0]
-    added = f"what the command line adds (allowed_targets=[{package}], if you trust that code)"
-    names = ", ".join(accepted_names(component))
-    return f"{where}: found {name!r}{place}; accepted {f'are {names}, and {added}' if names else f'is {added}'}"
+    names = [*sorted(shipped_components()[component]), *(f"{name}.NAME" for name in PACKAGES)] if component else ["nothing"]
+    return (
+        f"{where}: found {found}; accepted here: {', '.join(names)}, and what allowed_targets=[{package}] on the command line adds, "
+        f"if you trust that code"
+    )
 
 
 def _locate(name: str, where: str) -> Any:
@@ -155,17 +188,14 @@ def _locate(name: str, where: str) -> Any:
         try:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is not None and not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            if error.name is not None and not within(module_name, [error.name]):
                 raise ConfigError(f"{where}: {name}: importing {module_name} failed: {error}") from error
             continue
-        except (ImportError, SyntaxError) as error:
+        except (ImportError, SyntaxError, ValueError) as error:
             raise ConfigError(f"{where}: {name}: importing {module_name} failed: {error}") from error
         for attribute in parts[length:]:
             if not hasattr(found, attribute):
                 raise ConfigError(f"{where}: {name}: {module_name} has no {'.'.join(parts[length:])}")
             found = getattr(found, attribute)
         return found
-    raise ConfigError(
-        f"{where}: {name}: no module named {parts[0]!r}; accepted is an installed package, or a file in the working folder "
-        f"or beside --config-dir"
-    )
+    raise ConfigError(f"{where}: {name}: no module {parts[0]!r} is installed, in the working folder or beside --config-dir")

@@ -28,7 +28,6 @@ from autotune.config.messages import value_message
 from autotune.config.overrides import as_configured, parse_override
 from autotune.config.schema import FIXED_KEYS, Config, TrialConfig
 from autotune.config.sources import INHERITED_KEYS, Source, checkpoint_of
-from autotune.config.user_files import check_interpolations
 from autotune.errors import ConfigError, InvalidTrialError
 from autotune.hiding import MARK, without_secrets_in
 from autotune.remote import refuse_url, user_path
@@ -244,7 +243,6 @@ class Composer:
         except OmegaConfBaseException as error:
             raise ConfigError(value_message(error)) from error
         assert isinstance(checked, DictConfig)
-        check_interpolations(OmegaConf.to_container(checked, resolve=False))
         return checked
 
     def _resolved(self, checked: DictConfig, choices: Mapping[str, str]) -> Composed:

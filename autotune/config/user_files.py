@@ -1,7 +1,7 @@
 """Files of the user's own configuration folders, checked before Hydra makes a configuration of them.
 
 An experiment file can come from anyone. Hydra reads such files through ``UserFiles``, the one place that all of them pass. It reads them
-within limits (``autotune.yaml_files``) and refuses what would reach out of the configuration: Hydra's own settings, files outside of the
+by ``autotune.yaml_files`` and refuses what would reach out of the configuration: Hydra's own settings, files outside of the
 folder, and resolvers such as ``${oc.env:SECRET}``.
 """
 
@@ -11,12 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from autotune.config.accepted_targets import entries
+from autotune.config.build import entries
 from autotune.config.overrides import without_plain_text
 from autotune.errors import ConfigError
 from autotune.yaml_files import load_yaml, read_yaml
@@ -33,8 +32,6 @@ SAID_BY_COMMAND: Mapping[str, Any] = {
 _SCHEME = "autotune-user-files"
 _INTERPOLATION = re.compile(r"\$\{[\w.\[\]/-]+\}")
 _HEADER_BYTES = 512
-_MAX_CHARACTERS = 1_000_000
-_MAX_BEHIND = 20
 
 
 class UserFiles(FileConfigSource):
@@ -80,63 +77,12 @@ def location_of(folder: Path) -> str:
 
 def register_user_files() -> None:
     """Make ``UserFiles`` known to Hydra, after Hydra's plug-ins."""
-    Plugins.instance()
-    SourcesRegistry.instance().register(UserFiles)
+    Plugins.instance().register(UserFiles)
 
 
 def leaves_folder(name: str) -> bool:
     """Whether the name of an option is a path that can lead out of its group's folder."""
     return ".." in PurePosixPath(name.replace("\\", "/")).parts or name.startswith("/") or "://" in name
-
-
-def check_interpolations(config: Any) -> None:
-    """Check that the interpolations of a whole configuration, as it is written, stand for texts of a bounded length.
-
-    Two interpolations of a value that has two of another, and so on, double its length each time.
-
-    Raises:
-        ConfigError: a value stands for too much, or interpolations go through too many others; names the key.
-    """
-    known: dict[tuple[str, ...], tuple[int, int]] = {}
-
-    def measured(path: tuple[str, ...], value: Any, num_before: int) -> tuple[int, int]:
-        """Characters that a value stands for, and how many interpolations lie one behind the other."""
-        if path in known:
-            return known[path]
-        known[path] = 0, 0  # of a value that refers to itself, which OmegaConf refuses
-        inner = [measured((*path, str(key)), item, num_before) for key, item in _items(value)]
-        referred = _INTERPOLATION.findall(without_plain_text(value)) if isinstance(value, str) else ()
-        found = [(target, _at(config, target)) for target in (_referred(path, reference[2:-1]) for reference in referred)]
-        behind = [measured(target, item, num_before + 1) for target, item in found if num_before <= _MAX_BEHIND]
-        characters = sum(length for length, _ in inner + behind) + (len(value) if isinstance(value, str) else 1)
-        depth = max([depth for _, depth in inner] + [1 + depth for _, depth in behind], default=0)
-        if characters > _MAX_CHARACTERS or num_before + depth > _MAX_BEHIND:
-            raise ConfigError(
-                f"{'.'.join(path)}: found interpolations that stand for more than {_MAX_CHARACTERS:,} characters, or go through more than "
-                f"{_MAX_BEHIND} others; accepted are fewer"
-            )
-        known[path] = characters, depth
-        return known[path]
-
-    measured((), config, 0)
-
-
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    return list(value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ())
-
-
-def _referred(path: tuple[str, ...], reference: str) -> tuple[str, ...]:
-    """Path that an interpolation's key leads to; each dot that it begins with is a step outwards."""
-    name = reference.lstrip(".")
-    num_dots = len(reference) - len(name)
-    parts = tuple(part for part in re.split(r"[.\[\]]+", name) if part)
-    return (*path[: max(0, len(path) - num_dots)], *parts) if num_dots else parts
-
-
-def _at(config: Any, path: tuple[str, ...]) -> Any:
-    for part in path:
-        config = next((item for key, item in _items(config) if str(key) == part), None)
-    return config
 
 
 def _check_content(content: Any, package: str, path: str) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from autotune.config.accepted_targets import accepts_name
-from autotune.config.build import build_partial, resolve_target
+from autotune.config.build import accepts_name, build_partial, resolve_target
 from autotune.config.schema import TrialConfig
 from autotune.errors import ConfigError
 from autotune.remote import is_url
