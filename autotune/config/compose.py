@@ -240,7 +240,7 @@ class Composer:
             _check_how_files_are_written(config, choices)
             config.allowed_targets = list(self.allowed_targets)
             checked = OmegaConf.merge(_schema(), config)
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, OverflowError) as error:
             raise ConfigError(value_message(error)) from error
         assert isinstance(checked, DictConfig)
         return checked

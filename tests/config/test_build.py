@@ -140,11 +140,10 @@ def test_what_is_of_another_kind_is_no_component_although_its_name_could_be(name
 )
 def test_a_name_cannot_reach_through_a_module_to_what_that_imported(name: str) -> None:
     packages = ("torch.nn", "torch.optim", "autotune.workloads", "optuna.samplers")
-    with pytest.raises(TargetNotAllowedError):
-        resolve_target(name, (), "model._target_")
-    with pytest.raises(ConfigError, match=r"^model\._target_: ") as refused:
-        resolve_target(name, packages, "model._target_")
-    assert isinstance(refused.value, TargetNotAllowedError) or " has no " in str(refused.value)
+    for allowed in ((), packages):
+        with pytest.raises(ConfigError, match=r"^model\._target_: ") as refused:
+            resolve_target(name, allowed, "model._target_")
+        assert isinstance(refused.value, TargetNotAllowedError) or " has no " in str(refused.value)
 
 
 def test_an_object_defined_elsewhere_is_refused_with_a_hint_at_where(user_package: str) -> None:

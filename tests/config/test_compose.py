@@ -109,10 +109,6 @@ def test_composing_leaves_hydras_global_state_as_it_was() -> None:
         ("=3", "'=3': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
         ('+=""', "'+=\"\"': not an override; accepted is key=value (quote values with special characters: 'key=\"a b\"')"),
         ("experiment=[[[[]]]]", "experiment=[[[[]]]]: found a list, accepted is one of "),
-        (
-            "epochs=" + "[" * 3000,
-            f"{('epochs=' + '[' * 193 + '...')!r}: accepted are at most 20,000 characters, 2,000 commas and 32 brackets in one another",
-        ),
         ("hydra.searchpath=[a]", "hydra.searchpath=[a]: accepted is --config-dir DIR"),
         ("optimizer=null", "optimizer=null: accepted is GROUP=NAME with the name of one of the group's files"),
         (
@@ -152,8 +148,8 @@ HEADER = "# @package _global_\n"
     [
         (HEADER + "search: [1\nbatch_size: 2\n", ["{path}", "line 3", "expected ',' or ']'"]),
         (HEADER + "search:\n\tnum_trials: 3\n", ["{path}", "line 3", "'\\t' that cannot start any token"]),
-        (HEADER + "epochs: 1\nepochs: 2\n", ["{path}", "line 3", "epochs: stands twice; accepted is each key once"]),
-        (b"\xff\xfe\x00\x80", ["{path}: is not text; accepted is YAML in UTF-8"]),
+        (HEADER + "epochs: 1\nepochs: 2\n", ["{path}", "line 3", "epochs: stands twice"]),
+        (b"\xff\xfe\x00\x80", ["{path}: cannot be read: it is not UTF-8"]),
         (b"epochs: \x00", ["{path}", "special characters are not allowed"]),
         (b"", ["experiment=mine: the file's first line must be: # @package _global_"]),
         ("epochs: 3\n", ["experiment=mine: the file's first line must be: # @package _global_"]),
@@ -171,7 +167,7 @@ HEADER = "# @package _global_\n"
         (HEADER + "confirm: none\n", ["confirm: found 'none' in a file", "an entry of the defaults list: override /confirm: none"]),
         (HEADER + "optimizer: adamw\n", ["optimizer: found 'adamw' in a file where optimizer=sgd has keys"]),
         (HEADER + "defaults: 3\n", ["experiment/mine", "{path}: defaults: found a int, accepted is a list"]),
-        (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted are "]),
+        (HEADER + "model: {inner: [{_target_: os.system}]}\n", ["model.inner.0._target_: found 'os.system'; accepted here: "]),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_that_finds_it(content: str | bytes, parts: list[str], write_experiment: WriteExperiment) -> None:
@@ -351,7 +347,7 @@ def test_one_suggestion_leaves_nothing_behind_for_the_next() -> None:
         ({"optimizer": "adamw", "optimizer.momentum": 0.5}, "optimizer.momentum: Key 'momentum' is not in struct"),
         ({"epochs": "many"}, "epochs: Value 'many' of type 'str' could not be converted to Float"),
         ({"epochs": 0}, "epochs: found 0.0, accepted is above 0"),
-        ({"model._target_": "os.system"}, "model._target_: found 'os.system'; accepted are "),
+        ({"model._target_": "os.system"}, "model._target_: found 'os.system'; accepted here: "),
     ],
 )
 def test_a_point_that_no_training_can_run_is_an_invalid_trial(values: dict[str, object], message: str) -> None:

@@ -84,7 +84,7 @@ def test_only_components_of_their_key_are_built(content: str, dry_run: bool, ref
         ("search_space: [~/.config/secret.yaml]\n", "search_space: ~/.config/secret.yaml: accepted in an experiment's file"),
         ("search_space: [../secret.yaml]\n", "search_space: ../secret.yaml: accepted in an experiment's file is a path from here"),
         ("search_space: [secret.txt]\n", "search_space: secret.txt: is no search space; accepted is a file whose name ends with .yaml"),
-        ("search_space: ['http://localhost/x.yaml']\n", "search_space: found the URL http://localhost/x.yaml, accepted is a file of this"),
+        ("search_space: ['http://localhost/x.yaml']\n", "search_space: found the URL http://localhost/x.yaml, use a file of this"),
         ("search_space: [{optimizer: [../../secret, sgd]}]\n", "optimizer='../../secret': accepted is GROUP=NAME"),
         # The environment, and values that are made while others are read.
         ("study: {name: '${oc.env:HOME}'}\n", "study.name: found ${ with more than a key"),
